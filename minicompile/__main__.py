@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minicompile import errors
-from minicompile.errors import MinicompileError
+from minicompile.errors import MinicompileError, unknown
 from minicompile.ops.files import why_unsafe
 from minicompile.options import CHOICES, Options
 
@@ -96,7 +96,7 @@ def show_rules(chosen: argparse.Namespace) -> int:
             print(f"{name:<14} {len(registry):>5} rules  {registry.doc}")
         return 0
     if chosen.registry not in ALL:
-        raise MinicompileError(f"no registry {chosen.registry!r}; known: {', '.join(sorted(ALL))}")
+        raise unknown("registry", chosen.registry, sorted(ALL))
     for key in sorted(map(key_name, ALL[chosen.registry])):
         print(key)
     return 0

@@ -15,10 +15,11 @@ from typing import Any
 
 from minicompile.debug import dump, gates, logs, progress  # noqa: F401 (they observe compilations)
 from minicompile.dynamo.dispatch import Backend, Dispatcher, all_dispatchers, plain_backend
+from minicompile.dynamo.history import Explanation, Timeline
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
-from minicompile.dynamo.result import Capture, Explanation, Timeline
+from minicompile.dynamo.result import Capture
 from minicompile.dynamo.sizes import mark_dynamic
-from minicompile.errors import BackendError, OptionError, RejectedKernel, Unsupported
+from minicompile.errors import BackendError, OptionError, RejectedKernel, Unsupported, unknown
 from minicompile.ops.display import Several
 from minicompile.ops.registry import Registry
 from minicompile.options import Options, environment, make_options
@@ -89,8 +90,7 @@ def find_backend(backend: Any, options: Options) -> Backend:
         raise OptionError(f"backend must be a name or a callable, not a {type(backend).__name__}")
     maker = backends.get(backend)
     if maker is None:
-        known = ", ".join(sorted(backends))
-        raise OptionError(f"no backend {backend!r}; known: {known}, or a callable")
+        raise unknown("backend", backend, [*sorted(backends), "or a callable"])
     return maker(options)
 
 

@@ -7,7 +7,7 @@ the verdict on an exercise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from minicompile.ops.origin import SourceLine
 
@@ -93,6 +93,11 @@ class UnknownName(OptionError, KeyError):
     )
 
     __str__ = Exception.__str__  # a KeyError's is quoted
+
+
+def unknown(what: str, name: object, known: Iterable[object]) -> UnknownName:
+    """The error for a name that is none of the known ones, which it lists."""
+    return UnknownName(f"no {what} {name!r}; known: {', '.join(map(str, known))}")
 
 
 class ExportError(MinicompileError, ValueError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from minicompile.errors import OptionError
+from minicompile.errors import OptionError, unknown
 
 
 def default_cache_dir() -> str:
@@ -191,12 +191,12 @@ def make_options(
     if isinstance(options, Options):
         return options
     if mode not in (None, *CHOICES["mode"]):
-        raise OptionError(f"no mode {mode!r}; known: {', '.join(map(repr, CHOICES['mode']))}")
+        raise unknown("mode", mode, map(repr, CHOICES["mode"]))
     options = {"mode": mode or "default", **(options or {})}
     known = [field.name for field in dataclasses.fields(Options)]
     for name, value in options.items():
         if name not in known:
-            raise OptionError(f"no option {name!r}; known: {', '.join(sorted(known))}")
+            raise unknown("option", name, sorted(known))
         if value not in CHOICES.get(name, (value,)):
             allowed = ", ".join(map(repr, CHOICES[name]))
             raise OptionError(f"option {name} can't be {value!r}; one of {allowed}")

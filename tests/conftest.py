@@ -7,6 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from minicompile.codegen import cpp
+from minicompile.codegen.plan import KernelPlan, KernelSource
+from tests.codegen.races import shared_writes
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # torch.compile that raised leaves its frame evaluator in the process, and then ours is not used
@@ -31,3 +35,18 @@ def nothing_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """A test that changes the compiler must not find a GPU graph that another one compiled."""
     if torch.cuda.is_available() and "test_graph_cache" not in request.node.nodeid:
         monkeypatch.setattr("minicompile.runtime.graph_cache.key_of", lambda *given: None)
+
+
+@pytest.fixture(autouse=True)
+def no_races(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever C++ kernel a test generates: no thread writes where others do."""
+    print_kernel, found = cpp.print_kernel, list[str]()
+
+    def checked(plan: KernelPlan) -> KernelSource:
+        kernel = print_kernel(plan)
+        found.extend(shared_writes(kernel.text))
+        return kernel
+
+    monkeypatch.setattr(cpp, "print_kernel", checked)
+    yield
+    assert not found

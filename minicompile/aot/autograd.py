@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx
-
 from minicompile import compat
 from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
@@ -16,7 +14,7 @@ from minicompile.aot.levels import LevelGraph, lower_to, verify
 from minicompile.aot.partition import partition
 from minicompile.aot.passes import known_passes
 from minicompile.aot.result import AotResult
-from minicompile.ops.graph import Graph, PassRecord
+from minicompile.ops.graph import Graph, PassRecord, copied
 from minicompile.options import Options
 from minicompile.passes.manager import check_names, run_passes
 from minicompile.passes.patterns import Replacement
@@ -73,14 +71,6 @@ def ahead_of_time(
     run("post_grad", forward)
     run("post_grad", backward)
     return AotResult(forward, backward, prims, split, metadata, levels, records, graph, recorded)
-
-
-def copied(graph: Graph) -> Graph:
-    """A graph to edit where the given one is to stay as it is."""
-    copy, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in graph.nodes:
-        nodes[node] = copy.node_copy(node, nodes.__getitem__)
-    return Graph(compat.graph_module(graph.gm, copy, graph.name), graph.name, graph.made_by)
 
 
 def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:

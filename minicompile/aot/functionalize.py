@@ -31,7 +31,9 @@ from minicompile.aot.layout import (
 )
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import (
+from minicompile.errors import Unsupported
+from minicompile.ops.graph import origins_of, placeholders, user_line
+from minicompile.ops.nodes import (
     ALIASES,
     alias_root,
     aten_ops,
@@ -41,8 +43,6 @@ from minicompile.aot.views import (
     writes,
     written_arguments,
 )
-from minicompile.errors import Unsupported
-from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.registry import Registry
 
 aten = torch.ops.aten

@@ -31,15 +31,16 @@ from minicompile.aot.layout import (
     extent,
     geometry,
     is_dense,
-    size_expr,
 )
 from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import is_inplace_view, writes, written_arguments
 from minicompile.aot.vjps import own_gradients
+from minicompile.compat import settings
 from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
+from minicompile.ops.nodes import is_inplace_view, writes, written_arguments
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
+from minicompile.shapes.symnode import size_expr
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
 MOVES = {
@@ -320,7 +321,7 @@ class CapturedRun(fx.Interpreter):
         self.tracer.origins = origins_of(node)
         self.tracer.region = node.name if getattr(node.target, "recomputed", False) else None
         read = [self.env[used] for used in node.all_input_nodes]
-        if self.lost and node.target is compat.set_grad_enabled and node.args[0]:
+        if self.lost and node.target is settings.set_grad_enabled and node.args[0]:
             raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
         with refusing(str(node.target), user_line(node)):
             bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)
@@ -402,7 +403,7 @@ def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
 def reaches(view: torch.Tensor, base: torch.Tensor) -> bool:
     """Do the gradients of a view go to its base, as those of the one that is rebuilt? Made of a view that was
     made under no_grad, they go nowhere. Raises Unsupported where something else comes between."""
-    bases = (base, autograd_base(base))
+    bases = (base, compat.autograd_base(base))
 
     def there(step: Any) -> bool:
         return any(step is x.grad_fn or getattr(step, "variable", None) is x for x in bases)
@@ -426,7 +427,7 @@ def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> O
     )
     if (ours != theirs and not paired) or start % theirs != 0:
         raise Unsupported(f"an output views {base.dtype} memory as {view.dtype}")
-    known = view._base is not None and autograd_base(view) is autograd_base(base)
+    known = view._base is not None and compat.autograd_base(view) is compat.autograd_base(base)
     if view.requires_grad and not known and view.grad_fn is not base.grad_fn:
         raise Unsupported("an output shares memory, but not its gradient history, with its base")
     creation = compat.creation_meta(view) if known else None
@@ -499,11 +500,6 @@ def refuse_layouts(fakes: list[Any]) -> None:
             raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
 
 
-def autograd_base(value: torch.Tensor) -> torch.Tensor:
-    """The tensor of which autograd takes this one to be a view; itself if it is none."""
-    return value if value._base is None else value._base
-
-
 def shared_memories(fakes: list[Any], written: Collection[int]) -> tuple[SharedMemory, ...]:
     """The inputs' tensors of autograd, where several inputs share memory and one is written to. If they are
     several too, or there are gaps between their elements, the storage as a whole comes first."""
@@ -511,13 +507,13 @@ def shared_memories(fakes: list[Any], written: Collection[int]) -> tuple[SharedM
     for i, value in enumerate(fakes):
         if isinstance(value, torch.Tensor):
             groups = storages.setdefault(compat.storage_id(value), {})
-            groups.setdefault(id(autograd_base(value)), []).append(i)
+            groups.setdefault(id(compat.autograd_base(value)), []).append(i)
     found: list[SharedMemory] = []
     for groups in storages.values():
         members = [i for group in groups.values() for i in group]
         if len(members) == 1 or not set(members) & set(written):
             continue
-        bases = [autograd_base(fakes[i]) for i in members]
+        bases = [compat.autograd_base(fakes[i]) for i in members]
         if len(groups) > 1 or not is_dense(bases[0]):
             found.append(SharedMemory(members[0], (), max(map(extent, bases))))
         found += [SharedMemory(group[0], tuple(group)) for group in groups.values()]
@@ -535,7 +531,7 @@ def stand_ins(
     for value in [*fakes, *memories]:
         if isinstance(value, SharedMemory):
             member = fakes[value.of]
-            root, like = roots.get(compat.storage_id(member)), autograd_base(member)
+            root, like = roots.get(compat.storage_id(member)), compat.autograd_base(member)
             if value.size is not None:
                 like = compat.new_fake(mode, (value.size,), (1,), like.dtype, like.device)
             made = empty_like_layout(mode, like) if root is None else view_like(root, like).detach()

@@ -8,16 +8,9 @@ import torch
 
 from minicompile import compat
 from minicompile.errors import VerifyError
-
-
-def hint(size: Any) -> int:
-    """A size's value while compiling; adds no guard."""
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
-
-
-def size_expr(size: Any) -> Any:
-    """A size, or another number, as a Python number or a sympy expression."""
-    return size.node.expr if isinstance(size, torch.SymInt | torch.SymFloat) else size
+from minicompile.ops.strides import dense_strides
+from minicompile.shapes.expr import strides_agree, to_size
+from minicompile.shapes.symnode import hint, size_expr
 
 
 def geometry(value: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
@@ -105,10 +98,9 @@ def collide(written: torch.Tensor, read: Any, moves: bool = False) -> bool:
 
 
 def same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal strides wherever they matter: in dimensions longer than 1."""
-    sizes = [size_expr(size) for size in one.shape]
-    pairs = zip(sizes, one.stride(), other.stride())
-    return 0 in sizes or all(size == 1 or size_expr(a) == size_expr(b) for size, a, b in pairs)
+    """Equal strides wherever they matter."""
+    sizes, *strides = (list(map(to_size, n)) for n in (one.shape, one.stride(), other.stride()))
+    return 0 in sizes or strides_agree(sizes, *strides)
 
 
 def with_layout(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -137,17 +129,13 @@ def empty_like_layout(mode: Any, value: torch.Tensor) -> torch.Tensor:
 
 def empty_dense(mode: Any, value: torch.Tensor) -> torch.Tensor:
     """The same without gaps in memory: what `dense_in_order` makes of such a tensor."""
-    strides, step = list(value.stride()), 1
-    for dim in reversed(stride_order(value)):
-        strides[dim], step = step, step * value.shape[dim]
+    strides = dense_strides(value.shape, stride_order(value))
     return compat.new_fake(mode, value.shape, strides, value.dtype, value.device)
 
 
 def same_sizes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal shapes; symbolic sizes are compared as expressions, which adds no guard."""
-    return one.dim() == other.dim() and all(
-        size_expr(a) == size_expr(b) for a, b in zip(one.shape, other.shape)
-    )
+    return tuple(map(size_expr, one.shape)) == tuple(map(size_expr, other.shape))
 
 
 def same_value(one: Any, other: Any) -> bool:

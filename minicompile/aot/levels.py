@@ -28,15 +28,16 @@ from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.decompositions import rule_for
-from minicompile.aot.layout import conform, same_sizes, size_expr
+from minicompile.aot.layout import conform, same_sizes
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import aten_ops, is_pointwise, is_size, results_of
 from minicompile.errors import VerifyError
 from minicompile.ops.gates import allowed, gate
 from minicompile.ops.graph import Graph, statement
+from minicompile.ops.nodes import aten_ops, is_pointwise, is_size, results_of
 from minicompile.ops.origin import Origins, source_lines, union
 from minicompile.ops.philox import PHILOX
 from minicompile.passes.patterns import Replacement
+from minicompile.shapes.symnode import size_expr
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from minicompile.aot.autograd import copied
 from minicompile.aot.layout import inverse_order, same_value, stride_order
 from minicompile.aot.partition import size_expressions
 from minicompile.aot.result import BackwardWithout, BoxedCallable, Reduced
-from minicompile.aot.views import aten_ops, has_effect, is_size, is_view, results_of
-from minicompile.ops.graph import Graph, output_node, placeholders
+from minicompile.ops.graph import Graph, copied, output_node, placeholders
+from minicompile.ops.nodes import aten_ops, has_effect, is_size, is_view, results_of
 
 aten = torch.ops.aten
 SUMS = aten_ops("add.Tensor")

@@ -26,12 +26,15 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.layout import hint, size_expr
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
 from minicompile.aot.result import ForwardValue, Partition, RuntimeMetadata
-from minicompile.aot.views import (
+from minicompile.ops.gates import allowed
+from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
+from minicompile.ops.nodes import (
     alias_root,
     aten_ops,
+    bytes_of,
+    elements,
     is_copy_of_input,
     is_pointwise,
     is_random,
@@ -41,11 +44,9 @@ from minicompile.aot.views import (
     is_view,
     results_of,
 )
-from minicompile.ops.gates import allowed
-from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
 from minicompile.ops.philox import PHILOX
 from minicompile.options import Options
-from minicompile.shapes.symnode import SizeNodes
+from minicompile.shapes.symnode import SizeNodes, hint, size_expr
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -231,15 +232,6 @@ def ancestors(outputs: Iterable[Any], stop: Any = lambda node: False) -> set[fx.
             if not stop(node):
                 waiting.extend(node.all_input_nodes)
     return found
-
-
-def elements(node: fx.Node) -> int:
-    """How many a tensor has, for the sizes at hand; 0 for anything else."""
-    return math.prod(map(hint, node.meta["val"].shape)) if is_tensor(node) else 0
-
-
-def bytes_of(node: fx.Node) -> int:
-    return node.meta["val"].element_size() * elements(node) if is_tensor(node) else 0
 
 
 def size_of(node: fx.Node) -> int | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from minicompile.errors import UnknownName
+from minicompile.errors import unknown
 from minicompile.ops.display import Shown, listed
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origins
@@ -267,7 +267,7 @@ class AotResult(Shown):
     def level(self, name: Level) -> LevelGraph:
         """The graph at operator level "full", "core" or "prims", and the rules that led there."""
         if name not in self.levels:
-            raise UnknownName(f"no level {name!r}; known: {', '.join(self.levels)}")
+            raise unknown("level", name, self.levels)
         return self.levels[name]
 
     def __str__(self) -> str:

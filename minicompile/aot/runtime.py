@@ -22,7 +22,6 @@ from minicompile import compat
 from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
 from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.missing import backwards, sufficient
-from minicompile.aot.partition import bytes_of
 from minicompile.aot.result import (
     AotResult,
     BoxedCallable,
@@ -33,19 +32,18 @@ from minicompile.aot.result import (
     SharedMemory,
     Tangent,
 )
-from minicompile.compat import any_autocast_enabled, is_view
-from minicompile.ops.graph import Graph, placeholders
+from minicompile.compat import any_autocast_enabled, is_view, settings
+from minicompile.ops.graph import Graph, copies, placeholders
+from minicompile.ops.nodes import bytes_of
 
 
 def interpret(graph: Graph) -> BoxedCallable:
     """Run an ATen graph with eager's operators, one by one; every value dies after its last use. What lies
     otherwise in eager than in the graph is copied where that views it."""
-    copy, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in graph.nodes:
-        made = nodes[node] = copy.node_copy(node, nodes.__getitem__)
-        if made.target is torch.ops.aten.view.default:
-            made.target = torch.ops.aten.reshape.default
-    return compat.boxed_function(fx.GraphModule(graph.gm, copy))
+    made, _ = copies(graph.gm.graph)
+    for node in made.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    return compat.boxed_function(fx.GraphModule(graph.gm, made))
 
 
 # The callable ------------------------------------------------------------------------------------
@@ -113,13 +111,13 @@ def inference_call(forward: BoxedCallable) -> BoxedCallable:
     def run(inputs: list[Any]) -> Sequence[Any]:
         before = torch.is_grad_enabled()
         if before:
-            compat.set_grad_enabled(False)  # `torch.no_grad()` takes eight times as long
+            settings.set_grad_enabled(False)  # `torch.no_grad()` takes eight times as long
         try:
             results = forward(inputs)
             return results if owned else owners(results)
         finally:
             if before:
-                compat.set_grad_enabled(True)
+                settings.set_grad_enabled(True)
 
     return run
 
@@ -230,10 +228,12 @@ def prepared(
     else:  # under vmap operators know what to do
         run, takes, absent = about.without(missing, kernels)
         run = one_by_one(run, groups) if groups else run
+        tensors = metadata.saved - metadata.saved_sizes
+        saved = compat.saved_tensors(ctx, [i + 1 for i in takes if i < tensors])
         for i in takes:
-            number, size = i - metadata.saved, i - metadata.saved + metadata.saved_sizes
+            number, size = i - metadata.saved, i - tensors
             if size < 0:
-                value = compat.saved_tensor(ctx, i + 1)
+                value = saved[i + 1]
                 arguments.append(with_strides(value, strides[i]) if strides else value)
             elif number < 0:
                 arguments.append(ctx.sizes[size])
@@ -366,7 +366,7 @@ def shared_memory(inputs: list[Any], memory: SharedMemory) -> torch.Tensor:
     value: torch.Tensor = inputs[memory.of]
     if memory.size is not None:
         return value.detach().as_strided((memory.size,), (1,), 0)
-    return value if value._base is None else value._base
+    return compat.autograd_base(value)
 
 
 def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tuple[Any, ...]]:

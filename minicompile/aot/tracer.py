@@ -26,9 +26,9 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.decompositions.registry import Rule, rule_for
 from minicompile.aot.layout import conform, frozen
-from minicompile.aot.views import aten_ops, gives_tensor
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of
+from minicompile.ops.nodes import aten_ops, gives_tensor
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
 from minicompile.shapes.env import asking
 from minicompile.shapes.symnode import SizeNodes

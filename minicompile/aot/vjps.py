@@ -25,10 +25,10 @@ import torch
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.views import arguments
 from minicompile.errors import OptionError
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.gates import allowed
+from minicompile.ops.nodes import arguments, gives_view
 from minicompile.ops.origin import place_of
 from minicompile.ops.registry import Registry
 
@@ -42,7 +42,7 @@ def register_vjp(*ops: OpOverload) -> Callable[[Vjp], Vjp]:
     for op in ops:
         if not isinstance(op, OpOverload):
             raise TypeError(f"{op} is no operator overload, as torch.ops.aten.silu.default is one")
-        if op._schema.is_mutable or any(r.alias_info is not None for r in op._schema.returns):
+        if op._schema.is_mutable or gives_view(op):
             raise TypeError(f"{op} writes or returns a view: only a new result can have a vjp")
     return vjp(*ops)
 

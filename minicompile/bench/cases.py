@@ -16,7 +16,7 @@ from minicompile.bench import networks  # noqa: F401  registers its models
 from minicompile.bench.models import MODELS, Model
 from minicompile.bench.patterns import MEMORY_BOUND, ON_GPU, PATTERNS, Input, Pattern, Scale
 from minicompile.compat import tree_leaves
-from minicompile.errors import MinicompileError
+from minicompile.errors import unknown
 
 EAGER, TORCH, OURS = "eager", "torch.compile", "minicompile"
 
@@ -117,5 +117,5 @@ def find_cases(names: Sequence[str], kinds: Sequence[str], scales: Sequence[Scal
     known = {case.subject.name for case in every} | set(PATTERNS)
     for name in names:
         if name not in known:
-            raise MinicompileError(f"no case {name!r}; known: {', '.join(sorted(known))}")
+            raise unknown("case", name, sorted(known))
     return [c for c in every if (c.subject.name in names if names else c.kind in kinds)]

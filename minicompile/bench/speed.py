@@ -62,7 +62,7 @@ from minicompile.bench.timing import (
     time_text,
 )
 from minicompile.compat.torch_compiler import torch_kernel_count
-from minicompile.errors import MinicompileError
+from minicompile.errors import MinicompileError, unknown
 from minicompile.ops.display import bytes_text
 from minicompile.ops.events import Event, observer
 from minicompile.ops.registry import scoped
@@ -317,7 +317,7 @@ def parts(text: str, known: Iterable[str], what: str) -> list[str]:
     found, names = [part.strip() for part in text.split(",") if part.strip()], list(known)
     for part in found:
         if part not in names:
-            raise MinicompileError(f"no {what} {part!r}; known: {', '.join(names)}")
+            raise unknown(what, part, names)
     return found
 
 

@@ -29,12 +29,13 @@ import torch
 
 from minicompile.codegen.plan import INT32_END, KernelArgument, KernelPlan, power_of_two
 from minicompile.codegen.printing import LinePrinter
-from minicompile.codegen.score import BATCH, HALVES, HEAD, KEY, QUERY, Scores, scores_of
+from minicompile.codegen.score import BATCH, HEAD, KEY, QUERY, Scores, scores_of
 from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
 from minicompile.lowering.ir import Layout, TemplateKernel, View
 from minicompile.ops.attention import ATTENTION, LOG2E
 from minicompile.ops.device import Gpu, gpu_of
+from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.nodes import ExternKernelSchedulerNode
 from minicompile.shapes.expr import Size
@@ -251,7 +252,7 @@ def block_for(part: str, width: int, dtype: torch.dtype, read: int, gpu: Gpu) ->
     """Small where products take plain registers. `read`: bytes that each score reads besides; they, too, are
     loaded ahead, so with them fewer fit into shared memory."""
     blocks = (HOPPER if gpu.capability == (9, 0) else OTHERS)[part, max(width, 64)]
-    if dtype not in HALVES:
+    if dtype not in HALF_TYPES:
         r = 16 if part == "keys" or width > 64 else 32
         blocks = [Block(32, r, 4 if width <= 64 else 8, 1)]
 
@@ -337,7 +338,7 @@ class AttentionPrinter(LinePrinter):
         band = self.scores.band
         later = self.part != "keys" and band.low is not None and band.high is None
         names, unit = ", ".join(self.scores.others), self.scores.factors["y0"]
-        small = self.scores.small and q.dtype in HALVES
+        small = self.scores.small and q.dtype in HALF_TYPES
         self.known = {
             **(SMALL if small else LARGE),
             "name": plan.name,
@@ -348,7 +349,7 @@ class AttentionPrinter(LinePrinter):
             "pair": self.scores.pair(int(q.size[0]), int(q.size[1])),  # type: ignore[arg-type]
             "width": str(self.width),
             "dtype": TRITON_DTYPES[q.dtype],
-            "precision": "" if q.dtype in HALVES else f', input_precision="{exact}"',
+            "precision": "" if q.dtype in HALF_TYPES else f', input_precision="{exact}"',
             "scale": repr(LOG2E * unit),
             "times": "" if unit == 1 else f" * {unit}",
             "log2e": repr(LOG2E),
@@ -363,7 +364,7 @@ class AttentionPrinter(LinePrinter):
         """All lines: the functions of scores, then the text. What nobody reads isn't stored."""
         text, _, made = PARTS[self.part]
         origins, given = self.plan.node.origins, {a.name for a in self.plan.arguments}
-        self.lines += self.scores.functions(self.tensors["q"].dtype in HALVES, origins)
+        self.lines += self.scores.functions(self.tensors["q"].dtype in HALF_TYPES, origins)
         unread = tuple(f"    tl.store({name} " for name in made if name not in given)
         kept = (line for line in text.splitlines() if not line.startswith(unread))
         for line in self.fill("\n".join(kept)).strip().splitlines():

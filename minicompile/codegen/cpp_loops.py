@@ -354,6 +354,7 @@ class LoopPrinter(ValuePrinter):
                     if self.divided:  # the sweep reads what the last one found
                         with self.each_lane():
                             self._combine(self.divided)
+                        self.divided = ()
                     self._loop_phase(values, one_row)
                 elif values:
                     lanes(values)

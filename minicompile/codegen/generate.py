@@ -45,7 +45,7 @@ from minicompile.codegen.plan import (
 )
 from minicompile.codegen.product import engine_rival, is_template, split_rival, taken_apart
 from minicompile.codegen.split import refusal, split
-from minicompile.errors import BackendError, OptionError, Unsupported
+from minicompile.errors import BackendError, OptionError, Unsupported, unknown
 from minicompile.lowering.ir import TemplateKernel
 from minicompile.ops.gates import allowed
 from minicompile.ops.registry import Registry
@@ -76,8 +76,8 @@ def language_of(device: torch.device, options: Options) -> Language:
             raise BackendError(f"no code generator for {device.type} tensors: only cpu and cuda")
         return DEVICE_LANGUAGE[device.type]
     if options.device_codegen not in code_generator:
-        known = ", ".join(map(repr, code_generator))
-        raise OptionError(f"no code generator {options.device_codegen!r}; known: 'auto', {known}")
+        known = ["'auto'", *map(repr, code_generator)]
+        raise unknown("code generator", options.device_codegen, known)
     if device.type == "cuda" and options.device_codegen == "cpp":
         raise OptionError("C++ kernels can't run on CUDA tensors: leave device_codegen at 'auto'")
     return options.device_codegen

@@ -28,12 +28,11 @@ import sympy
 import torch
 
 from minicompile.codegen.printing import index_dtype
-from minicompile.ops.dtypes import computation_dtype, is_int
+from minicompile.ops.dtypes import HALF_TYPES, computation_dtype, is_int
 from minicompile.ops.table import BOOL_AS_LOGIC, POSITIONS
 from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead
 from minicompile.shapes.expr import FloorDiv, is_float, simplify_index
 
-HALF = frozenset({torch.float16, torch.bfloat16})
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 LOGIC = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
 ROUNDING = frozenset({"floor", "ceil", "trunc", "round"})
@@ -69,7 +68,7 @@ class _Legalizer(Rewriter):
     def visit(self, value: Value) -> Value:
         chosen = not CHOICES.isdisjoint({value.op, value.kind})
         rounded = value.op in CONVERSIONS or (chosen and self.unrounded.isdisjoint(value.inputs))
-        if value.dtype in HALF and not rounded:
+        if value.dtype in HALF_TYPES and not rounded:
             self.unrounded.add(value)
         return super().visit(value)
 
@@ -85,7 +84,7 @@ class _Legalizer(Rewriter):
         operands = [self.operand(ops, value, i) for i in range(len(value.inputs))]
         if value.op in ("ge", "gt", "lt", "le"):
             operands = self._coarser(ops, value.op, operands)
-        if value.dtype in HALF and value.op in ("floordiv", "truncdiv"):
+        if value.dtype in HALF_TYPES and value.op in ("floordiv", "truncdiv"):
             return _divide_float(ops, value.op, operands[0], operands[1], value.dtype)
         return pointwise(ops, value.op, operands)
 
@@ -120,7 +119,7 @@ class _Legalizer(Rewriter):
         source = convert(ops, self.operand(ops, value), stored)
         if any(v.size == 0 for v in value.indirect):
             return source
-        if stored in HALF:
+        if stored in HALF_TYPES:
             source = _narrow(ops, source, stored)
         elif stored is torch.bool:
             source = ops.to_dtype(source, torch.uint8)
@@ -143,7 +142,7 @@ class _Legalizer(Rewriter):
 
     def visit_bitcast(self, ops: Recorder, value: Value) -> Value:
         source = self.new[value.inputs[0]]
-        if value.inputs[0].dtype in HALF:
+        if value.inputs[0].dtype in HALF_TYPES:
             source = _narrow(ops, source, value.inputs[0].dtype)
         return ops.to_dtype(ops.bitcast(source, value.dtype), computation_dtype(value.dtype))
 
@@ -202,7 +201,7 @@ def conditions(mask: Value) -> frozenset[Value]:
 
 def convert(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
     """A legal value as `dtype`; a half type rounds and stays float32."""
-    if dtype not in HALF:
+    if dtype not in HALF_TYPES:
         return ops.to_dtype(value, dtype)
     return ops.to_dtype(_narrow(ops, value, dtype), torch.float32)
 

@@ -19,6 +19,7 @@ import sympy
 import torch
 
 from minicompile.codegen.plan import Phase
+from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users, varying
 from minicompile.shapes.expr import (
@@ -86,9 +87,8 @@ def is_share(value: Value, loop: Collection[Value]) -> bool:
 
 def only_narrowed(share: Value, body: LoopBody) -> bool:
     """Is a float32 number rounded to 16 bits wherever it is used? Then its last bits hardly count."""
-    short = (torch.bfloat16, torch.float16)
     using = users(body.values)[share]
-    return all(user.op == "to_dtype" and user.dtype in short for user in using)
+    return all(user.op == "to_dtype" and user.dtype in HALF_TYPES for user in using)
 
 
 def rough_exponentials(body: LoopBody, loop: Collection[Value]) -> set[Value]:

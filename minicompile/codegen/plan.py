@@ -26,7 +26,7 @@ import torch
 from minicompile.aot.result import OutputGroup
 from minicompile.lowering.ir import Layout, View
 from minicompile.ops.display import Shown, count_text
-from minicompile.ops.dtypes import short
+from minicompile.ops.dtypes import TENSOR_CORES, short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
@@ -150,9 +150,6 @@ def find_product(body: LoopBody) -> Product | None:
         return None
     (first, second), (rows, columns) = factors, sides
     return Product(total, first, second, kinds.get((True, True), {}), rows, columns)
-
-
-TENSOR_CORES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def loops_below(value: Value) -> frozenset[sympy.Symbol]:

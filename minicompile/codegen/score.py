@@ -47,7 +47,6 @@ MODERATE = 2**10
 BOUNDED = {"mul", "add", "sub", "neg", "where", "tanh", "sigmoid", "relu", "maximum", "minimum"}
 """Operations that don't make large numbers of small ones."""
 WIDE = ".to(tl.int64)"
-HALVES = {torch.float16, torch.bfloat16}
 QUICK = {"tanh": "quick_tanh({0})", "exp": "tl.exp({0})", "sigmoid": "tl.sigmoid({0})"}
 """Within half types' rounding, in one or two instructions."""
 

@@ -27,11 +27,11 @@ from dataclasses import replace
 
 import torch
 
-from minicompile import compat
 from minicompile.codegen.phases import cone
 from minicompile.codegen.plan import KernelPlan, Product
 from minicompile.codegen.product import strides
 from minicompile.codegen.triton import TilePrinter, kernel_template
+from minicompile.compat import settings
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import ZERO, Ranges
 from minicompile.shapes.expr import product as times
@@ -66,7 +66,7 @@ class ProductPrinter(TilePrinter):
     @property
     def precision(self) -> str:
         """How float32 factors are multiplied: as torch's own products are."""
-        exact = self.found.left.dtype is not torch.float32 or not compat.multiplies_in_tf32()
+        exact = self.found.left.dtype is not torch.float32 or not settings.multiplies_in_tf32()
         return "ieee" if exact else "tf32"
 
     def tile(self) -> None:

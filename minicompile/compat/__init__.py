@@ -4,8 +4,8 @@
     gives    it under a public name, alike in torch 2.11 to 2.13 and Triton 3.6 to 3.9
     decides  which private function answers, and what is done where a version lacks it
 
-Each function says which versions it is known for. Read __init__.py first, then torch_compiler.py, which
-alone knows the systems that we teach.
+Each function says which versions it is known for. Read __init__.py first, then settings.py: what a process
+has set. torch_compiler.py alone knows the systems that we teach.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +25,6 @@ from torch._decomp.decompositions import upsample_compute_output_size as upsampl
 from torch._dispatch.python import enable_python_dispatcher as python_dispatcher
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 from torch.fx.node import map_aggregate
@@ -44,9 +42,8 @@ from minicompile.ops.strides import (
 )
 
 TensorGuards: Any = None
-GlobalStateGuard: Any = None
 with contextlib.suppress(ImportError):
-    from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards  # type: ignore[no-redef, attr-defined]
+    from torch._C._dynamo.guards import TensorGuards  # type: ignore[no-redef, attr-defined]
 
 __all__ = [
     "FakeTensor", "TorchDispatchMode", "map_aggregate", "no_dispatch_modes", "python_dispatcher",
@@ -213,10 +210,16 @@ def has_saved_tensors_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def saved_tensor(ctx: Any, number: int) -> torch.Tensor:
-    """One of an autograd.Function's saved tensors: the others may have been written to."""
-    found: torch.Tensor = ctx._raw_saved_tensors[number].unpack()
-    return found
+UNPACKS_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")
+"""Whether one saved tensor can be had without the others (PyTorch 2.12)."""
+
+
+def saved_tensors(ctx: Any, numbers: Collection[int]) -> dict[int, torch.Tensor]:
+    """Some of an autograd.Function's saved tensors. The others may have been written to, if `UNPACKS_ONE`;
+    else a write to any of them is an error as soon as one is wanted."""
+    if not UNPACKS_ONE:
+        return dict(enumerate(ctx.saved_tensors)) if numbers else {}
+    return {i: ctx._raw_saved_tensors[i].unpack() for i in numbers}
 
 
 def clear_saved_tensors(ctx: Any) -> None:
@@ -235,6 +238,12 @@ has_storage = torch._C._has_storage
 """Not true of sparse tensors, nor of the tensors that `vmap` and its like hand to functions."""
 is_view = torch.Tensor._is_view
 """Whether autograd follows writes from the tensor to the one it was made of."""
+
+
+def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of which autograd takes this one to be a view; itself if it is none."""
+    return tensor if tensor._base is None else tensor._base
+
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """A context in which operators leave no history for a backward pass."""
@@ -421,156 +430,14 @@ def tensor_facts(tensor: torch.Tensor, free: Collection[int] = ()) -> tuple[Any,
     )
 
 
-def matmul_precision() -> Any:
-    """By backend; `get_float32_matmul_precision` raises once a program has set `fp32_precision`."""
-    read = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if read is None:
-        return torch.get_float32_matmul_precision()
-    return tuple(read(backend, "matmul") for backend in ("cuda", "mkldnn"))
-
-
-def multiplies_in_tf32() -> bool:
-    """Whether float32 matrix products on a GPU round their factors to TF32."""
-    found = matmul_precision()
-    return found[0] == "tf32" if isinstance(found, tuple) else found != "highest"
-
-
 def onednn_linear() -> Any:
     """x @ weight.t() + bias by oneDNN, an operator; None where torch was built without it."""
     packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     return packet and packet.default
 
 
-AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla", "ipu", "maia")
-
-
-def global_facts() -> dict[str, Any]:
-    """The process-wide settings that change what torch functions compute."""
-    blas = torch.backends.cuda.matmul
-    return {
-        "grad mode": torch.is_grad_enabled(),
-        "inference mode": torch.is_inference_mode_enabled(),
-        "default dtype": torch.get_default_dtype(),
-        "deterministic": (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        "threads": torch.get_num_threads(),
-        **{
-            f"autocast {device}": (
-                torch.is_autocast_enabled(device),
-                torch.get_autocast_dtype(device),
-            )
-            for device in AUTOCAST_DEVICES
-        },
-        "autocast cache": torch.is_autocast_cache_enabled(),
-        "float32 matmul precision": matmul_precision(),
-        "reduced precision in matmul": (
-            blas.allow_fp16_reduced_precision_reduction,
-            blas.allow_bf16_reduced_precision_reduction,
-        ),
-        "active modes": active_modes(),
-    }
-
-
-def global_state_reads() -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
-    """What the process-wide settings are read by: C functions and what they give; a dict, keys, values."""
-    state = GlobalStateGuard()
-    readers = (
-        state.check,
-        torch.is_inference_mode_enabled,
-        torch._C._len_torch_function_stack,
-        torch._C._len_torch_dispatch_stack,
-        torch._C._functorch.maybe_current_level,
-    )
-    calls = tuple((read, read()) for read in readers)
-    return calls, (vars(forward_ad), ("_current_level",), (forward_ad._current_level,))
-
-
-def active_modes() -> dict[str, int]:
-    """What changes the meaning of torch functions on this thread, and how many levels of it."""
-    depths = {
-        "a torch function mode": torch._C._len_torch_function_stack(),
-        "a torch dispatch mode": torch._C._len_torch_dispatch_stack(),
-        "a torch.func transform": torch._C._functorch.maybe_current_level() or 0,
-        "forward-mode differentiation": forward_ad._current_level + 1,
-    }
-    return {what: depth for what, depth in depths.items() if depth}
-
-
 no_function_modes = torch._C.DisableTorchFunction
 """A context in which `__torch_function__` modes are off."""
-
-set_grad_enabled: Any = torch._C._set_grad_enabled
-STATE_SETTERS: list[Any] = [
-    set_grad_enabled,
-    torch.set_autocast_enabled,
-    torch.set_autocast_dtype,
-    torch.set_autocast_cache_enabled,
-    torch.clear_autocast_cache,
-    torch.autocast_increment_nesting,
-    torch.autocast_decrement_nesting,
-]
-"""Functions that set grad mode or autocast for the thread, or count the open autocast blocks."""
-
-
-def _present(owner: Any, names: str) -> list[Any]:
-    """Those that this version of torch has."""
-    return [found for name in names.split() if callable(found := getattr(owner, name, None))]
-
-
-STATE_READERS = [
-    *_present(
-        torch,
-        """
-        is_grad_enabled is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
-        get_autocast_gpu_dtype get_autocast_cpu_dtype is_autocast_cpu_enabled is_autocast_cache_enabled
-        get_default_dtype are_deterministic_algorithms_enabled
-        result_type promote_types can_cast""",
-    ),
-    *_present(
-        torch._C,
-        """
-        _get_tracing_state _is_tracing _get_deterministic_algorithms _log_api_usage_once
-        _has_torch_function_unary _has_torch_function_variadic
-        _is_torch_function_enabled _is_torch_function_mode_enabled
-        _len_torch_function_stack _len_torch_dispatch_stack
-        _is_any_autocast_enabled _is_autocast_available _get_autocast_supported_dtype
-        _has_cuda _has_mps _has_mkldnn _get_privateuse1_backend_name
-        _functorch _cuda_isInBadFork _cuda_getDeviceCount""",
-    ),
-]
-"""torch functions whose answers only depend on guarded global state, the frame's own writes, or the build."""
-
-SETTING_READERS = [
-    *_present(torch, "is_anomaly_enabled is_anomaly_check_nan_enabled get_num_threads"),
-    *_present(
-        torch._C,
-        """
-        _get_deterministic_algorithms_warn_only _get_deterministic_fill_uninitialized_memory
-        _get_cudnn_enabled _get_cudnn_deterministic _get_cudnn_benchmark _get_cudnn_allow_tf32
-        _get_cublas_allow_tf32 _get_cublas_allow_fp16_reduced_precision_reduction
-        _get_cublas_allow_bf16_reduced_precision_reduction _get_float32_matmul_precision
-        _get_default_device _get_mkldnn_enabled _get_nnpack_enabled _get_fp32_precision_getter
-        _get_math_sdp_enabled _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled
-        _get_cudnn_sdp_enabled _get_overrideable_sdp_enabled""",
-    ),
-]
-"""torch functions that read other settings; a frame that asks gets a guard on the answer."""
-
-
-def compiling_predicates() -> list[Any]:
-    """Functions by which a program asks whether it is being compiled."""
-    # torch._dynamo has some too: asked only if the program imported it
-    modules = map(sys.modules.get, ("torch._dynamo", "torch._dynamo.external_utils"))
-    found = [getattr(module, "is_compiling", None) for module in modules]
-    found += [torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling]
-    return [predicate for predicate in found if predicate is not None]
-
-
-_jit: Any = torch.jit
-TRACING_PREDICATES: list[Any] = [_jit.is_tracing, _jit.is_scripting, torch.compiler.is_exporting]
-"""Functions by which a program asks whether another tracer is at work."""
 
 
 def is_operator_binding(function: Any) -> bool:

@@ -31,7 +31,6 @@ import torch
 from torch import fx
 
 from minicompile import api
-from minicompile.aot.autograd import copied
 from minicompile.debug import script
 from minicompile.debug.accuracy import Copier, name_of
 from minicompile.debug.bisect import BROKEN, PLAIN, Trial, run_script
@@ -42,7 +41,7 @@ from minicompile.dynamo.module import original_of
 from minicompile.dynamo.result import Capture
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import Shown, aligned, count_text
-from minicompile.ops.graph import placeholders
+from minicompile.ops.graph import copied, placeholders
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 

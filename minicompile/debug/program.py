@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
 from minicompile.debug.accuracy import same_random_state
-from minicompile.ops.graph import Graph, argument_text, output_node, placeholders, unpacks
+from minicompile.ops.graph import Graph, argument_text, copies, output_node, placeholders, unpacks
 
 SEED = 0
 
@@ -261,9 +261,7 @@ class Program:
 
     def edited(self, change: Callable[[fx.Graph, Mapping[fx.Node, fx.Node]], object]) -> Program:
         """With a copy of the graph that `change` edits; it also gets each node's copy."""
-        graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
-        for node in self.graph.nodes:
-            new[node] = graph.node_copy(node, new.__getitem__)
+        graph, new = copies(self.graph.gm.graph)
         change(graph, new)
         return self.with_graph(graph, self.calls)
 

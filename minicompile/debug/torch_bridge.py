@@ -24,7 +24,6 @@ import torch
 from torch import fx
 
 from minicompile import api, compat
-from minicompile.aot.autograd import copied
 from minicompile.aot.result import BoxedCallable
 from minicompile.compat import torch_compiler
 from minicompile.dynamo import dispatch, guards
@@ -33,7 +32,7 @@ from minicompile.dynamo.result import Capture, GraphBreak, GraphInput, Source
 from minicompile.dynamo.sizes import LARGEST_INT, STATIC, Sizes
 from minicompile.errors import MinicompileError, OptionError, Unsupported
 from minicompile.ops.events import Compilation, Event, Failure, Watch
-from minicompile.ops.graph import Graph, origins_of, placeholders, target_name
+from minicompile.ops.graph import Graph, copied, origins_of, placeholders, target_name
 from minicompile.ops.origin import NO_ORIGINS, Origin, SourceLine
 from minicompile.options import Options, make_options
 from minicompile.shapes.env import SMALLEST_SIZE, ordered
@@ -167,7 +166,7 @@ class Handover:
             self.symbols[expr] = made.node.expr, size
         if expr.free_symbols <= self.symbols.keys() and expr.is_polynomial():
             ours = {theirs: mine for theirs, (mine, _) in self.symbols.items()}
-            return self.sizes.env.sym_int(expr.xreplace(ours))
+            return self.sizes.env.number(expr.xreplace(ours))
         return int(size)
 
     def lifted(self) -> list[Any]:

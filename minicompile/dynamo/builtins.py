@@ -24,7 +24,8 @@ from minicompile.dynamo.containers import python_method, unless_defined
 from minicompile.dynamo.interpreter import BINARY, COMPARE, UNARY, UNBOUND, TracedGenerator
 from minicompile.dynamo.refusals import FUNCTIONS
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.variables import MISSING, SYMBOLIC, is_constant, is_fixed, words
+from minicompile.dynamo.variables import MISSING, is_constant, is_fixed, words
+from minicompile.shapes.symnode import SYMBOLIC
 
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 

@@ -31,7 +31,6 @@ from minicompile.dynamo.interpreter import BINARY, METHOD_OF, Args, Kwargs, Trac
 from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.variables import (
     OBJECT_HASH,
-    SYMBOLIC,
     builtin_base,
     find,
     is_constant,
@@ -43,6 +42,7 @@ from minicompile.dynamo.variables import (
     words,
 )
 from minicompile.ops.registry import Registry
+from minicompile.shapes.symnode import SYMBOLIC
 
 CallRule = Callable[["Calls", tuple[Any, ...], dict[str, Any]], Any]
 """Gives a call's result at compile time."""
@@ -50,6 +50,7 @@ CallRule = Callable[["Calls", tuple[Any, ...], dict[str, Any]], Any]
 call_rules: Registry[CallRule] = Registry(
     "call", "Python callable -> what calling it means during capture"
 )
+"""A function of a module that is imported late stands in it by module and name."""
 
 TORCH_FUNCTION_MODULES = words("torch.functional torch.nn.functional torch._tensor")
 """Python functions defined there are single graph nodes, not inlined."""
@@ -96,8 +97,6 @@ TENSOR_OPERATORS: dict[str, tuple[Any, bool]] = {
 for _symbol in BINARY.keys() & METHOD_OF.keys():
     TENSOR_OPERATORS[f"__i{METHOD_OF[_symbol]}__"] = BINARY[f"{_symbol}="], False
     TENSOR_OPERATORS[f"__r{METHOD_OF[_symbol]}__"] = BINARY[_symbol], True
-late_rules: dict[str, CallRule] = {}
-"""Rules for functions of modules that are imported late, by module and name."""
 DISABLED = "_minicompile_disabled"
 """The attribute of functions under `mc.disable`: the reason."""
 FIXED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
@@ -181,7 +180,7 @@ class Calls(Containers):
             return self.call(original, args, kwargs)
         if is_tensor_method(function) or is_torch_function(function):
             return self.torch_call(function, args, kwargs)
-        if late := late_rules.get(f"{function.__module__}.{function.__name__}"):
+        if late := call_rules.rules.get(f"{function.__module__}.{function.__name__}"):
             return late(self, args, kwargs)
         if DISABLED in function.__dict__:
             self.disabled(function.__qualname__, function.__dict__[DISABLED])
@@ -256,9 +255,12 @@ class Calls(Containers):
 
     # -- torch
 
+    def deep_arguments(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """A call's arguments for a graph: inside copies, all the way down."""
+        return tuple(map(self.deep, args)), {key: self.deep(arg) for key, arg in kwargs.items()}
+
     def torch_call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        args = tuple(self.deep(arg) for arg in args)
-        kwargs = {key: self.deep(arg) for key, arg in kwargs.items()}
+        args, kwargs = self.deep_arguments(args, kwargs)
         if isinstance(function, types.FunctionType) and not is_tensor_method(function):
             leaves = compat.tree_leaves((args, kwargs))
             if not all(isinstance(x, torch.Tensor) or is_constant(x) for x in leaves):

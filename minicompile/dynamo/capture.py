@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from minicompile import compat
+from minicompile.compat import settings
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_places, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
@@ -32,8 +33,8 @@ from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
-from minicompile.dynamo.result import Capture, GraphInput
-from minicompile.dynamo.sizes import STATIC, Dynamic, free_dims, shape_guards
+from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput
+from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
 from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
@@ -82,10 +83,10 @@ class Traced:
 def capture_frame(
     function: types.FunctionType,
     values: dict[str, Any],
-    dynamic: Dynamic = STATIC,
-    name: str | None = None,
-    resume: Resume | None = None,
-    resumed: bool = False,
+    dynamic: Dynamic,
+    name: str,
+    resume: Resume | None,
+    resumed: bool,
 ) -> CapturedFrame:
     """Capture one call of a Python function; with `resume` as far as that is possible.
 
@@ -99,7 +100,7 @@ def capture_frame(
         tracer.cut = place
         try:
             traced = trace(tracer, values, resume)
-            return finished(tracer, traced, name or function.__qualname__, values, resumed)
+            return finished(tracer, traced, name, values, resumed)
         except Unsupported as error:
             raise error.with_traceback(None) from error.__cause__
         finally:
@@ -135,10 +136,8 @@ MAX_PLACES = 6
 
 def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the tracer, as far as that shall go."""
-    if (sizes := tracer.recorder.sizes) is not None:
-        sizes.env.asker = tracer.asks
     tracer.definition = definition_of(values.get("self"))
-    facts, make_state_check, modes = compat.global_facts(), state_check(), Modes.now()
+    facts, make_state_check, modes = settings.global_facts(), state_check(), Modes.now()
     tracer.guard("global_state", (), facts, "settings that torch functions read")
     rest = None
     with restored_modes(), deep_stack(), compat.quiet_fakes():
@@ -155,9 +154,8 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
                 raise found from None
             text = str(error).partition("\n")[0]
             reason = f"the frame raises {type(error).__name__}: {text}"
-            raised = refusal("exception", reason, tracer.raised_at, kind=UserError)
-            raised.places = [tracer.raised_after]
-            raise raised from error
+            places, at = [tracer.raised_after], tracer.raised_at
+            raise refusal("exception", reason, at, kind=UserError, places=places) from error
         try:
             change = changed(facts, modes)
         except ValueError as error:
@@ -223,7 +221,7 @@ def finished(
         name=name,
         graph=graph,
         inputs=given,
-        guards=[*guards, *(sizes.extra if sizes is not None else ()), *shape_guards(env)],
+        guards=[*sorted(guards, key=lambda g: g.kind in SHAPE_KINDS), *shape_guards(env)],
         bytecode=tracer.log,
         result="; ".join([*rebuild.lines, result]),
         side_effects=tuple(rebuild.effects),
@@ -323,9 +321,7 @@ def check_generators(tracer: Tracer) -> None:
             continue
         if is_users(made.frame):
             what = f"the generator {made.__name__} is left inside a try or with block"
-            error: Unsupported = refusal("generator-or-coroutine", what)
-            error.places = [steps]
-            raise error
+            raise refusal("generator-or-coroutine", what, places=[steps])
 
 
 def guard_aliases(tracer: Tracer) -> None:

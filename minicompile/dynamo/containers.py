@@ -32,12 +32,12 @@ from minicompile.dynamo.variables import (
     IDENTITY_TYPES,
     MISSING,
     OBJECT_EQ,
-    SYMBOLIC,
     builtin_base,
     find,
     is_constant,
     tuple_of,
 )
+from minicompile.shapes.symnode import SYMBOLIC
 
 NO_OPERANDS = (list, tuple, str, dict)
 """Never operands of a tensor operator."""

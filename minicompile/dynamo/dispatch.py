@@ -25,25 +25,18 @@ from typing import Any
 import torch
 
 from minicompile import compat
+from minicompile.compat import settings
 from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import CapturedFrame, capture_frame, deep_stack
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
+from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.modes import restored_modes
 from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.reasons import REASONS, refusal
-from minicompile.dynamo.result import (
-    Capture,
-    Explanation,
-    GraphBreak,
-    GuardFailure,
-    Miss,
-    Source,
-    Timeline,
-    failure_lines,
-)
+from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
 from minicompile.errors import (
@@ -85,16 +78,31 @@ def capture_alone(
     function: types.FunctionType, values: dict[str, Any], dynamic: Dynamic, name: str
 ) -> CapturedFrame:
     """One call of a function, captured as a whole and kept in no cache. Raises Unsupported."""
-    if active := tuple(compat.active_modes()):
-        raise refusal("function-mode", f"{' and '.join(active)} is active")
-    if is_coroutine(function.__code__) or is_generator(function.__code__):
-        raise refusal("generator-or-coroutine", f"{name} is a generator or asynchronous function")
+    # the call may come from deep down, and under hooks that must not see our fakes
     with _lock, deep_stack(), compat.without_saved_tensor_hooks():
-        _thread.capturing = True
-        try:
-            return capture_frame(function, values, dynamic, name)
-        finally:
-            _thread.capturing = False
+        return captured(function, values, dynamic, name)
+
+
+def captured(
+    function: types.FunctionType,
+    values: dict[str, Any],
+    dynamic: Dynamic,
+    name: str,
+    resume: Resume | None = None,
+    resumed: bool = False,
+) -> CapturedFrame:
+    """`capture_frame`, for who holds the lock. Raises Unsupported where no frame can be captured."""
+    if active := settings.active_modes():
+        raise refusal("function-mode", f"{' and '.join(active)} is active")
+    code = function.__code__
+    if is_coroutine(code) or is_generator(code):
+        kind = "an asynchronous" if is_coroutine(code) else "a generator"
+        raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
+    _thread.capturing = True
+    try:
+        return capture_frame(function, values, dynamic, name, resume, resumed)
+    finally:
+        _thread.capturing = False
 
 
 class Dispatcher:
@@ -179,7 +187,6 @@ class Dispatcher:
             try:
                 if len(self.entries) > tried:
                     continue
-                # the call may come from deep down, and under hooks that must not see our fakes
                 with deep_stack(), compat.without_saved_tensor_hooks():
                     made = self.compile(arguments)
             finally:
@@ -225,8 +232,8 @@ class Dispatcher:
 
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
-        active = tuple(compat.active_modes())  # a function mode would see the fingerprint's reads
-        key = active or fingerprint(arguments)
+        # a function mode would see the fingerprint's reads
+        key = tuple(settings.active_modes()) or fingerprint(arguments)
         if not self.fullgraph and (self.stopped or key in self.refused):
             return None
         code = self.function.__code__
@@ -243,7 +250,7 @@ class Dispatcher:
         entry, known, answered = None, dict(self.breaks), self.answered()
         try:
             watch.tell("start", failures)
-            entry = self.made(arguments, values, key, active, failures, watch)
+            entry = self.made(arguments, values, key, failures, watch)
         finally:
             cut = entry.capture.stopped_by if entry is not None else None
             for found in self.breaks:
@@ -262,7 +269,6 @@ class Dispatcher:
         arguments: tuple[Any, ...],
         values: dict[str, Any],
         key: Any,
-        active: tuple[str, ...],
         failures: Sequence[GuardFailure],
         watch: Watch,
     ) -> Entry | None:
@@ -273,24 +279,14 @@ class Dispatcher:
             self.stop(refusal("recompile-limit", limit), failures=failures)
             return None
         try:
-            if active:
-                raise refusal("function-mode", f"{' and '.join(active)} is active")
-            code = self.function.__code__
-            if is_coroutine(code) or is_generator(code):
-                kind = "an asynchronous" if is_coroutine(code) else "a generator"
-                raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
-            _thread.capturing = True
-            try:
-                resume = None if self.fullgraph else Resume(weakref.ref(self.before or self))
-                dynamic, resumed = Dynamic(self.dynamic, self.varied), self.before is not None
-                captured = capture_frame(self.function, values, dynamic, self.name, resume, resumed)
-            finally:
-                _thread.capturing = False
-            capture = captured.capture
+            resume = None if self.fullgraph else Resume(weakref.ref(self.before or self))
+            dynamic, resumed = Dynamic(self.dynamic, self.varied), self.before is not None
+            frame = captured(self.function, values, dynamic, self.name, resume, resumed)
+            capture = frame.capture
             capture.watch = watch
             watch.tell("capture", capture)
-            if captured.stopped_by is not None:
-                capture.stopped_by = graph_break(captured.stopped_by, "instruction")
+            if frame.stopped_by is not None:
+                capture.stopped_by = graph_break(frame.stopped_by, "instruction")
             known = len(shape_guards(capture.shape_env))
             with restored_modes():  # a graph may switch them, also while it is traced
                 compiled = self.backend(capture)
@@ -329,7 +325,7 @@ class Dispatcher:
         for symbol in env.fixed if env is not None else ():
             if env.wishes[symbol] == "mark_dynamic":
                 warnings.warn(f"{self.name} fixes a size: {env.line(symbol)}", stacklevel=6)
-        entry = Entry(captured, compiled, tuple(values), self.graph_raised)
+        entry = Entry(frame, compiled, tuple(values), self.graph_raised)
         self.entries.append(entry)
         return entry
 
@@ -351,7 +347,11 @@ class Dispatcher:
         if self.fullgraph:
             raise error
         self.refused.add(key)
-        self.last_refusal = graph_break(error)
+        self.note(error)
+
+    def note(self, why: Unsupported) -> None:
+        """Keep why no version was made."""
+        self.last_refusal = graph_break(why)
         self.breaks[self.last_refusal] = None
 
     def stop(
@@ -364,8 +364,7 @@ class Dispatcher:
         if self.fullgraph:
             raise error or why
         self.stopped = True
-        self.last_refusal = graph_break(why)
-        self.breaks[self.last_refusal] = None
+        self.note(why)
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
         warnings.warn("\n".join([*lines, *failure_lines(failures)]), stacklevel=7)
 

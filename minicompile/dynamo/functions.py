@@ -132,7 +132,8 @@ class Replay(torch.autograd.Function):
         tensors = (*closure, *given)
         outputs = function.graph.gm(*(tensors[i] for i in function.feeds))
         results, saved = outputs[: function.results], outputs[function.results :]
-        ctx.function, ctx.strides = function, [dense_strides(result) for result in results]
+        ctx.function = function
+        ctx.strides = [torch.empty_like(x, device="meta").stride() for x in results]
         ctx.save_for_backward(*(saved[i] for i in function.checked))
         ctx.others = {i: t for i, t in enumerate(saved) if i not in function.checked}
         ctx.mark_non_differentiable(*(results[i] for i in function.without_gradient))
@@ -149,10 +150,6 @@ class Replay(torch.autograd.Function):
         laid_out = map(as_expected, gradients, ctx.strides)
         found = function.backward.gm(*laid_out, *(saved[i] for i in range(len(saved))))
         return (None, None, *found)
-
-
-def dense_strides(value: torch.Tensor) -> tuple[int, ...]:
-    return torch.empty_like(value, device="meta").stride()
 
 
 def as_expected(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from minicompile import compat
+from minicompile.compat import settings
 from minicompile.dynamo.result import (
     GUARD_KINDS,
     SOURCE_KINDS,
@@ -121,7 +122,7 @@ def memory_places(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
     changed = set(memory[:mutated])
     if len(changed) == mutated and changed.isdisjoint(memory[mutated:]):
         return ()
-    bases = [tensor if tensor._base is None else tensor._base for tensor in tensors]
+    bases = list(map(compat.autograd_base, tensors))
     first = {id(base): i for i, base in reversed([*enumerate(bases)])}
     layouts = [(b.requires_grad, tuple(b.shape), b.stride(), b.storage_offset()) for b in bases]
     return tuple(
@@ -201,21 +202,17 @@ class SourceCode:
         """How to fetch a source from its base."""
         if source.kind == "held":
             return self.constant(self.held[source])
-        if source.kind == "literal":
-            return str(source.key)
         if source.kind == "computed":
             form, function, parts = source.key
             given = [self.expression(part) for part in parts]
             if function is None:
                 return str(form.format(*given))
             return f"{self.constant(function)}({', '.join(given)})"
-        if source.base is None:
-            return f"L_{source.key}"
-        if (
-            source.kind == "size"
-        ):  # a tensor's shape, taken once, is quicker than a call for each size
+        if source.kind == "size":  # its shape, taken once, is quicker than a call for each size
             return f"{self.expression(Source('slot', 'shape', source.base))}[{source.key}]"
-        base, cls = self.expression(source.base), self.types_of.get(source.base)
+        base, cls = "", None
+        if source.base is not None:
+            base, cls = self.expression(source.base), self.types_of.get(source.base)
         if source.kind == "item":
             return self.item(base, cls, source.key)
         plain = cls is not None and has_plain_attributes(cls)
@@ -360,7 +357,7 @@ def varied_numbers(old: Any, new: Any, source: Source, kind: str = "item") -> di
 def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[bool, Any]:
     """Whether a guard holds, and the fact that it is about. Raises one of FETCH_ERRORS."""
     if guard.kind == "global_state":
-        changed = changes(guard.expected, compat.global_facts())
+        changed = changes(guard.expected, settings.global_facts())
         return not changed, changed
     text = condition(code, guard)
     if text is None:

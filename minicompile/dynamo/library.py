@@ -24,8 +24,9 @@ from typing import Any
 import torch
 
 from minicompile import compat
+from minicompile.compat import settings
 from minicompile.dynamo.builtins import builtin_getattr, means
-from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules, late_rules
+from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
 from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
@@ -228,7 +229,7 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 # -- torch: global state
 
 
-@means(*compat.STATE_SETTERS, named=True)
+@means(*settings.STATE_SETTERS, named=True)
 def set_state(tracer: Calls, setter: Any, *args: Any, **kwargs: Any) -> Any:
     """Sets the state now, and again when the graph runs."""
     found = setter(*args, **kwargs)
@@ -236,12 +237,12 @@ def set_state(tracer: Calls, setter: Any, *args: Any, **kwargs: Any) -> Any:
     return found
 
 
-means(*compat.STATE_READERS, named=True)(
+means(*settings.STATE_READERS, named=True)(
     lambda tracer, reader, *args, **kwargs: reader(*map(tracer.deep, args), **kwargs)
 )
 
 
-@means(*compat.SETTING_READERS, named=True)
+@means(*settings.SETTING_READERS, named=True)
 def read_setting(tracer: Calls, reader: Any, *args: Any) -> Any:
     """Reads a setting that is no part of the guarded global state: the answer gets a guard of its own."""
     source = Source("setting", args, tracer.hold(reader, f"torch.{reader.__name__}").source)
@@ -255,8 +256,8 @@ def set_grad_enabled(tracer: Calls, mode: Any) -> Any:
     return made
 
 
-call_rules(*compat.compiling_predicates())(lambda tracer, args, kwargs: True)
-call_rules(*compat.TRACING_PREDICATES, torch.overrides.has_torch_function)(
+call_rules(*settings.compiling_predicates())(lambda tracer, args, kwargs: True)
+call_rules(*settings.TRACING_PREDICATES, torch.overrides.has_torch_function)(
     lambda tracer, args, kwargs: False
 )
 call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(
@@ -289,11 +290,9 @@ def group_name(tracer: Calls, args: Any, kwargs: Any) -> str:
     return name
 
 
-late_rules |= {
-    f"{compat.FUNCTIONAL_COLLECTIVES}._are_we_tracing": lambda tracer, args, kwargs: True,
-    f"{compat.FUNCTIONAL_COLLECTIVES}._resolve_group": group_name,
-    f"{compat.FUNCTIONAL_COLLECTIVES}._resolve_group_name": group_name,
-    "torch.distributed.distributed_c10d._get_group_size_by_name": (
-        lambda tracer, args, kwargs: compat.group_size(args[0])
-    ),
-}
+_COLLECTIVES = compat.FUNCTIONAL_COLLECTIVES
+call_rules(f"{_COLLECTIVES}._are_we_tracing")(lambda tracer, args, kwargs: True)
+call_rules(f"{_COLLECTIVES}._resolve_group", f"{_COLLECTIVES}._resolve_group_name")(group_name)
+call_rules("torch.distributed.distributed_c10d._get_group_size_by_name")(
+    lambda tracer, args, kwargs: compat.group_size(args[0])
+)

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from minicompile import compat
+from minicompile.compat import settings
 
 CHANGEABLE = (
     *("grad mode", "autocast cache"),
-    *(f"autocast {device}" for device in compat.AUTOCAST_DEVICES),
+    *(f"autocast {device}" for device in settings.AUTOCAST_DEVICES),
 )
 """Those of the global facts that a `Modes` holds."""
 
@@ -38,7 +38,7 @@ class Modes:
     def now() -> Modes:
         casts = tuple(
             (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in compat.AUTOCAST_DEVICES
+            for device in settings.AUTOCAST_DEVICES
         )
         torch.autocast_increment_nesting()
         nesting = torch.autocast_decrement_nesting()
@@ -84,7 +84,7 @@ def changed(facts: dict[str, object], before: Modes) -> Change | None:
 
     Raises ValueError with the name of a fact that can't be set.
     """
-    found = compat.global_facts()
+    found = settings.global_facts()
     different = [name for name, fact in facts.items() if found[name] != fact]
     if fixed := [name for name in different if name not in CHANGEABLE]:
         raise ValueError(fixed[0])

@@ -189,8 +189,7 @@ def opaque_call(function: Callable[..., Any], tracer: Calls, args: Any, kwargs: 
     if owner is not None:
         tracer.guard("identity", owner.source, function, "allowed in the graph")
     recorder, name = tracer.recorder, function.__qualname__
-    arguments = tuple(tracer.deep(arg) for arg in args)
-    keywords = {key: tracer.deep(arg) for key, arg in kwargs.items()}
+    arguments, keywords = tracer.deep_arguments(args, kwargs)
     recorder.mode.allow_non_fake_inputs = False  # gradients could not reach tensors that it hides
     try:
         return recorder.record("call_function", cast(Any, function), arguments, keywords)

@@ -45,6 +45,7 @@ from minicompile.dynamo.variables import (
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
+from minicompile.shapes.symnode import hint
 
 ABSENT = "looked up and not found"
 
@@ -226,7 +227,7 @@ class Outside(Interpreter):
         sizes = self.recorder.sizes
         assert sizes is not None
         try:
-            value = function(*map(sizes.value, numbers))
+            value = function(*map(hint, numbers))
         except (ArithmeticError, ValueError, TypeError):
             return function(*map(self.pinned, numbers))
         called = None if form.startswith(("(", "-")) else function

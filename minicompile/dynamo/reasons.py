@@ -7,6 +7,7 @@ The real compiler: torch/_dynamo/graph_break_registry.json, torch/_dynamo/exc.py
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -175,6 +176,9 @@ def refusal(
     where: SourceLine | None = None,
     hint: str = "",
     kind: type[E] = Unsupported,  # type: ignore[assignment]
+    places: Sequence[int] = (),
 ) -> E:
     """The exception for one of the reasons; a `hint` takes the place of its usual fix."""
-    return kind(what, where, hint or REASONS[id].fix, id)
+    made = kind(what, where, hint or REASONS[id].fix, id)
+    made.places = places
+    return made

@@ -32,14 +32,13 @@ from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
     HEAP_TYPE,
     IDENTITY_TYPES,
-    SYMBOLIC,
     VariableTracker,
     has_symbols,
     is_constant,
     is_struct,
     plain_dict,
 )
-from minicompile.errors import Unsupported
+from minicompile.shapes.symnode import SYMBOLIC
 
 _NO_ITEMS: dict[Any, Any] = {}
 DICT_ITERATORS = {
@@ -123,9 +122,8 @@ class Rebuild:
         """Raises Unsupported; the capture could end before the instruction that made the value."""
         kind = type(value).__name__
         what = f"the frame returns or stores a {kind} that it made"
-        error: Unsupported = refusal("returned-object", what)
-        error.places = [steps for made, steps in self.tracer.natives if made is value]
-        raise error
+        places = [steps for made, steps in self.tracer.natives if made is value]
+        raise refusal("returned-object", what, places=places)
 
     def outside(self, tracker: VariableTracker) -> str:
         return self.code.expression(tracker.source)

@@ -25,7 +25,6 @@ from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
 from minicompile.dynamo.variables import (
-    SYMBOLIC,
     UserError,
     VariableTracker,
     is_constant,
@@ -36,6 +35,8 @@ from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
 from minicompile.ops.origin import Origin, SourceLine
+from minicompile.shapes.expr import python_number
+from minicompile.shapes.symnode import SYMBOLIC
 
 LARGEST_INT64 = 2**63 - 1
 UPDATES_STATISTICS = ("batch_norm", "instance_norm")
@@ -261,9 +262,7 @@ class Recorder:
                 what = (
                     "memory is written to that `.data` has opened to writes behind autograd's back"
                 )
-                error: Unsupported = refusal("autograd-state", what, self.line())
-                error.places = places
-                raise error
+                raise refusal("autograd-state", what, self.line(), places=places)
         mutates = bool(written)
         if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
             mutates = True  # fakes don't show it
@@ -392,7 +391,7 @@ class Recorder:
     def size_node(self, expr: sympy.Basic) -> Any:
         """The node of a symbolic number: `x.size(0)` for a size, arithmetic on those otherwise."""
         if expr.is_number:
-            return int(expr) if expr.is_Integer else float(expr)
+            return python_number(expr)
         assert self.sizes is not None
         key = self.graph, (expr := self.sizes.env.rooted(expr))
         if key not in self.size_nodes:
@@ -423,7 +422,7 @@ class Recorder:
             _, target, parts = operation(expr)
             op, args = "call_function", tuple(map(self.size_node, parts))
         node = self.graph.create_node(op, target, args, {})
-        self.finish(node, target, sizes.env.sym_int(expr))
+        self.finish(node, target, sizes.env.number(expr))
         return node
 
     # -- the end

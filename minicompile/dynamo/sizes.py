@@ -15,9 +15,9 @@ The real compiler: torch/fx/experimental/symbolic_shapes.py, torch/_dynamo/varia
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -25,9 +25,10 @@ import torch
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Guard, NumberRange, Source, computed
 from minicompile.errors import OptionError, Unsupported
+from minicompile.ops.strides import dense_strides
 from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv, ordered
-from minicompile.shapes.expr import to_size
-from minicompile.shapes.symnode import operation_of
+from minicompile.shapes.expr import python_number, to_size
+from minicompile.shapes.symnode import operation_of, size_expr
 
 MARK = "_minicompile_dynamic"
 """Attribute of a tensor: the dimensions that `mark_dynamic` named, with their ranges; and the names under
@@ -104,7 +105,8 @@ class Sizes:
         """Symbols that stand for more than one size, by value or by name."""
         self.numbers: dict[Source, Any] = {}
         """Symbolic ints and floats, by where they are read."""
-        self.extra: list[Guard] = []
+        self.guard: Callable[..., None] = lambda kind, sources, expected, reason: None
+        """Keeps what a capture relies on: `Outside.guard` of the one that it belongs to."""
 
     def fake(self, tensor: torch.Tensor, source: Source) -> torch.Tensor | None:
         """A fake with symbolic sizes; None if no dimension wants one."""
@@ -121,7 +123,7 @@ class Sizes:
         strides = self.strides(tensor, sizes)
         layout = sympy.Tuple(*map(to_size, strides))
         sources = (source, *sources_of(self.env, layout))
-        self.rely("strides", sources, layout, "memory layout of an input")
+        self.guard("strides", sources, layout, "memory layout of an input")
         return self.like(tensor, sizes, strides)
 
     def like(self, tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:
@@ -148,7 +150,7 @@ class Sizes:
         if shared and key in self.shared:
             size, first = self.shared[key]
             sources, why = (source, first), wish if name else "equal while capturing"
-            self.rely("same_size", sources, size.node.given, why)
+            self.guard("same_size", sources, size.node.given, why)
             return size
         size = self.env.create_symbol(hint, source, wish, low, high)
         if shared:
@@ -156,25 +158,15 @@ class Sizes:
         low, high = self.env.ranges[size.node.given]
         bounds = NumberRange(None, low, high)
         why = f"{wish}; sizes 0 and 1 are compiled apart" if low == SMALLEST_SIZE else wish
-        self.rely("number", (source,), bounds, why)
+        self.guard("number", (source,), bounds, why)
         return size
-
-    def rely(self, kind: str, sources: tuple[Source, ...], expected: Any, reason: str) -> None:
-        _, line = self.env.asker()
-        self.extra.append(Guard(sources, kind, expected, reason, line))
 
     @staticmethod
     def strides(tensor: torch.Tensor, sizes: list[Any]) -> list[Any]:
         """Strides as products of sizes where the layout is dense, else as numbers."""
-        order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), -dim))
-        found: list[Any] = list(tensor.stride())
-        expected, hint = 1, 1
-        for dim in order:
-            if tensor.stride(dim) != hint:
-                return list(tensor.stride())
-            found[dim] = expected
-            expected, hint = expected * sizes[dim], hint * tensor.shape[dim]
-        return found
+        order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride()[dim], dim))
+        given = list(tensor.stride())
+        return dense_strides(sizes, order) if given == dense_strides(tensor.shape, order) else given
 
     # -- numbers
 
@@ -209,29 +201,21 @@ class Sizes:
         else:
             return None
         self.numbers[source] = made
-        self.rely("number", (source,), bounds, wish)
+        self.guard("number", (source,), bounds, wish)
         return made
 
     def source_of(self, value: Any) -> Source:
-        """How Python computes a number from what the frame was given."""
-        if not isinstance(value, torch.SymInt | torch.SymFloat):
-            finite = not isinstance(value, float) or math.isfinite(value)
-            return Source("literal", repr(value) if finite else f"float('{value}')")
-        return self.source_of_expression(value.node.expr)
-
-    def source_of_expression(self, expr: sympy.Basic) -> Source:
-        expr = self.env.rooted(expr)
-        if expr.is_number:
-            return Source("literal", repr(int(expr) if expr.is_Integer else float(expr)))
-        if expr.is_Symbol:
-            found: Source = self.env.symbols[expr]
-            return found
-        form, _, parts = operation(expr)
-        return computed(form, map(self.source_of_expression, parts))
-
-    def value(self, number: Any) -> Any:
-        """A number's value while capturing, as Python computes it."""
-        return number.node.hint if isinstance(number, torch.SymInt | torch.SymFloat) else number
+        """How Python computes a number, or an expression, from what the frame was given."""
+        found = size_expr(value)
+        if isinstance(found, sympy.Basic) and not found.is_number:
+            expr = self.env.rooted(found)
+            if expr.is_Symbol:
+                return cast(Source, self.env.symbols[expr])
+            form, _, parts = operation(expr)
+            return computed(form, map(self.source_of, parts))
+        number = python_number(found) if isinstance(found, sympy.Basic) else found
+        finite = not isinstance(number, float) or math.isfinite(number)
+        return Source("literal", repr(number) if finite else f"float('{number}')")
 
 
 LARGEST_INT = 2**31 - 1

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minicompile import compat
+from minicompile.compat import settings
 from minicompile.dynamo.guards import closure_cell
 from minicompile.dynamo.result import Guard, Source
 from minicompile.dynamo.variables import HEAP_TYPE, HOOKS, MODULE_TABLES, lookup, plain_dict
@@ -210,12 +210,12 @@ def state_check() -> Callable[[], Callable[[], bool]]:
     """Note the process-wide settings of torch. What comes back makes a check that they are the same; the C
     part may be compiled meanwhile."""
     start_extension(EXTENSION)
-    facts = compat.global_facts()
-    calls, level = compat.global_state_reads() if compat.GlobalStateGuard else ((), None)
+    facts = settings.global_facts()
+    calls, level = settings.global_state_reads() if settings.GlobalStateGuard else ((), None)
 
     def make() -> Callable[[], bool]:
         if level is None or (extension := load_extension(EXTENSION)) is None:
-            return lambda: compat.global_facts() == facts
+            return lambda: settings.global_facts() == facts
         unchanged: Callable[[], bool] = extension.Snapshot(
             (level,), (), (), (), (), calls
         ).unchanged

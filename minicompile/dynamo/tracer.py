@@ -74,6 +74,8 @@ class Tracer(Calls):
         self.places: list[int] | None = None
         """Where the frames could be cut that ran when the capture was given up."""
         recorder.stack, recorder.places = self.provenance, self.places_now
+        if recorder.sizes is not None:
+            recorder.sizes.guard, recorder.sizes.env.asker = self.guard, self.asks
         own = self.hold(function, function.__qualname__)
         self.guard("code", own.source, function.__code__, "the compiled function")
 

@@ -28,6 +28,7 @@ import torch
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.result import Source
 from minicompile.errors import Unsupported
+from minicompile.shapes.symnode import SYMBOLIC
 
 OBJECT_HASH: Any = object.__hash__
 OBJECT_EQ: Any = object.__eq__
@@ -36,9 +37,6 @@ OBJECT_NEW: Any = object.__new__
 
 READERS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 """Attributes that C code reads."""
-
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Numbers that stand for any number."""
 
 MODULE_TABLES = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "submodule"}
 """Where an nn.Module keeps what, and the kind of source of what is found there."""

@@ -26,13 +26,14 @@ import torch
 from torch import Tensor
 
 from minicompile import compat
-from minicompile.aot.passes.flash_attention import DTYPES, LEAST_HEAD, MOST_HEAD
+from minicompile.aot.passes.flash_attention import LEAST_HEAD, MOST_HEAD
 from minicompile.codegen.plan import KernelPlan, KernelSource
 from minicompile.errors import OptionError, Unsupported
 from minicompile.exporting.c_wrapper import CWriter
 from minicompile.lowering.ir import ExternKernel, View
 from minicompile.ops.attention import ATTENTION
 from minicompile.ops.device import SHARED
+from minicompile.ops.dtypes import TENSOR_CORES
 from minicompile.ops.graph import Graph, user_line
 from minicompile.options import Options
 from minicompile.runtime.triton import (
@@ -112,7 +113,7 @@ def attention(
 ) -> tuple[Tensor]:
     """softmax(q @ k^T * scale + mask) @ v, laid out as the library's. Flash attention where sizes are known
     and no mask is given, else step by step; a row whose every position is masked gives 0."""
-    if q.shape[1] != k.shape[1] or q.dtype not in DTYPES:
+    if q.shape[1] != k.shape[1] or q.dtype not in TENSOR_CORES:
         raise Unsupported(
             f"a package has no attention in {q.dtype} with {k.shape[1]} heads of keys"
         )

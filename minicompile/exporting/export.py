@@ -22,12 +22,11 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.autograd import copied, fake_mode_of
+from minicompile.aot.autograd import fake_mode_of
 from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
 from minicompile.aot.layout import same_sizes
 from minicompile.aot.levels import lower_to, verify
-from minicompile.aot.views import writes, written_arguments
 from minicompile.api import explain
 from minicompile.dynamo.dispatch import capture_alone
 from minicompile.dynamo.module import call_module, original_of
@@ -40,7 +39,8 @@ from minicompile.exporting.exported import Constraint, Exported, InputSpec, Outp
 from minicompile.exporting.results import Structure
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import short, value_text
-from minicompile.ops.graph import Graph, origins_of, output_node, placeholders, user_line
+from minicompile.ops.graph import Graph, copied, origins_of, output_node, placeholders, user_line
+from minicompile.ops.nodes import writes, written_arguments
 
 aten = torch.ops.aten
 

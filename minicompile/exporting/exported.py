@@ -21,12 +21,12 @@ from typing import Any, Literal, Protocol
 import torch
 
 from minicompile import compat
-from minicompile.aot.layout import size_expr
 from minicompile.aot.runtime import interpret
 from minicompile.errors import ExportError
 from minicompile.exporting.conditions import Expression
 from minicompile.ops.display import Shown, bytes_text, count_text
 from minicompile.ops.graph import Graph, placeholders
+from minicompile.shapes.symnode import size_expr
 
 
 @dataclass(frozen=True)

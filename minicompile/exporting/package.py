@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 import minicompile
-from minicompile.aot.autograd import ahead_of_time, copied, fake_mode_of
+from minicompile.aot.autograd import ahead_of_time, fake_mode_of
 from minicompile.codegen.cpp_ops import prelude
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
-from minicompile.errors import BackendError, OptionError, Unsupported
+from minicompile.errors import BackendError, Unsupported, unknown
 from minicompile.exporting import cuda
 from minicompile.exporting.c_wrapper import DTYPES, Condition, CWriter, ModelSource, c_string
 from minicompile.exporting.checks import checksum, write_metadata
@@ -38,7 +38,7 @@ from minicompile.exporting.exported import Exported
 from minicompile.exporting.safetensors import write_safetensors
 from minicompile.lowering.context import layout_of
 from minicompile.lowering.lower import lower
-from minicompile.ops.graph import Graph, output_node, placeholders
+from minicompile.ops.graph import Graph, copied, output_node, placeholders
 from minicompile.ops.toolchain import BASE_FLAGS, find_compiler, machine_flags, processor_features
 from minicompile.options import Options
 from minicompile.scheduling.schedule import schedule
@@ -279,7 +279,7 @@ def _processor(cpu: str | None) -> tuple[list[str], tuple[str, ...]]:
     if cpu is None:
         cpu = next(level for level, needed in LEVELS.items() if known.issuperset(needed))
     if cpu not in LEVELS:
-        raise OptionError(f"no kind of processor {cpu!r}; known: {', '.join(LEVELS)}")
+        raise unknown("kind of processor", cpu, LEVELS)
     width = 512 if cpu == "x86-64-v4" else 256
     return [f"-march={cpu}", f"-mprefer-vector-width={width}"], LEVELS[cpu]
 

@@ -21,6 +21,7 @@ from minicompile.errors import ExportError
 from minicompile.exporting.call import PLAIN, Call, leaves, mapped
 from minicompile.exporting.conditions import Expression, class_name, literal
 from minicompile.ops.graph import output_node
+from minicompile.shapes.symnode import SYMBOLIC
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Structure:
             return f"result[{self.results.setdefault(value, len(self.results))}]"
         if id(value) in self.paths:
             return self.paths[id(value)]
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if isinstance(value, SYMBOLIC):
             return str(self.capture.shape_env.text(value.node.expr))
         if type(value) is torch.device:
             return f"torch.device({str(value)!r})"

@@ -24,7 +24,6 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.layout import size_expr
 from minicompile.dynamo.result import Source
 from minicompile.errors import ExportError
 from minicompile.exporting.conditions import (
@@ -41,7 +40,7 @@ from minicompile.ops.graph import Graph, target_name
 from minicompile.ops.origin import NO_ORIGINS
 from minicompile.ops.philox import PHILOX
 from minicompile.shapes.env import ShapeEnv
-from minicompile.shapes.symnode import OPERATORS
+from minicompile.shapes.symnode import OPERATORS, size_expr
 
 PROGRAM, STATE, FORMAT = "program.py", "model.safetensors", "minicompile export 1"
 HEAD = "# An export of minicompile: text to read, which is parsed and never run. The state is beside it.\n"
@@ -314,7 +313,7 @@ class Reader:
         for constraint in constraints:
             constraint.expression.holds(self.names)  # what isn't about symbols is not there
         for symbol in self.env.quotients:
-            self.names[str(symbol)] = self.env.sym_int(symbol)
+            self.names[str(symbol)] = self.env.number(symbol)
 
     def graph(
         self, function: ast.FunctionDef, name: str, devices: list[torch.device]

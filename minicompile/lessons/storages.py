@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from minicompile.aot.views import is_view, writes
 from minicompile.ops.display import Shown
 from minicompile.ops.graph import statement
+from minicompile.ops.nodes import is_view, writes
 from minicompile.pipeline_result import Trace
 from minicompile.show.html import box, shows, steps, text
 

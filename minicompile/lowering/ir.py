@@ -44,6 +44,7 @@ from minicompile.shapes.expr import (
     product,
     same,
     simplify_index,
+    strides_agree,
 )
 
 
@@ -74,9 +75,8 @@ class Layout:
         return int(last) + 1 if last.is_Integer else last + 1
 
     def has_strides(self, stride: Sequence[Size]) -> bool:
-        """Whether it has these strides wherever they matter: not where the size is 1."""
-        steps = zip(self.size, self.stride, stride, strict=True)
-        return all(extent == 1 or same(have, want) for extent, have, want in steps)
+        """Whether it has these strides wherever they matter."""
+        return strides_agree(self.size, self.stride, stride)
 
     def is_contiguous(self) -> bool:
         """Row-major without gaps."""

@@ -47,6 +47,7 @@ from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.graph import Graph, origins_of, output_node, statement, target_name, user_line
 from minicompile.ops.handler import InnerFn
+from minicompile.ops.nodes import gives_view, is_view
 from minicompile.options import Options
 from minicompile.shapes.expr import Size, size_hint, to_size
 
@@ -176,7 +177,7 @@ class _Lowering:
             except Unsupported as refusal:
                 reason = refusal.reason
             else:
-                if not is_view(op):
+                if not gives_view(op):
                     result = self._fresh(result, {value.storage for value in operands})
                 for value in values_in(result):
                     self._realize_if_better(node, value)
@@ -190,7 +191,7 @@ class _Lowering:
         if rule is None:
             reason = extern_reasons.get(op) or extern_reasons.get(op.overloadpacket)
             return reason or f"no lowering for {op}"
-        if is_view(op):  # works on layouts alone
+        if gives_view(op):  # works on layouts alone
             return None
         results = [layout.dtype for layout in self.ctx.layouts if layout is not None]
         for dtype in (*(value.dtype for value in operands), *results):
@@ -200,7 +201,11 @@ class _Lowering:
 
     def _may_lower(self, node: fx.Node, op: torch._ops.OpOverload) -> bool:
         """Do gates let an operator's rule be used? Where a library can't take its place, it must be."""
-        ctx, origins, only_loops = self.ctx, self.ctx.origins, is_view(op) and _copy_of(op) is None
+        ctx, origins, only_loops = (
+            self.ctx,
+            self.ctx.origins,
+            gives_view(op) and _copy_of(op) is None,
+        )
 
         def after() -> str:
             made = (made for made in ctx.operations if origins & made.origins)
@@ -242,7 +247,7 @@ class _Lowering:
         for layout in layouts:
             for size in layout.size if layout is not None else ():
                 self._known_size(node, size)
-        if is_view(op):
+        if gives_view(op):
             op = _copying(node, op, reason)
             layouts = [
                 lay and Layout.contiguous(lay.device, lay.dtype, lay.size) for lay in layouts
@@ -333,11 +338,6 @@ def _copy_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     return getattr(packet, op._overloadname, None) if op.namespace == "aten" else None
 
 
-def is_view(op: torch._ops.OpOverload) -> bool:
-    """Whether eager returns an alias of an argument."""
-    return any(result.alias_info is not None for result in op._schema.returns)
-
-
 def eager_peak(nodes: Sequence[fx.Node], hints: Mapping[sympy.Symbol, int]) -> int:
     """Most bytes alive at once if operators ran one by one: results until their last use, outputs to the end.
 
@@ -346,8 +346,7 @@ def eager_peak(nodes: Sequence[fx.Node], hints: Mapping[sympy.Symbol, int]) -> i
     owner: dict[fx.Node, fx.Node] = {}
     last: dict[fx.Node, int] = {}
     for step, node in enumerate(nodes):
-        op, inputs = node.target, node.all_input_nodes
-        looks = op is operator.getitem or (isinstance(op, torch._ops.OpOverload) and is_view(op))
+        inputs, looks = node.all_input_nodes, node.target is operator.getitem or is_view(node)
         owner[node] = owner[inputs[0]] if looks and inputs else node
         last.update((owner[used], step) for used in (node, *inputs))
     change = [0] * (len(nodes) + 1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from minicompile import compat
+from minicompile.errors import OptionError
 
 F32 = torch.float32
 CORES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
@@ -47,14 +48,14 @@ class DeviceSpec:
 
 @functools.cache
 def device_spec(device: torch.device) -> DeviceSpec:
-    """The speed of a device. Raises ValueError for other kinds than CPU and CUDA."""
+    """The speed of a device. Raises OptionError for other kinds than CPU and CUDA."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         cores = found.multi_processor_count * CORES.get((found.major, found.minor), 128)
         bandwidth = 2e3 * found.memory_clock_rate * found.memory_bus_width / 8  # kHz, two per cycle
         return DeviceSpec(found.name, bandwidth, 2e3 * cores * found.clock_rate, "its properties")
     if device.type != "cpu":
-        raise ValueError(f"no speeds known for {device.type} devices")
+        raise OptionError(f"no speeds known for {device.type} devices")
     with compat.no_dispatch_modes():
         source, target = (torch.full((COPIED // 4,), 1.0, dtype=F32, device=device) for _ in "ab")
         square = source[: SIDE * SIDE].view(SIDE, SIDE)

@@ -1,14 +1,19 @@
-"""Dtype names, kinds and the computation dtype.
+"""The rules of dtypes, for all rooms: names and kinds, in which dtype what is computed, and what it gives.
 
-`promote` follows eager's rules by asking torch itself; the rest is bookkeeping that every IR shares.
-Half types are computed in float32 (as eager's kernels do) and rounded when stored.
+promote            operands of several dtypes      by eager's rules: torch itself is asked
+computation_dtype  formulas                        half types in float32, rounded when stored
+sum_dtype          sums and products of elements   ints and bools in int64
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Iterable
 
 import torch
+
+from minicompile.shapes.expr import contiguous_strides, strides_agree, to_size
+from minicompile.shapes.symnode import SYMBOLIC
 
 SHORT: dict[torch.dtype, str] = {
     torch.float32: "f32",
@@ -29,6 +34,11 @@ LOOP_DTYPES = frozenset(dtype for dtype in SHORT if not dtype.is_complex)
 """What loop bodies can hold; anything else stays with extern operators."""
 
 
+HALF_TYPES = frozenset({torch.float16, torch.bfloat16})
+TENSOR_CORES = HALF_TYPES | {torch.float32}
+"""What they multiply, so that templates can."""
+
+
 def short(dtype: torch.dtype) -> str:
     """`f32` for torch.float32."""
     return SHORT.get(dtype, str(dtype).removeprefix("torch."))
@@ -38,9 +48,19 @@ def is_int(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
 
 
+def promote(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """The common dtype of tensors that have dimensions."""
+    return functools.reduce(torch.promote_types, dtypes)
+
+
 def computation_dtype(dtype: torch.dtype) -> torch.dtype:
     """float32 for half types, otherwise the dtype itself."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float32 if dtype in HALF_TYPES else dtype
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums and products of such elements are, running ones too, unless another dtype is asked for."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
 
 
 def tensor_text(value: torch.Tensor) -> str:
@@ -56,13 +76,8 @@ def is_row_major(value: torch.Tensor) -> bool:
     """Whether a tensor is contiguous; with symbolic sizes, for all of them, which adds no guard."""
     if not any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
         return value.is_contiguous()
-    expected: Any = 1
-    for size, stride in zip(reversed(value.shape), reversed(value.stride())):
-        given, wanted = (getattr(getattr(n, "node", None), "expr", n) for n in (stride, expected))
-        if given != wanted and (isinstance(size, torch.SymInt) or size != 1):
-            return False
-        expected = size * expected
-    return True
+    sizes, strides = (list(map(to_size, numbers)) for numbers in (value.shape, value.stride()))
+    return strides_agree(sizes, strides, contiguous_strides(sizes))
 
 
 def value_text(value: object) -> str:
@@ -71,6 +86,6 @@ def value_text(value: object) -> str:
         return tensor_text(value)
     if isinstance(value, tuple | list):
         return "(" + ", ".join(value_text(v) for v in value) + ")"
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+    if isinstance(value, SYMBOLIC):
         return f"Sym({value})"
     return type(value).__name__

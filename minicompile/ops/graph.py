@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from minicompile import compat
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, source_lines
@@ -119,6 +120,20 @@ class Graph(Listing, Shown):
     @property
     def nodes(self) -> Iterator[fx.Node]:
         return iter(self.gm.graph.nodes)
+
+
+def copies(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A new graph of the same nodes, and which of them stands for which."""
+    made, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.nodes:
+        nodes[node] = made.node_copy(node, nodes.__getitem__)
+    return made, nodes
+
+
+def copied(graph: Graph) -> Graph:
+    """A graph to edit where the given one is to stay as it is."""
+    made, _ = copies(graph.gm.graph)
+    return Graph(compat.graph_module(graph.gm, made, graph.name), graph.name, graph.made_by)
 
 
 class Snapshot(Listing):

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from minicompile.errors import UnknownName
+from minicompile.errors import UnknownName, unknown
 
 V = TypeVar("V")
 
@@ -36,16 +36,23 @@ class Registry(Mapping[Any, V]):
         self.rules: dict[Any, V] = {}
         self.modules: list[str] = []
         """Modules whose rules are built in: imported before the table is first read."""
+        self.loading = False
+        """Are they being imported? They replace nothing that was registered before."""
         ALL[name] = self
 
     def load(self) -> None:
         """Import the modules that hold the built-in rules, once."""
         while self.modules:
-            importlib.import_module(self.modules.pop(0))
+            before, self.loading = self.loading, True
+            try:
+                importlib.import_module(self.modules.pop(0))
+            finally:
+                self.loading = before
 
     def __call__(self, *keys: Any) -> Callable[[V], V]:
         def add(rule: V) -> V:
-            self.rules.update(dict.fromkeys(keys, rule))
+            known = self.rules if self.loading else {}
+            self.rules.update(dict.fromkeys((key for key in keys if key not in known), rule))
             return rule
 
         return add
@@ -90,7 +97,7 @@ def without(*names: str) -> Iterator[None]:
         for name in names:
             table, _, rule = name.partition(":")
             if table not in ALL:
-                raise UnknownName(f"no registry {table!r}; known: {', '.join(sorted(ALL))}")
+                raise unknown("registry", table, sorted(ALL))
             registry = ALL[table]
             keys = registry.matching(rule)
             if not keys:

@@ -1,8 +1,12 @@
-"""Results that FakeTensor tells otherwise than eager makes them, or at the price of many guards."""
+"""Results that FakeTensor tells otherwise than eager makes them, or at the price of many guards.
+
+What torch is given are numbers or SymInts; strides of expressions are shapes/expr.py's.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +15,16 @@ from torch._ops import OpOverload
 from minicompile.shapes.expr import contiguous_strides, to_size
 
 aten = torch.ops.aten
+
+
+def dense_strides(size: Sequence[Any], order: Iterable[int] | None = None) -> list[Any]:
+    """Strides without gaps; `order`: the dimensions from the outermost in memory to the innermost."""
+    strides: list[Any] = [1] * len(size)
+    step: Any = 1
+    for dim in reversed([*(range(len(size)) if order is None else order)]):
+        strides[dim], step = step, step * size[dim]
+    return strides
+
 
 LIKE_A_SUM = {
     aten.copysign.Tensor,
@@ -119,5 +133,4 @@ def as_row_major_view(op: OpOverload, args: Any) -> tuple[OpOverload, Any]:
         shape[inferred[0]] = tensor.numel() // known
     elif inferred or tensor.numel() != known:
         return op, args
-    strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
-    return aten.as_strided.default, (tensor, shape, strides, tensor.storage_offset())
+    return aten.as_strided.default, (tensor, shape, dense_strides(shape), tensor.storage_offset())

@@ -36,6 +36,7 @@ from minicompile.aot.result import (
     Tangent,
 )
 from minicompile.codegen.plan import CodeLine, KernelModule, WrapperSource
+from minicompile.compat.settings import global_facts
 from minicompile.dynamo.result import Capture
 from minicompile.ops.build import cache_folder
 from minicompile.ops.events import observer
@@ -200,7 +201,7 @@ def settings() -> str:
     flags = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
     attention = [getattr(torch.backends.cuda, f"{flag}_enabled")() for flag in flags]
     cudnn = torch.backends.cudnn
-    return repr((compat.global_facts(), attention, cudnn.enabled, cudnn.deterministic))
+    return repr((global_facts(), attention, cudnn.enabled, cudnn.deterministic))
 
 
 def rules_text() -> str:

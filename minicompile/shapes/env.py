@@ -29,6 +29,7 @@ from minicompile.shapes.expr import (
     float_symbol,
     is_float,
     loop_symbol,
+    python_number,
     python_text,
     size_symbol,
 )
@@ -124,13 +125,10 @@ class ShapeEnv(Shown):
         self.hints[symbol], self.symbols[symbol], self.wishes[symbol] = hint, source, wish
         return torch.SymFloat(SymNode(symbol, self, float))
 
-    def sym_int(self, expr: sympy.Expr | int) -> torch.SymInt | int:
-        """A size expression as torch's operators take it."""
-        expr = sympy.sympify(expr)
-        return int(expr) if expr.is_Integer else torch.SymInt(SymNode(expr, self, int))
-
-    def number(self, expr: sympy.Expr) -> torch.SymInt | torch.SymFloat:
+    def number(self, expr: sympy.Expr) -> torch.SymInt | torch.SymFloat | int:
         """An expression as torch's operators take it: a size, or a float."""
+        if expr.is_Integer:
+            return int(expr)
         kind = torch.SymFloat if is_float(expr) else torch.SymInt
         return kind(SymNode(expr, self, float if is_float(expr) else int))
 
@@ -312,7 +310,7 @@ class ShapeEnv(Shown):
         """Which values a symbol stands for."""
         value = self.simplified(symbol)
         if symbol in self.fixed:
-            return f"only {value if value.is_Integer else float(value)}"
+            return f"only {python_number(value)}"
         low, high = self.ranges.get(symbol, (None, None))
         if low is None:
             return "a float"

@@ -124,7 +124,7 @@ class PythonNumber(PythonFunction):
     def eval(cls, *args: Expr) -> Expr | None:
         if not all(arg.is_number for arg in args):
             return None
-        return sympy.sympify(cls.compute(*(int(a) if a.is_Integer else float(a) for a in args)))
+        return sympy.sympify(cls.compute(*map(python_number, args)))
 
 
 class RoundedNumber(PythonNumber):
@@ -206,6 +206,11 @@ def to_size(value: Any) -> Size:
     node = getattr(value, "node", None)
     expr = value if node is None else node.expr
     return expr if isinstance(expr, sympy.Expr) and not expr.is_Integer else int(expr)
+
+
+def python_number(expr: Expr) -> int | float:
+    """A sympy number as Python's."""
+    return int(expr) if expr.is_Integer else float(expr)
 
 
 def product(sizes: Iterable[Size]) -> Size:
@@ -425,6 +430,11 @@ def contiguous_strides(size: Sequence[Size]) -> tuple[Size, ...]:
         strides.append(step)
         step = to_size(step * (extent if not isinstance(extent, int) else max(extent, 1)))
     return tuple(reversed(strides))
+
+
+def strides_agree(size: Sequence[Size], have: Sequence[Size], want: Sequence[Size]) -> bool:
+    """Equal wherever they matter: in dimensions longer than 1."""
+    return all(n == 1 or same(a, b) for n, a, b in zip(size, have, want, strict=True))
 
 
 def linear_index(index: Sequence[Expr | int], stride: Sequence[Size], offset: Size = 0) -> Expr:

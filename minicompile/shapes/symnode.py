@@ -28,11 +28,14 @@ from minicompile.shapes.expr import (
     PythonNumber,
     exact_quotient,
     is_float,
+    python_number,
 )
 
 if TYPE_CHECKING:
     from minicompile.shapes.env import ShapeEnv
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Numbers that stand for any number: what torch's functions take and give."""
 Number = int | float | bool
 Nodes: TypeAlias = "Sequence[SymNode]"
 Text = str  # a node has a method called `str`
@@ -244,6 +247,16 @@ def operation_of(expr: sympy.Basic) -> tuple[Text, Any, tuple[sympy.Basic, ...]]
     return form, function, (first, expr.func(*rest) if len(rest) > 1 else rest[0])
 
 
+def size_expr(value: Any) -> Any:
+    """A number that may be symbolic as a Python number or a sympy expression; anything else as it is."""
+    return value.node.expr if isinstance(value, SYMBOLIC) else value
+
+
+def hint(value: Any) -> Any:
+    """A number that may be symbolic by its value while compiling; adds no guard."""
+    return value.node.hint if isinstance(value, SYMBOLIC) else value
+
+
 class SizeNodes:
     """Symbolic sizes as graph nodes, made on demand from the inputs whose shapes contain the symbols."""
 
@@ -269,10 +282,8 @@ class SizeNodes:
 
     def argument(self, expr: sympy.Expr, env: Any, meta: Mapping[str, Any]) -> Any:
         """The node that computes an expression, or the number it is."""
-        if expr.is_Integer:
-            return int(expr)
         if expr.is_number:
-            return float(expr)
+            return python_number(expr)
         if expr in self.nodes:
             return self.nodes[expr]
         if expr.has(PythonNumber) or (is_float(expr) and not (-expr).is_Symbol):

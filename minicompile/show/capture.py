@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from minicompile.dynamo.history import Explanation, Timeline
 from minicompile.dynamo.result import (
     LONG_FLOW,
     Capture,
-    Explanation,
     GraphBreak,
     GraphInput,
     Guard,
     GuardFailure,
     InstructionRecord,
-    Timeline,
 )
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text

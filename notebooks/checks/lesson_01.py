@@ -10,7 +10,7 @@ import torch
 
 import minicompile as mc
 from minicompile.dynamo.bytecode import decode
-from minicompile.dynamo.result import Explanation
+from minicompile.dynamo.history import Explanation
 from minicompile.extension import bytecode
 from minicompile.lessons.exercise import Lesson, Run, show
 from minicompile.lessons.model import GPT, GPTConfig

@@ -489,7 +489,7 @@ def what_it_does(op):
 
 
 # %% name="ex1-wrong-helper" tags=["wrong"] kind="built-in" says="a use of makes_memory"
-from minicompile.aot.views import makes_memory, writes
+from minicompile.ops.nodes import makes_memory, writes
 
 
 def what_it_does(op):

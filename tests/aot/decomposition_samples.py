@@ -30,8 +30,8 @@ from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.decompositions import decomposition
 from minicompile.aot.layout import conform, same_strides
 from minicompile.aot.levels import verify
-from minicompile.aot.views import is_pointwise, is_random
 from minicompile.errors import Unsupported, VerifyError
+from minicompile.ops.nodes import is_pointwise, is_random
 from minicompile.options import Options
 from tests.aot.helpers import capture
 from tests.opinfo.database import operators

@@ -23,9 +23,9 @@ from torch import fx
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.partition import bytes_of, is_heavy, partition
 from minicompile.aot.result import AotResult
-from minicompile.aot.views import alias_root, is_view
 from minicompile.dynamo.result import Capture
 from minicompile.ops.graph import Graph, output_node, placeholders
+from minicompile.ops.nodes import alias_root, is_view
 from minicompile.options import Options
 from tests.aot.training_graphs import MODELS, training_capture
 

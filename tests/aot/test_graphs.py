@@ -15,8 +15,8 @@ from minicompile.aot.layout import geometry
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
 from minicompile.aot.partition import is_heavy
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import is_random, is_view
 from minicompile.ops.graph import origins_of, output_node, placeholders
+from minicompile.ops.nodes import is_random, is_view
 from minicompile.ops.registry import scoped, without
 from minicompile.options import Options
 from minicompile.passes.manager import graph_pass

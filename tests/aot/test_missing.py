@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import minicompile as mc
+from minicompile import compat
 from minicompile.aot.missing import sufficient
 
 BACKENDS = ["aot_eager", "inductor"]
@@ -48,6 +49,15 @@ def test_gradients_of_some_results(
 ) -> None:
     expected = gradients(fn, None, used, dynamic)
     torch.testing.assert_close(gradients(fn, backend, used, dynamic), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("fn", [three, branches])
+def test_where_saved_tensors_come_all_at_once_gradients_are_the_same(
+    fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = gradients(fn, None, (0,), False)
+    monkeypatch.setattr(compat, "UNPACKS_ONE", False)
+    torch.testing.assert_close(gradients(fn, "aot_eager", (0,), False), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 import minicompile as mc
 from minicompile.aot.partition import bytes_of, flops, is_heavy
-from minicompile.aot.views import is_random
 from minicompile.errors import OptionError
 from minicompile.ops.display import to_html
 from minicompile.ops.graph import placeholders
+from minicompile.ops.nodes import is_random
 from minicompile.options import Options, make_options
 from tests.aot import partition_models, training_graphs
 from tests.aot.helpers import compile_aot, module_function

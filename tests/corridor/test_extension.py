@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 
 import minicompile as mc
 from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.ops.registry import ALL, Registry
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
 
@@ -219,3 +221,20 @@ def test_a_bytecode_handler_and_a_call_rule(model, batch):
 
         mc.trace(model, *batch)
     assert counted
+
+
+def test_a_rule_stays_that_was_there_before_the_built_in_ones_were_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = "from minicompile.ops.registry import ALL\nALL['late']('one', 'two')('built in')\n"
+    (tmp_path / "late_rules.py").write_text(register)
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[str] = Registry("late", "for this test alone")
+    try:
+        registry.modules.append("late_rules")
+        registry("one")("mine")
+        assert dict(registry) == {"one": "mine", "two": "built in"}
+        registry("two")("mine")
+        assert registry["two"] == "mine"
+    finally:
+        del ALL["late"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.aot.views import is_view
+from minicompile.ops.nodes import is_view
 from minicompile.pipeline_result import Trace
 from tests.debug.documents import SCRIPT, bash, ours, python
 from tests.debug.watched_script import Model

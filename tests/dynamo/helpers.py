@@ -11,7 +11,8 @@ import torch
 import minicompile as mc
 from minicompile.api import find_backend
 from minicompile.dynamo.dispatch import Dispatcher
-from minicompile.dynamo.result import Capture, Explanation
+from minicompile.dynamo.history import Explanation
+from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
 from minicompile.options import make_options
 

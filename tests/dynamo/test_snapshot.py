@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from minicompile import compat
+from minicompile.compat import settings
 from minicompile.dynamo.result import Guard, Source
 from minicompile.dynamo.snapshot import EXTENSION, Facts, state_check
 from minicompile.dynamo.variables import class_facts
@@ -168,7 +169,7 @@ def test_global_state_checks_agree_in_cpp_and_python(
     use_native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not use_native:
-        monkeypatch.setattr(compat, "GlobalStateGuard", None)
+        monkeypatch.setattr(settings, "GlobalStateGuard", None)
     check = state_check()()
     assert check()
     with torch.no_grad():

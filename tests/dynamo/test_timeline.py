@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.dynamo.result import Timeline
+from minicompile.dynamo.history import Timeline
 from minicompile.errors import OptionError
 from minicompile.ops.display import to_html
 from tests.dynamo.test_hook import eager_loop, in_eager, needs_hook

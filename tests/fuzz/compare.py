@@ -66,6 +66,19 @@ class Close:
         return repr(self.value.tolist())
 
 
+NUMBER = re.compile(r"-?\d+\.\d*(?:e[+-]\d+)?")
+
+
+def printed_as(text: str, tolerance: float) -> Any:
+    """What a program printed: its words, and its numbers with a point, which may differ by rounding."""
+    # says who differentiates; a long name goes into a line of its own
+    text = re.sub(r",\s+grad_fn=<[A-Za-z0-9]+>", ", grad_fn", text)
+    if not tolerance:
+        return text
+    numbers = torch.tensor([float(number) for number in NUMBER.findall(text)])
+    return " ".join(NUMBER.sub("#", text).split()), Close(numbers, tolerance)
+
+
 class Loose(Recorder):
     """Like Recorder; values may differ by rounding, and autograd may refuse to be asked about a tensor."""
 
@@ -181,9 +194,7 @@ def run(
             return results[0]
 
         result, printed, *after = called(keeping, args, record, ExitStack())
-        # says who differentiates; a long name goes into a line of its own
-        printed = re.sub(r",\s+grad_fn=<[A-Za-z0-9]+>", ", grad_fn", printed)
-        shown[step] = result, printed, *after
+        shown[step] = result, printed_as(printed, tolerance), *after
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             raised = differentiate(leaves_of([results, args]))

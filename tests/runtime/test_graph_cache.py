@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 class Disk:
     """Counts what is looked for and found; kernels that come from disk are those that were interpreted."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, interpreted: bool) -> None:
         self.keys: list[str | None] = []
         self.found: list[bool] = []
         self.kernels: dict[str, Any] = {}
@@ -55,7 +55,7 @@ class Disk:
 
         monkeypatch.setattr(graph_cache, "key_of", key_and_tell)
         monkeypatch.setattr(graph_cache, "read", read_and_tell)
-        if not torch.cuda.is_available():
+        if interpreted:
             monkeypatch.setattr(load.triton, "load_kernel", load_and_keep)
             monkeypatch.setattr(load.triton, "start_kernels", start_kernels)
 
@@ -70,8 +70,8 @@ def on_cpu(request, monkeypatch) -> None:
 
 
 @pytest.fixture
-def disk(monkeypatch) -> Disk:
-    return Disk(monkeypatch)
+def disk(request, monkeypatch) -> Disk:
+    return Disk(monkeypatch, interpreted="gpu" not in request.keywords)
 
 
 def compiled(fn: Any, folder: Any, dynamic: Any = False, **options: Any) -> Any:

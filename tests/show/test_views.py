@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from minicompile.dynamo import result as dynamo_result
+from minicompile.dynamo import history as dynamo_history
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure
 from minicompile.lowering.ir import ConstantBuffer, ExternKernel, InputBuffer, LoopGraph
 from minicompile.ops.device import DeviceSpec
@@ -287,21 +287,21 @@ def test_the_picture_of_a_memory_plan_has_a_rectangle_for_each_piece() -> None:
 
 
 @pytest.mark.skipif(
-    not hasattr(dynamo_result, "Explanation"), reason="capture has no Explanation here"
+    not hasattr(dynamo_history, "Explanation"), reason="capture has no Explanation here"
 )
 def test_an_explanation_tells_breaks_and_recompiles() -> None:
     capture = example.capture()
-    first = dynamo_result.Miss({0: 0}, made=1)  # type: ignore[attr-defined]
+    first = dynamo_history.Miss({0: 0}, made=1)  # type: ignore[attr-defined]
     failures = (GuardFailure(capture.guards[0], 7),)
-    second = dynamo_result.Miss({0: 2, 1: 2}, failures, 2)  # type: ignore[attr-defined]
-    explanation = dynamo_result.Explanation(  # type: ignore[attr-defined]
+    second = dynamo_history.Miss({0: 2, 1: 2}, failures, 2)  # type: ignore[attr-defined]
+    explanation = dynamo_history.Explanation(  # type: ignore[attr-defined]
         "f",
         (capture,),
         (GraphBreak("no rule", example.CALL, "rewrite"),),
         2,
         3,
         True,
-        (dynamo_result.Timeline("f", (first, second), {0: 2, 1: 3, 2: 0}),),  # type: ignore[attr-defined]
+        (dynamo_history.Timeline("f", (first, second), {0: 2, 1: 3, 2: 0}),),  # type: ignore[attr-defined]
     )
     page = to_html(explanation)
     parsed(page)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from minicompile.aot.decompositions.pointwise import constant, scaled
-from minicompile.aot.decompositions.registry import HALF_TYPES, decompose, formulas
+from minicompile.aot.decompositions.registry import decompose, formulas
+from minicompile.ops.dtypes import HALF_TYPES
 
 aten = torch.ops.aten
 index = aten.index.Tensor

@@ -3,7 +3,6 @@ their own."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor, where
 
 from minicompile.aot.decompositions.registry import (
-    HALF_TYPES,
     Maybe,
     Rule,
     decompose,
@@ -20,6 +18,7 @@ from minicompile.aot.decompositions.registry import (
     real,
     wide,
 )
+from minicompile.ops.dtypes import HALF_TYPES, promote
 
 aten = torch.ops.aten
 Number = int | float | bool
@@ -51,9 +50,7 @@ def rsub(x: Tensor, y: Any, alpha: Number = 1) -> Tensor:
 
 def promoted(*tensors: Tensor) -> list[Tensor]:
     """The tensors in their common dtype, in which eager's kernels compute from the first step on."""
-    dtype = functools.reduce(
-        torch.promote_types, (torch.result_type(tensors[0], t) for t in tensors)
-    )
+    dtype = promote(torch.result_type(tensors[0], t) for t in tensors)
     return [t.to(dtype) for t in tensors]
 
 

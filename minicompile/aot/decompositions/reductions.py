@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minicompile.aot.decompositions.registry import Dtype, Rule, decompose, formulas
-from minicompile.ops.dtypes import computation_dtype
+from minicompile.ops.dtypes import computation_dtype, sum_dtype
 
 aten = torch.ops.aten
 
@@ -40,7 +40,7 @@ def deviations(x: Tensor, dims: list[int], correction: float | None) -> tuple[Te
 @decompose(aten.sum.dim_IntList, to="prims")
 def sum_dims(x: Tensor, dims: Any, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
     """Explicit about the dtype (integers are added as int64) and the dimensions."""
-    wanted = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
+    wanted = dtype or sum_dtype(x.dtype)
     if x.dtype == wanted and dtype is None and dims:
         return NotImplemented
     if x.dim() == 0:

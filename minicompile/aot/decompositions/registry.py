@@ -20,13 +20,13 @@ from typing import Any, Literal
 import torch
 from torch._ops import OpOverload
 
+from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.registry import Registry
 
 Rule = Callable[..., Any]
 """Computes an operator's result with other operators; may return NotImplemented."""
 Dtype = torch.dtype | None
 Maybe = torch.Tensor | None
-HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)

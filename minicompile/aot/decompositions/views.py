@@ -4,7 +4,6 @@ their derivatives; operators that only move elements, written with them.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from minicompile.aot.decompositions.registry import Rule, decompose, formulas
+from minicompile.ops.dtypes import promote
 
 aten = torch.ops.aten
 
@@ -141,7 +141,7 @@ def diagonal_scatter(
 
 @decompose(aten.block_diag.default, to="core")
 def block_diag(blocks: list[Tensor]) -> Tensor:
-    dtype = functools.reduce(torch.promote_types, (block.dtype for block in blocks))
+    dtype = promote(block.dtype for block in blocks)
     blocks = [torch.atleast_2d(block).to(dtype) for block in blocks]
     width, left, rows = sum(block.shape[1] for block in blocks), 0, []
     for block in blocks:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from minicompile.aot.layout import size_expr
 from minicompile.aot.passes.linear import EXACT
 from minicompile.ops.graph import target_name
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match, register_pattern
+from minicompile.shapes.symnode import size_expr
 
 SCALES: dict[str, Any] = {
     "multiplied": (lambda s, f: s * f, lambda f: f, [0.1]),

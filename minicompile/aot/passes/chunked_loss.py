@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.layout import hint
 from minicompile.aot.passes.linear import VECTOR, pad_matrix, runs_on_tensor_cores
 from minicompile.aot.passes.patterns import may_write
 from minicompile.ops.graph import Rewrite, origins_of, statement, target_name
+from minicompile.ops.nodes import bytes_of
 from minicompile.passes.manager import graph_pass
 
 LEAST_BYTES = 2**26
@@ -156,7 +156,8 @@ def chunk_losses(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
             for step in steps:
                 if step.op == "call_function":
                     x = derived(gm.graph, x, "__getitem__", step.args[1], origin=step)
-            flat = derived(gm.graph, x, "reshape", -1, linear_width(linear), origin=linear)
+            width = linear.args[0].meta["val"].shape[-1]  # type: ignore[union-attr]
+            flat = derived(gm.graph, x, "reshape", -1, width, origin=linear)
         mean = given.get("reduction", "mean") == "mean"
         low, dtype = linear.meta["val"].dtype, node.meta["val"].dtype
         more = (low, size, dtype, given.get("ignore_index", -100), mean)
@@ -177,10 +178,6 @@ def derived(graph: fx.Graph, x: Any, method: str, *args: Any, origin: fx.Node) -
     made = graph.call_method(method, (x, *args))
     made.meta.update(origin.meta, val=getattr(x.meta["val"], method)(*args))
     return made
-
-
-def linear_width(linear: fx.Node) -> Any:
-    return linear.args[0].meta["val"].shape[-1]  # type: ignore[union-attr]
 
 
 def chunks(node: fx.Node) -> tuple[list[fx.Node], fx.Node, int] | str:
@@ -214,7 +211,7 @@ def chunks(node: fx.Node) -> tuple[list[fx.Node], fx.Node, int] | str:
         between = between.next
     if not isinstance(value.shape[0], int):
         return "the number of rows varies"
-    rows, size = value.shape[0], value.itemsize * hint(value.numel())
+    rows, size = value.shape[0], bytes_of(given["input"])
     if size < LEAST_BYTES or rows < 2 * LEAST_ROWS:
         return f"all logits are {size} bytes"
     return steps, logits, max(-(-rows // CHUNKS), LEAST_ROWS)

@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 from minicompile.aot.layout import frozen, same_value
-from minicompile.aot.views import (
+from minicompile.ops.graph import origins_of
+from minicompile.ops.nodes import (
     alias_root,
     argument,
     aten_ops,
@@ -30,7 +31,6 @@ from minicompile.aot.views import (
     is_view,
     returned_nodes,
 )
-from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import Origins
 from minicompile.passes.manager import graph_pass
 

@@ -27,15 +27,14 @@ from torch import Tensor, fx
 from minicompile import compat
 from minicompile.aot.layout import empty_like_layout
 from minicompile.aot.passes.patterns import replace_nodes, trace_function, with_gradients
-from minicompile.aot.views import is_pointwise, is_view
 from minicompile.errors import MinicompileError
 from minicompile.ops.attention import ATTENTION, ATTENTION_BACKWARD, FlashAttention, function_of
-from minicompile.ops.dtypes import LOOP_DTYPES
+from minicompile.ops.dtypes import LOOP_DTYPES, TENSOR_CORES
 from minicompile.ops.graph import Graph, Rewrite, call_text, origins_of, target_name
+from minicompile.ops.nodes import is_pointwise, is_view
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match
 
-DTYPES = {torch.float16, torch.bfloat16, torch.float32}
 LEAST_HEAD, MOST_HEAD = 16, 128
 MADE = {"arange", "ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
 """What makes a tensor of numbers, and (TRIANGLES) leaves a triangle of it."""
@@ -119,8 +118,9 @@ class ScoreGraph:
 
     def __init__(self, product: fx.Node, scores: fx.Node, changed: set[fx.Node]) -> None:
         self.graph, self.changed, self.others = fx.Graph(), changed, list[fx.Node]()
-        self.first = self.graph.placeholder("x0")
-        self.copies = {product: self.first}
+        self.last = self.graph.placeholder("x0")
+        """The last input."""
+        self.copies = {product: self.last}
         self.result = self.copy(scores)
 
     def copy(self, node: fx.Node) -> fx.Node:
@@ -130,13 +130,10 @@ class ScoreGraph:
                 made = self.graph.node_copy(node, self.copy)
             else:
                 self.others.append(node)
-                with self.graph.inserting_after(self.last_input()):
-                    made = self.graph.placeholder(f"x{len(self.others)}")
+                with self.graph.inserting_after(self.last):
+                    made = self.last = self.graph.placeholder(f"x{len(self.others)}")
             self.copies[node] = made
         return self.copies[node]
-
-    def last_input(self) -> fx.Node:
-        return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
 
     def text(self) -> str:
         return source(list(self.graph.nodes), self.result)
@@ -184,7 +181,7 @@ def attention_at(node: fx.Node, mode: Any) -> tuple[Match, str, str] | str:
     products = [step for step in changed if is_product(step)]
     if len(products) != 1:
         return "scores come from several products"
-    if value(scores).dtype not in DTYPES:
+    if value(scores).dtype not in TENSOR_CORES:
         return f"scores in {value(scores).dtype}"
     q, transposed = products[0].args
     graph = ScoreGraph(products[0], scores, changed - set(products))
@@ -221,7 +218,7 @@ def refusal(q: Any, transposed: Any, node: fx.Node, others: Sequence[fx.Node]) -
         return "queries, keys and values differ in batch or heads"
     if a.shape[-1] != c.shape[-1] or not LEAST_HEAD <= a.shape[-1] <= MOST_HEAD:
         return "heads of another size"
-    if {x.dtype for x in values[:4]} - DTYPES or len({x.dtype for x in values[:4]}) > 1:
+    if {x.dtype for x in values[:4]} - TENSOR_CORES or len({x.dtype for x in values[:4]}) > 1:
         return f"in {values[3].dtype}"
     if values[3].requires_grad and any(x.requires_grad for x in values[4:]):
         return "what scores read wants a gradient"

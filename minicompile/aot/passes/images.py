@@ -17,12 +17,14 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.layout import hint, same_strides
+from minicompile.aot.layout import same_strides
 from minicompile.aot.levels import family
-from minicompile.aot.partition import bytes_of
 from minicompile.ops.display import bytes_text
-from minicompile.ops.graph import Rewrite, origins_of, statement
+from minicompile.ops.graph import Rewrite, copies, origins_of, statement
+from minicompile.ops.nodes import bytes_of
+from minicompile.ops.strides import dense_strides
 from minicompile.passes.manager import graph_pass
+from minicompile.shapes.symnode import hint
 
 aten = torch.ops.aten
 
@@ -43,9 +45,7 @@ def channels_last(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
         return "no convolution of images"
     if gm.graph.find_nodes(op="call_function", target=aten.as_strided.default):
         return "as_strided looks at memory"
-    copy, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in gm.graph.nodes:
-        nodes[node] = copy.node_copy(node, nodes.__getitem__)
+    copy, _ = copies(gm.graph)
     images = Images(copy, mode)
     done = images.run()
     copied, moved = map(bytes_text, (images.copied, sum(images.moved)))
@@ -133,8 +133,7 @@ class Images:
 
     def placed(self, value: torch.Tensor, form: torch.memory_format) -> torch.Tensor:
         """An image's value in a layout; the value itself if it lies so."""
-        c, h, w = value.shape[1:]
-        strides = (c * h * w, h * w, w, 1) if form is ROWS else (h * w * c, 1, w * c, c)
+        strides = dense_strides(value.shape, None if form is ROWS else (0, 2, 3, 1))
         found = compat.new_fake(self.mode, value.shape, strides, value.dtype, value.device)
         return value if same_strides(value, found) else found
 

@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.layout import hint
 from minicompile.aot.passes.patterns import home, replace_nodes
-from minicompile.aot.views import alias_root, has_effect, is_view
+from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Rewrite, origins_of, statement
+from minicompile.ops.nodes import alias_root, bytes_of, has_effect, is_view
 from minicompile.ops.toolchain import processor_vendor
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match, register_pattern
+from minicompile.shapes.symnode import hint
 
 aten = torch.ops.aten
 
@@ -76,11 +77,19 @@ def mark_products_of_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
         inner = node.args[0]
         if inner.target is aten.mm.default and len(inner.users) == 1:
-            value, text = inner.meta["val"], f"{statement(inner)}\n{statement(node)}"
-            node.meta["back_to_back"] = size = value.itemsize * hint(value.numel())
+            text = f"{statement(inner)}\n{statement(node)}"
+            node.meta["back_to_back"] = size = bytes_of(inner)
             after, origins = f"{text}  # {size} bytes between", origins_of(node) | origins_of(inner)
             done.append(Rewrite("back_to_back_gemm", text, after, origins))
     return done
+
+
+def products(gm: fx.GraphModule) -> list[tuple[Any, tuple[Any, Any, Any]]]:
+    """Each product of two matrices, with a bias or none, that nothing scales; its rows, terms and columns."""
+    found = (n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default))
+    plain = [node for node in found if not node.kwargs]
+    sides = ([x.meta["val"].shape for x in node.args[-2:]] for node in plain)
+    return [(node, (*x, weight[1])) for node, (x, weight) in zip(plain, sides)]
 
 
 @graph_pass("onednn", stage="post_grad", order=80)
@@ -89,11 +98,8 @@ def choose_library(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     done: list[Rewrite] = []
     linear, switched_on = compat.onednn_linear(), torch.backends.mkldnn.enabled
     wanted = linear is not None and switched_on and processor_vendor() == "AuthenticAMD"
-    for node in gm.graph.nodes if wanted else ():
-        if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
-            continue
+    for node, (rows, inner, columns) in products(gm) if wanted else ():
         *bias, x, weight = node.args
-        (rows, inner), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
         known = all(isinstance(size, int) for size in (rows, inner, columns))
         plain = all(is_float32_on_cpu(value.meta["val"]) for value in node.args)
         plain = plain and all(b.meta["val"].dim() == 1 for b in bias)
@@ -115,12 +121,8 @@ def is_float32_on_cpu(value: Tensor) -> bool:
 def pad_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     """Large half-precision products on GPUs get rows of whole vectors: tensor cores are faster then."""
     done: list[Rewrite | None] = []
-    for node in list(gm.graph.nodes):
-        if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
-            continue
-        x, weight = node.args[-2:]
-        (rows, inner), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
-        known = all(isinstance(size, int) for size in (inner, columns))
+    for node, (rows, inner, columns) in products(gm):
+        x, known = node.args[-2], all(isinstance(size, int) for size in (inner, columns))
         if not known or not runs_on_tensor_cores(x.meta["val"]):
             continue
         more, wider = (-size % VECTOR for size in (inner, columns))
@@ -150,7 +152,7 @@ def pad_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
 
 
 def runs_on_tensor_cores(value: Tensor) -> bool:
-    return value.device.type == "cuda" and value.dtype in (torch.bfloat16, torch.float16)
+    return value.device.type == "cuda" and value.dtype in HALF_TYPES
 
 
 def by_columns(x: Tensor) -> bool:

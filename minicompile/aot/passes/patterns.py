@@ -24,10 +24,10 @@ from minicompile import compat
 from minicompile.aot.layout import conform, empty_like_layout, frozen
 from minicompile.aot.levels import lower_to
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import ALIASES, alias_root, has_effect, is_random, returned_nodes
 from minicompile.errors import OptionError
 from minicompile.ops.gates import allowed
 from minicompile.ops.graph import Graph, Rewrite, origins_of, statement
+from minicompile.ops.nodes import ALIASES, alias_root, has_effect, is_random, returned_nodes
 from minicompile.ops.origin import union
 from minicompile.passes.manager import Pass
 from minicompile.passes.patterns import (

@@ -17,9 +17,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from minicompile.aot.decompositions.registry import HALF_TYPES
-from minicompile.aot.views import is_size
+from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Rewrite, origins_of, statement
+from minicompile.ops.nodes import is_size
 from minicompile.ops.origin import union
 from minicompile.ops.philox import PHILOX
 from minicompile.passes.manager import graph_pass

@@ -1,6 +1,6 @@
 """The built-in rules by family. Importing this package registers them."""
 
-from minicompile.lowering.rules import (
+from minicompile.lowering.rules import (  # noqa: F401
     creation,
     externs,
     indexing,
@@ -12,8 +12,3 @@ from minicompile.lowering.rules import (
     scans,
     view,
 )
-
-__all__ = [
-    "creation", "externs", "indexing", "pointwise", "pooling", "products", "reductions", "resampling",
-    "scans", "view",
-]  # fmt: skip

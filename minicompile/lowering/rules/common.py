@@ -37,7 +37,7 @@ def broadcast_size(*operands: Operand) -> tuple[Size, ...]:
 
 
 def common_dtype(*operands: Operand) -> torch.dtype:
-    """The tensors' dtype: eager's promotions are conversions in the graph by now (aot/explicit.py)."""
+    """The tensors' dtype: eager's promotions are conversions in the graph by now (aot/levels.py)."""
     found = {o.dtype for o in operands if isinstance(o, TensorValue)}
     if len(found) != 1:
         raise Unsupported("operands of several dtypes")

@@ -19,7 +19,7 @@ from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, lowering
 from minicompile.lowering.rules.common import Scalar, aten, constant, number, prims
 from minicompile.lowering.value import Positions, TensorValue
-from minicompile.ops.dtypes import computation_dtype, is_int
+from minicompile.ops.dtypes import computation_dtype, is_int, promote
 from minicompile.ops.handler import Index, Ops, V
 from minicompile.ops.philox import PHILOX
 from minicompile.shapes.expr import (
@@ -153,7 +153,7 @@ def only_where(
 
 @lowering(aten.cat.default)
 def cat(ctx: LoweringContext, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
-    dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])
+    dtype = promote(t.dtype for t in tensors)
     parts = [t for t in tensors if not (t.dim == 1 and t.size[0] == 0)]  # eager's legacy exception
     if not parts:
         return ctx.copy_of(tensors[0])

@@ -172,7 +172,7 @@ def can_accumulate(ctx: LoweringContext, x: TensorValue) -> None:
 
 def in_any_order(ctx: LoweringContext, x: TensorValue) -> None:
     """Writes to x may meet in any order on a GPU, as in eager's kernels; C++ loops keep theirs.
-    Guards tell when `torch.use_deterministic_algorithms` changes (compat.global_facts)."""
+    Guards tell when `torch.use_deterministic_algorithms` changes (compat/settings.py)."""
     parallel = x.device.type != "cpu" or ctx.options.device_codegen == "triton"
     if parallel and torch.are_deterministic_algorithms_enabled():
         raise Unsupported("deterministic algorithms are asked for, and threads write in any order")

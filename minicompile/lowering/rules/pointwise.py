@@ -27,7 +27,7 @@ from minicompile.lowering.rules.common import (
     prims,
 )
 from minicompile.lowering.value import TensorValue
-from minicompile.ops.dtypes import LOOP_DTYPES, computation_dtype
+from minicompile.ops.dtypes import HALF_TYPES, LOOP_DTYPES, computation_dtype
 from minicompile.ops.handler import Ops, V
 from minicompile.ops.table import BOOL_AS_LOGIC
 
@@ -55,7 +55,6 @@ def operation(name: str, dtype: torch.dtype) -> Formula:
 Dtypes = frozenset[torch.dtype]
 BOOL: Dtypes = frozenset({torch.bool})
 FLOATS: Dtypes = frozenset(dtype for dtype in LOOP_DTYPES if dtype.is_floating_point)
-HALVES: Dtypes = frozenset({torch.bfloat16, torch.float16})
 INTS: Dtypes = LOOP_DTYPES - FLOATS - BOOL
 
 
@@ -81,7 +80,7 @@ lowering(aten.abs.default)(one_operation("abs", unchanged=BOOL | {torch.uint8}))
 lowering(aten.sign.default)(one_operation("sign", unchanged=BOOL))
 for _name in ("floor", "ceil", "trunc", "round"):
     lowering(getattr(aten, _name).default)(one_operation(_name, unchanged=INTS, refused=BOOL))
-lowering(aten.nextafter.default)(one_operation("nextafter", refused=HALVES))
+lowering(aten.nextafter.default)(one_operation("nextafter", refused=HALF_TYPES))
 lowering(*overloads(aten.__lshift__), *overloads(aten.bitwise_left_shift))(
     one_operation("lshift", refused=FLOATS | BOOL)
 )

@@ -19,10 +19,10 @@ from minicompile.lowering.ir import Template
 from minicompile.lowering.rules.common import aten
 from minicompile.lowering.value import TensorValue
 from minicompile.lowering.views import broadcast_index
+from minicompile.ops.dtypes import TENSOR_CORES
 from minicompile.ops.handler import Index, Ops, V
 
 LIBRARY = "library matrix product"
-DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 LEAST = 16
 """Rows, columns and terms of the smallest tiles that tensor cores multiply."""
 
@@ -38,7 +38,7 @@ def refusal(ctx: LoweringContext, a: TensorValue, b: TensorValue) -> str | None:
     small = choice and min((*a.size[-2:], *b.size[-2:])) < LEAST  # type: ignore[type-var]
     if small or 0 in sizes:
         return f"{LIBRARY}: a tile of a template has {LEAST} rows, columns and terms"
-    if a.dtype not in DTYPES or b.dtype is not a.dtype:
+    if a.dtype not in TENSOR_CORES or b.dtype is not a.dtype:
         return f"{LIBRARY}: of {a.dtype}"
     return None
 

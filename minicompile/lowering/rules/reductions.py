@@ -15,7 +15,7 @@ from minicompile.errors import Unsupported
 from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, canonical_dims, converted
 from minicompile.lowering.value import TensorValue
-from minicompile.ops.dtypes import computation_dtype
+from minicompile.ops.dtypes import computation_dtype, sum_dtype
 from minicompile.ops.handler import Index, Ops, V
 from minicompile.ops.table import POSITIONS, ReductionKind
 from minicompile.shapes.expr import Size
@@ -62,7 +62,7 @@ def accumulation(kind: ReductionKind) -> Rule:
         keepdim: bool = False,
         dtype: torch.dtype | None = None,
     ) -> TensorValue:
-        dtype = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+        dtype = dtype or sum_dtype(x.dtype)
         if dtype is torch.bool:
             raise Unsupported(f"{kind} as bool")
         narrow = converted(ctx, x, dtype) if dtype.is_floating_point else x  # eager rounds first

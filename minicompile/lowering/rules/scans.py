@@ -13,7 +13,7 @@ from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, converted
 from minicompile.lowering.value import TensorValue
 from minicompile.lowering.views import wrap_dim
-from minicompile.ops.dtypes import computation_dtype
+from minicompile.ops.dtypes import computation_dtype, sum_dtype
 from minicompile.ops.table import POSITIONS, ScanKind
 
 
@@ -34,10 +34,10 @@ def accumulation(kind: ScanKind) -> Rule:
     def rule(
         ctx: LoweringContext, x: TensorValue, dim: int, dtype: torch.dtype | None = None
     ) -> TensorValue:
-        dtype = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+        dtype = dtype or sum_dtype(x.dtype)
         if dtype is torch.bool or (kind == "logsumexp" and not dtype.is_floating_point):
             raise Unsupported(f"a running {kind} as {dtype}")
-        wide = computation_dtype(dtype) if dtype.is_floating_point else torch.int64
+        wide = computation_dtype(sum_dtype(dtype))
         if dtype is torch.float32 and x.device.type == "cpu":
             wide = torch.float64
         return scan(ctx, kind, converted(ctx, x, dtype), dim, wide)

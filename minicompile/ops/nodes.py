@@ -1,8 +1,12 @@
-"""What passes must know of a node: is it a view, a size, random, kept for its effect?"""
+"""What rooms ask of a node or an operator: is it a view, a size, random, kept for its effect?
+
+Answers come from the operator's schema and tags, and from the value that the node keeps.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, TypeGuard
@@ -13,6 +17,7 @@ from torch._ops import OpOverload
 
 from minicompile.compat import is_collective
 from minicompile.ops.graph import output_node
+from minicompile.shapes.symnode import hint
 
 aten = torch.ops.aten
 
@@ -35,19 +40,20 @@ def is_copy_of_input(node: fx.Node) -> bool:
     return alias_root(node.all_input_nodes[0]).op == "placeholder"
 
 
+def gives_view(op: OpOverload) -> bool:
+    """Does the operator return (part of) an argument's memory, and not what it wrote there, by its schema?"""
+    shown = (result.alias_info for result in op._schema.returns)
+    return any(alias is not None and not alias.is_write for alias in shown)
+
+
 def is_view(node: fx.Node) -> bool:
-    """Does the node return (part of) its first argument's memory, by its schema?"""
+    """Does the node return (part of) its first argument's memory?"""
     target = node.target
     if target is operator.getitem:
         whole = node.args[0]
         return isinstance(whole, fx.Node) and is_view(whole)
-    if not isinstance(target, OpOverload):
-        return False
-    returns = target._schema.returns
-    return target is aten._unsafe_view.default or (
-        bool(returns)
-        and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-    )
+    known = isinstance(target, OpOverload) and gives_view(target)
+    return known or target is aten._unsafe_view.default
 
 
 @functools.cache
@@ -107,6 +113,16 @@ def is_tensor(node: fx.Node) -> bool:
 def is_symbolic(node: fx.Node) -> bool:
     """A tensor with a size that isn't known when compiling."""
     return is_tensor(node) and any(isinstance(n, torch.SymInt) for n in node.meta["val"].shape)
+
+
+def elements(node: fx.Node) -> int:
+    """How many a tensor has, for the sizes at hand; 0 for anything else."""
+    return math.prod(map(hint, node.meta["val"].shape)) if is_tensor(node) else 0
+
+
+def bytes_of(node: fx.Node) -> int:
+    """Of a tensor's elements, for the sizes at hand."""
+    return node.meta["val"].element_size() * elements(node) if is_tensor(node) else 0
 
 
 def argument(node: fx.Node, index: int, default: Any = None) -> Any:

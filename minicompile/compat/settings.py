@@ -1,0 +1,158 @@
+"""Process-wide settings of torch that change what its functions compute: which there are, who reads and sets
+them (torch 2.11 to 2.13). Capture guards what a graph relies on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+GlobalStateGuard: Any = None
+with contextlib.suppress(ImportError):
+    from torch._C._dynamo.guards import GlobalStateGuard  # type: ignore[no-redef, attr-defined]
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla", "ipu", "maia")
+
+
+def global_facts() -> dict[str, Any]:
+    """The process-wide settings that change what torch functions compute."""
+    blas = torch.backends.cuda.matmul
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "deterministic": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        "threads": torch.get_num_threads(),
+        **{
+            f"autocast {device}": (
+                torch.is_autocast_enabled(device),
+                torch.get_autocast_dtype(device),
+            )
+            for device in AUTOCAST_DEVICES
+        },
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "float32 matmul precision": matmul_precision(),
+        "reduced precision in matmul": (
+            blas.allow_fp16_reduced_precision_reduction,
+            blas.allow_bf16_reduced_precision_reduction,
+        ),
+        "active modes": active_modes(),
+    }
+
+
+def global_state_reads() -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
+    """What the process-wide settings are read by: C functions and what they give; a dict, keys, values."""
+    state = GlobalStateGuard()
+    readers = (
+        state.check,
+        torch.is_inference_mode_enabled,
+        torch._C._len_torch_function_stack,
+        torch._C._len_torch_dispatch_stack,
+        torch._C._functorch.maybe_current_level,
+    )
+    calls = tuple((read, read()) for read in readers)
+    return calls, (vars(forward_ad), ("_current_level",), (forward_ad._current_level,))
+
+
+def active_modes() -> dict[str, int]:
+    """What changes the meaning of torch functions on this thread, and how many levels of it."""
+    depths = {
+        "a torch function mode": torch._C._len_torch_function_stack(),
+        "a torch dispatch mode": torch._C._len_torch_dispatch_stack(),
+        "a torch.func transform": torch._C._functorch.maybe_current_level() or 0,
+        "forward-mode differentiation": forward_ad._current_level + 1,
+    }
+    return {what: depth for what, depth in depths.items() if depth}
+
+
+def matmul_precision() -> Any:
+    """By backend; `get_float32_matmul_precision` raises once a program has set `fp32_precision`."""
+    read = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if read is None:
+        return torch.get_float32_matmul_precision()
+    return tuple(read(backend, "matmul") for backend in ("cuda", "mkldnn"))
+
+
+def multiplies_in_tf32() -> bool:
+    """Whether float32 matrix products on a GPU round their factors to TF32."""
+    found = matmul_precision()
+    return found[0] == "tf32" if isinstance(found, tuple) else found != "highest"
+
+
+set_grad_enabled: Any = torch._C._set_grad_enabled
+STATE_SETTERS: list[Any] = [
+    set_grad_enabled,
+    torch.set_autocast_enabled,
+    torch.set_autocast_dtype,
+    torch.set_autocast_cache_enabled,
+    torch.clear_autocast_cache,
+    torch.autocast_increment_nesting,
+    torch.autocast_decrement_nesting,
+]
+"""Functions that set grad mode or autocast for the thread, or count the open autocast blocks."""
+
+
+def _present(owner: Any, names: str) -> list[Any]:
+    """Those that this version of torch has."""
+    return [found for name in names.split() if callable(found := getattr(owner, name, None))]
+
+
+STATE_READERS = [
+    *_present(
+        torch,
+        """
+        is_grad_enabled is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
+        get_autocast_gpu_dtype get_autocast_cpu_dtype is_autocast_cpu_enabled is_autocast_cache_enabled
+        get_default_dtype are_deterministic_algorithms_enabled
+        result_type promote_types can_cast""",
+    ),
+    *_present(
+        torch._C,
+        """
+        _get_tracing_state _is_tracing _get_deterministic_algorithms _log_api_usage_once
+        _has_torch_function_unary _has_torch_function_variadic
+        _is_torch_function_enabled _is_torch_function_mode_enabled
+        _len_torch_function_stack _len_torch_dispatch_stack
+        _is_any_autocast_enabled _is_autocast_available _get_autocast_supported_dtype
+        _has_cuda _has_mps _has_mkldnn _get_privateuse1_backend_name
+        _functorch _cuda_isInBadFork _cuda_getDeviceCount""",
+    ),
+]
+"""torch functions whose answers only depend on guarded global state, the frame's own writes, or the build."""
+
+SETTING_READERS = [
+    *_present(torch, "is_anomaly_enabled is_anomaly_check_nan_enabled get_num_threads"),
+    *_present(
+        torch._C,
+        """
+        _get_deterministic_algorithms_warn_only _get_deterministic_fill_uninitialized_memory
+        _get_cudnn_enabled _get_cudnn_deterministic _get_cudnn_benchmark _get_cudnn_allow_tf32
+        _get_cublas_allow_tf32 _get_cublas_allow_fp16_reduced_precision_reduction
+        _get_cublas_allow_bf16_reduced_precision_reduction _get_float32_matmul_precision
+        _get_default_device _get_mkldnn_enabled _get_nnpack_enabled _get_fp32_precision_getter
+        _get_math_sdp_enabled _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled
+        _get_cudnn_sdp_enabled _get_overrideable_sdp_enabled""",
+    ),
+]
+"""torch functions that read other settings; a frame that asks gets a guard on the answer."""
+
+
+def compiling_predicates() -> list[Any]:
+    """Functions by which a program asks whether it is being compiled."""
+    # torch._dynamo has some too: asked only if the program imported it
+    modules = map(sys.modules.get, ("torch._dynamo", "torch._dynamo.external_utils"))
+    found = [getattr(module, "is_compiling", None) for module in modules]
+    found += [torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling]
+    return [predicate for predicate in found if predicate is not None]
+
+
+_jit: Any = torch.jit
+TRACING_PREDICATES: list[Any] = [_jit.is_tracing, _jit.is_scripting, torch.compiler.is_exporting]
+"""Functions by which a program asks whether another tracer is at work."""

@@ -1,0 +1,167 @@
+"""What became of a compiled function's calls: what `mc.explain` and `mc.timeline` tell.
+
+    Miss        := a call that no version answered: the guard that failed in each, and what was made of it
+    Timeline    := the misses of one function, and how many calls each version answered
+    Explanation := every Capture, GraphBreak and Timeline of a compiled function
+
+The real compiler: ExplainOutput in torch/_dynamo/backends/debugging.py, CompilationMetrics in utils.py.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphBreak, Guard, GuardFailure
+from minicompile.ops.display import Several, Shown, count_text, listed
+from minicompile.ops.graph import target_name, unpacks
+
+
+def failure_lines(failures: Iterable[GuardFailure]) -> list[str]:
+    """Lines that say which guard of each version failed."""
+    return [f"  version {f.version}: " + str(f).replace("\n", "\n  ") for f in failures]
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A call that no version answered, and what was made of it."""
+
+    answered: dict[int, int]
+    """How many calls before it each version had answered, by its number; 0: how many ran in eager."""
+    failures: tuple[GuardFailure, ...] = ()
+    """The guard that failed, of each version."""
+    made: int = 0
+    """The number of the version made for it; 0: the call ran in eager."""
+    symbolic: tuple[str, ...] = ()
+    """The sizes and numbers that are symbolic for the first time."""
+    why: GraphBreak | None = None
+    """Why no version was made."""
+    seconds: float = 0.0
+
+    @property
+    def call(self) -> int:
+        """Which call it was; the first is 1."""
+        return sum(self.answered.values()) + 1
+
+    def __str__(self) -> str:
+        tried = "no version fits" if self.failures else "there is no version"
+        made = f"made version {self.made}" if self.made else f"in eager: {self.why}"
+        symbolic = f", symbolic: {', '.join(self.symbolic)}" if self.symbolic else ""
+        return f"call {self.call}: {tried}; {made}{symbolic}"
+
+
+@dataclass(frozen=True)
+class Timeline(Shown):
+    """A compiled function's calls in order, as far as that is known: from one miss to the next, how many
+    calls each version answered. A call whose graph raised counts for its version and in eager.
+    """
+
+    name: str
+    misses: tuple[Miss, ...]
+    answered: dict[int, int]
+    """The counts by now, as in a `Miss`."""
+
+    @property
+    def stretches(self) -> list[tuple[Miss, dict[int, int]]]:
+        """Each miss, and who answered that call and those up to the next miss."""
+        ends = [*(miss.answered for miss in self.misses[1:]), self.answered]
+        pairs = zip(self.misses, ends)
+        return [(m, {n: end[n] - m.answered.get(n, 0) for n in sorted(end)}) for m, end in pairs]
+
+    def __str__(self) -> str:
+        calls, versions = sum(self.answered.values()), len(self.answered) - 1
+        about = f"{count_text(calls, 'call')}, {count_text(versions, 'version')}"
+        lines = [f"timeline of {self.name}: {about}, {self.answered.get(0, 0)} in eager"]
+        for miss, answered in self.stretches:
+            names = ((f"by version {v}" if v else "in eager", n) for v, n in answered.items())
+            who = (f"{n} {name}" for name, n in names if n)
+            last = miss.call + sum(answered.values()) - 1
+            told = [str(miss), *failure_lines(miss.failures)]
+            told.append(f"  calls {miss.call} to {last}: {', '.join(who)}")
+            lines.append(textwrap.indent("\n".join(told), "  "))
+        return "\n".join(lines)
+
+
+@dataclass
+class Explanation(Shown):
+    """What became of a compiled function's calls: `mc.explain(fn)(*args)`."""
+
+    name: str
+    captures: list[Capture]
+    breaks: list[GraphBreak]
+    """Why frames (or parts of them) ran in eager, in order, without repetitions."""
+    eager_calls: int = 0
+    """Calls that ran the frame in eager."""
+    compiled_calls: int = 0
+    limit_reached: bool = False
+    timelines: tuple[Timeline, ...] = ()
+    """Of the function, what goes on after its breaks, and what eager code below it calls."""
+
+    @property
+    def failures(self) -> Several[GuardFailure]:
+        """Why cached captures were not reused, one for each entry that a call missed."""
+        return Several(f for line in self.timelines for miss in line.misses for f in miss.failures)
+
+    def __post_init__(self) -> None:
+        listed(self, "captures", "breaks")
+
+    @property
+    def graph_count(self) -> int:
+        return len(self.captures)
+
+    @property
+    def op_count(self) -> int:
+        return sum(capture.graph.op_count for capture in self.captures)
+
+    @property
+    def guard_count(self) -> int:
+        return sum(len(capture.guards) for capture in self.captures)
+
+    @property
+    def shape_guard_count(self) -> int:
+        return sum(g.kind in SHAPE_KINDS for capture in self.captures for g in capture.guards)
+
+    @property
+    def operators(self) -> Counter[str]:
+        """How often each operator occurs in the graphs."""
+        calls = (n for c in self.captures for n in c.graph.nodes if n.op.startswith("call"))
+        return Counter(target_name(n.target) for n in calls if not unpacks(n))
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Each graph as readable Python."""
+        return tuple(str(capture.graph) for capture in self.captures)
+
+    def __str__(self) -> str:
+        lines = [
+            f"explanation of {self.name}: {count_text(self.graph_count, 'graph')}, "
+            f"{count_text(self.op_count, 'operation')}, {count_text(self.guard_count, 'guard')} "
+            f"({self.shape_guard_count} on shapes), {count_text(len(self.breaks), 'break')}",
+            f"calls: {self.compiled_calls} compiled, {self.eager_calls} in eager"
+            + (" (recompile limit reached)" if self.limit_reached else ""),
+        ]
+        lines += [f"break {number}: {found}" for number, found in enumerate(self.breaks, 1)]
+        lines += [str(timeline) for timeline in self.timelines if len(timeline.misses) > 1]
+        if self.operators:
+            counts = (f"{name} {count}" for name, count in self.operators.most_common())
+            lines += textwrap.wrap(f"operators: {', '.join(counts)}", 100, subsequent_indent="  ")
+        for number, capture in enumerate(self.captures, 1):
+            about = count_text(capture.graph.op_count, "operation")
+            lines += ["", f"===== capture {number}: {capture.name}, {about}", "", capture.flow]
+            if capture.graph.op_count:
+                lines += ["", str(capture.graph)]
+            lines += ["", *guard_lines(capture.guards), *capture.size_lines]
+        return "\n".join(lines)
+
+
+def guard_lines(guards: Sequence[Guard]) -> list[str]:
+    """The guards one by one, or counted by kind where there are many."""
+    if len(guards) <= MANY_GUARDS:
+        return ["guards:", *(f"  {guard}" for guard in guards)]
+    kinds = Counter(guard.kind for guard in guards).most_common()
+    return [f"{len(guards)} guards: {', '.join(f'{count} {kind}' for kind, count in kinds)}"]
+
+
+MANY_GUARDS = 40

@@ -1,0 +1,37 @@
+"""No thread of a C++ kernel writes where others do: `tests/conftest.py` asks it of every test's kernels."""
+
+from __future__ import annotations
+
+from tests.codegen.races import shared_writes
+
+SAFE = """
+#pragma omp parallel for collapse(2) if(parallel)
+for (int64_t x0 = 0; x0 < 8; x0++) {
+    for (int64_t x1_start = 0; x1_start < 64; x1_start += 16) {
+        float tmp0_tile[16];
+        for (int64_t x1 = x1_start; x1 < x1_start + 16; x1++) {
+            tmp0_tile[x1 - x1_start] = in_ptr0[x1];
+            out_ptr0[64*x0 + x1] = tmp0_tile[x1 - x1_start];
+        }
+    }
+}
+total = 0;
+"""
+
+WRITES = {
+    "out_ptr0[64*x0 + x1] =": "out_ptr0[j] =",
+    "float tmp0_tile[16];": "tmp1 = 0;",
+    "float tmp0_tile[16]": "tmp1_tile[0] = 1",
+}
+
+
+def test_writes_to_what_threads_share_are_seen() -> None:
+    assert shared_writes(SAFE) == []
+    for old, new in WRITES.items():
+        assert len(shared_writes(SAFE.replace(old, new))) >= 1
+
+
+def test_what_a_region_declares_belongs_to_a_thread() -> None:
+    region = "#pragma omp parallel\n{\nfloat* __restrict row = f();\n#pragma omp for nowait\n"
+    loop = "for (int64_t x0 = 0; x0 < 8; x0++) {\nrow[0] = 1;\nsum += row[0];\n}\n}\n"
+    assert [line.split(": ")[1] for line in shared_writes(region + loop)] == ["sum += row[0];"]
