@@ -234,6 +234,7 @@ def capture_backward(
     recorder, name = tracer.recorder, f"{cls.__qualname__}.backward"
     inputs = len(recorder.inputs)
     before, tracer.guards = tracer.guards, {}
+    again, tracer.read_again = tracer.read_again, True
     try:
         with recorder.subgraph() as inner, compat.without_autocast():
             gradients = []
@@ -261,7 +262,7 @@ def capture_backward(
     except Exception as error:
         tracer.unsupported("exception", f"{name} raises {type(error).__name__}: {error}")
     finally:
-        read = tracer.guards
+        read, tracer.read_again = tracer.guards, again
         tracer.guards = {**before, **{key: read[key] for key in read if key not in before}}
     if len(recorder.inputs) > inputs:
         what = f"{name} reads a tensor outside of it"

@@ -66,6 +66,9 @@ class Outside(Interpreter):
         self.written: list[VariableTracker] = []
         self.called_later = ""
         """The function being captured that something else will call: it may change nothing outside."""
+        self.read_again = False
+        """Is a backward being captured? It reads later, when numbers may be others: they stay plain, and the
+        check before it runs looks at them."""
         self.gradients: list[torch.Tensor] = []
         """What backwards are captured for: stand-ins whose strides are not those that will come."""
         self.abort: Unsupported | None = None
@@ -208,7 +211,7 @@ class Outside(Interpreter):
     def symbolic(self, value: Any, source: Source) -> Any:
         """An int, a float, or a tuple with some, as symbols if they are wanted; else None."""
         sizes = self.recorder.sizes
-        if sizes is None:
+        if sizes is None or self.read_again:
             return None
         if type(value) not in (tuple, torch.Size):
             return sizes.number(value, source)

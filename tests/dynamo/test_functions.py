@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+import minicompile
 from tests.dynamo.helpers import compiled, equal, explained, lenient, outcome
 
 Function = torch.autograd.Function
@@ -482,3 +483,33 @@ def test_modules_made_after_torch_compile_ran(monkeypatch: pytest.MonkeyPatch) -
     assert torch.nn.Module.__init__ is not mutation_guard.unpatched_nn_module_init
     run = compiled(lambda a: torch.nn.ReLU()(a))
     assert equal(run(X), X.relu()) and explained(run).graph_count == 1
+
+
+class ScaledLater(torch.autograd.Function):
+    """Its backward reads a number from outside."""
+
+    factor = 5
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * ScaledLater.factor
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_a_number_that_a_backward_reads_is_the_one_of_now_or_an_error(
+    dynamic: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = minicompile.compile(lambda x: ScaledLater.apply(x), dynamic=dynamic)
+    for factor in (5, 6, 7):  # from the second on it varies
+        monkeypatch.setattr(ScaledLater, "factor", factor)
+        x = torch.ones(3, requires_grad=True)
+        call(x).sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [factor] * 3
+    y = call(x)
+    monkeypatch.setattr(ScaledLater, "factor", 10)
+    with pytest.raises(RuntimeError, match="what backward reads changed"):
+        y.sum().backward()
