@@ -77,7 +77,8 @@ def language_of(device: torch.device, options: Options) -> Language:
         return DEVICE_LANGUAGE[device.type]
     if options.device_codegen not in code_generator:
         known = ["'auto'", *map(repr, code_generator)]
-        raise unknown("code generator", options.device_codegen, known)
+        error = unknown("code generator", options.device_codegen, known)
+        raise OptionError(str(error))  # in the midst of a call: the program may expect a KeyError
     if device.type == "cuda" and options.device_codegen == "cpp":
         raise OptionError("C++ kernels can't run on CUDA tensors: leave device_codegen at 'auto'")
     return options.device_codegen

@@ -75,7 +75,12 @@ def same(left: Any, right: Any) -> Any:
 
 
 def literal(value: Any) -> str:
-    """A number, string or other constant, as a condition has it."""
+    """A number, string, other constant, or container of such, as a condition has it."""
+    if type(value) is dict:
+        return f"{{{', '.join(f'{literal(key)}: {literal(one)}' for key, one in value.items())}}}"
+    if type(value) in (tuple, list):
+        parts = ", ".join(map(literal, value))
+        return f"[{parts}]" if type(value) is list else f"({parts}{',' * (len(value) == 1)})"
     if isinstance(value, float) and value - value:
         return f"float({str(value)!r})"
     return repr(str(value)) if isinstance(value, torch.device) else repr(value)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile.codegen.legalize import HALF, legalize
+from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import merge
+from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.scheduling.body import LoopBody, verify
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program, softmax
@@ -58,7 +59,7 @@ def test_half_types_are_loaded_widened_computed_rounded_and_stored() -> None:
 def test_half_values_exist_only_next_to_memory_and_at_roundings() -> None:
     body = legal(softmax(4, 6, BF16))
     arithmetic = [v for v in body.values if v.op not in ("load", "store", "to_dtype")]
-    assert not any(v.dtype in HALF for v in arithmetic)
+    assert not any(v.dtype in HALF_TYPES for v in arithmetic)
 
 
 def test_an_explicit_conversion_to_a_half_type_rounds() -> None:

@@ -359,3 +359,14 @@ def test_an_export_and_a_package_are_shown_with_their_conditions(tmp_path: Path)
     for shown in (exported, exported.signature, exported.constraints[0], loaded):
         assert "<table" in to_html(shown)
     assert "x.size(0) &gt;= 2" in to_html(exported) and "x.size(0) &gt;= 2" in to_html(loaded)
+
+
+def test_defaults_that_no_literal_names_come_back(tmp_path: Path) -> None:
+    more = {"on": [torch.device("cpu"), float("nan")]}
+
+    def scaled(x, k=(1.0, float("inf")), more=more):
+        return x.clamp(max=k[1]) + k[0]
+
+    x = torch.randn(3)
+    mc.export(scaled, (x,)).save(tmp_path / "saved")
+    torch.testing.assert_close(mc.load_export(tmp_path / "saved")(x), x + 1)

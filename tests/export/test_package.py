@@ -132,14 +132,14 @@ def test_the_example_is_also_cpp(small: Path, tmp_path: Path) -> None:
 
 def test_another_version_is_refused(small: Path, tmp_path: Path) -> None:
     folder = copied(small, tmp_path)
-    text = (folder / "metadata.json").read_text().replace('"version": 1', '"version": 2')
+    text = (folder / "metadata.json").read_text().replace('"version": 2', '"version": 3')
     above = text.rpartition(LAST)[0]
     text = f"{above}{LAST}{zlib.crc32(above.encode())}\n}}\n"
     (folder / "metadata.json").write_text(text)
-    with pytest.raises(mc.ExportError, match="has version 2"):
+    with pytest.raises(mc.ExportError, match="has version 3"):
         mc.load_package(folder)
     done = subprocess.run([build_program(small), folder, "x"], capture_output=True, text=True)
-    assert done.returncode == 1 and "has version 2" in done.stderr
+    assert done.returncode == 1 and "has version 3" in done.stderr
 
 
 def test_a_library_without_a_function_is_refused(small: Path, tmp_path: Path) -> None:
