@@ -25,7 +25,7 @@
 | `log_channel(name, doc, kinds)` | a channel of `MINICOMPILE_LOGS`: what it prints of an event | debug |
 
 `scoped()` forgets the rules registered inside its block; `without("lowering:aten.erf")` takes rules away for
-a while. Importing this page imports every built-in rule.
+a while. Importing this page imports the built-in rules; decompositions come when one is first needed.
 """
 
 # ruff: noqa: F401 (names to import from here)
