@@ -18,7 +18,7 @@ ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
 ROOM_DEBT = 14_314
-PACKAGE_DEBT = 32_081
+PACKAGE_DEBT = 32_082
 """Lines over budget that are owed."""
 LONG_FILE = 600
 

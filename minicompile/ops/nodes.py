@@ -40,6 +40,7 @@ def is_copy_of_input(node: fx.Node) -> bool:
     return alias_root(node.all_input_nodes[0]).op == "placeholder"
 
 
+@functools.cache
 def gives_view(op: OpOverload) -> bool:
     """Does the operator return (part of) an argument's memory, and not what it wrote there, by its schema?"""
     shown = (result.alias_info for result in op._schema.returns)
