@@ -51,7 +51,7 @@ def table(rows: int = 2, columns: int = 4) -> Tensor:
         (aten.slice_scatter.default, "new"),
         (aten.index_put_.default, "write"),
     ],
-    forbidden=["is_view", "gives_view", "makes_memory", "writes", "written_arguments"],
+    forbidden=["is_view", "gives_view", "writes", "written_arguments"],
 )
 def operators_by_schema(run: Run, what_it_does: Callable[[Any], Any]) -> str:
     """Tells operators apart."""

@@ -488,12 +488,12 @@ def what_it_does(op):
     return "view" if any(r.alias_info is not None for r in op._schema.returns) else "new"
 
 
-# %% name="ex1-wrong-helper" tags=["wrong"] kind="built-in" says="a use of makes_memory"
-from minicompile.ops.nodes import makes_memory, writes
+# %% name="ex1-wrong-helper" tags=["wrong"] kind="built-in" says="a use of gives_view"
+from minicompile.ops.nodes import gives_view, writes
 
 
 def what_it_does(op):
-    return "write" if writes(op) else "new" if makes_memory(op) else "view"
+    return "write" if writes(op) else "view" if gives_view(op) else "new"
 
 
 # %% [markdown]

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from minicompile.dynamo import history as dynamo_history
+from minicompile.dynamo.history import Explanation, Miss, Timeline
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure
 from minicompile.lowering.ir import ConstantBuffer, ExternKernel, InputBuffer, LoopGraph
 from minicompile.ops.device import DeviceSpec
@@ -286,22 +286,19 @@ def test_the_picture_of_a_memory_plan_has_a_rectangle_for_each_piece() -> None:
     assert heights["buf0"] == pytest.approx(heights["buf5"], abs=0.2) and heights["buf0"] > 50
 
 
-@pytest.mark.skipif(
-    not hasattr(dynamo_history, "Explanation"), reason="capture has no Explanation here"
-)
 def test_an_explanation_tells_breaks_and_recompiles() -> None:
     capture = example.capture()
-    first = dynamo_history.Miss({0: 0}, made=1)  # type: ignore[attr-defined]
+    first = Miss({0: 0}, made=1)
     failures = (GuardFailure(capture.guards[0], 7),)
-    second = dynamo_history.Miss({0: 2, 1: 2}, failures, 2)  # type: ignore[attr-defined]
-    explanation = dynamo_history.Explanation(  # type: ignore[attr-defined]
+    second = Miss({0: 2, 1: 2}, failures, 2)
+    explanation = Explanation(
         "f",
         (capture,),
         (GraphBreak("no rule", example.CALL, "rewrite"),),
         2,
         3,
         True,
-        (dynamo_history.Timeline("f", (first, second), {0: 2, 1: 3, 2: 0}),),  # type: ignore[attr-defined]
+        (Timeline("f", (first, second), {0: 2, 1: 3, 2: 0}),),
     )
     page = to_html(explanation)
     parsed(page)
