@@ -176,6 +176,9 @@ def run(
 ) -> dict[str, Any]:
     """What each call shows. `refused`: the calls that eager can't differentiate."""
     reset()
+    torch.set_warn_always(
+        True
+    )  # some of torch's warnings come once in a process: for the first of two
     module = module_of(text)
     torch.manual_seed(3)
     net = module.Net()
