@@ -45,6 +45,7 @@ PROGRAMS = {
     "index": lambda x, i: [x[i], x[:, i % 6]],
     "embedding": lambda x, i: torch.nn.functional.embedding(i, x[:, 0]),
     "arange": lambda x, i: torch.arange(x.shape[0]) * 3 + i,
+    "rounded sequences": lambda x, i: [torch.linspace(0, x.shape[0], 5), torch.logspace(0, 1, 4)],
     "full": lambda x, i: [torch.full((x.shape[0], 2), 1.5), torch.zeros(x.shape[0] * 2)],
     "causal mask": lambda x, i: torch.ones(x.shape[0], x.shape[0]).tril(),
     "scatter": lambda x, i: aten.index_put(x, [i], x, True),

@@ -108,6 +108,8 @@ def known_now(ctx: LoweringContext, *numbers: Scalar, **options: Any) -> TensorV
     length = product(ctx.result_size)
     if not isinstance(length, int) or length > MOST_CONSTANTS:
         raise Unsupported(f"a sequence of {length} elements that eager rounds in its own way")
+    if any(isinstance(n, sympy.Basic) for n in numbers):
+        raise Unsupported("a sequence between symbolic numbers that eager rounds in its own way")
     assert ctx.node is not None and callable(ctx.node.target)
     return ctx.copy_of(ctx.constant(ctx.node.target(*numbers, **options), ctx.new_name()))
 
