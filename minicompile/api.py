@@ -49,7 +49,7 @@ def aot_eager_backend(options: Options) -> Backend:
     """Forward and backward graphs of ATen operators, run by torch."""
     from minicompile import pipeline
 
-    return functools.partial(pipeline.aot_eager, options=options)
+    return lambda capture: pipeline.aot_eager(capture, options)
 
 
 @backends("inductor")
@@ -57,7 +57,7 @@ def inductor_backend(options: Options) -> Backend:
     """All the way to generated kernels."""
     from minicompile import pipeline
 
-    return functools.partial(pipeline.compile_capture, options=options)
+    return lambda capture: pipeline.compile_capture(capture, options)
 
 
 @backends("torch_inductor")

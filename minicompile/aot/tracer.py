@@ -250,14 +250,15 @@ class Tracer(compat.TorchDispatchMode):
         """
         key = (func, frozen(args), frozen(kwargs)) if gives_tensor(func) else None
         try:
-            if key in self.answers:
-                is_view, layout = self.answers[key]
-                if is_view:
-                    return compat.fake_view(self.mode, args[0], *layout)
+            is_view, layout = self.answers.get(key, (False, ()))
+            if layout and not is_view:
                 return compat.new_fake(self.mode, *layout)
+            if layout and not compat.symbolic_layout(args[0]):
+                return compat.fake_view(self.mode, args[0], *layout)
             value = func(*args, **kwargs)
         except (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as error:
-            raise Unsupported(f"{func} raises {type(error).__name__}: {error}") from error
+            text = str(error).partition("\nException raised from")[0]  # without torch's own stack
+            raise Unsupported(f"{func} raises {type(error).__name__}: {text}") from error
         first = args[0] if args else None
         if key is None or value is first or value.is_complex() or value.is_neg():
             return value

@@ -152,6 +152,11 @@ def fake_view(
         return FakeTensor(mode, base.as_strided(size, stride, offset), base.device)
 
 
+def symbolic_layout(fake: torch.Tensor) -> bool:
+    """Whether a fake tensor's layout is kept as symbols, which may be of known numbers by now."""
+    return bool(fake._has_symbolic_sizes_strides)  # type: ignore[attr-defined]
+
+
 def fakes_again(mode: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """Makes fakes of tensors, new ones even of those that the mode has met."""
     converter = fake_tensor.FakeTensorConverter(copy_data=False)

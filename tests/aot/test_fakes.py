@@ -119,3 +119,16 @@ def test_memory_is_not_read_where_it_is_put(rows: int) -> None:
     for call in (put, mc.compile(put)):
         with pytest.raises(RuntimeError, match="single memory location"):
             call(torch.ones(rows, 4))
+
+
+def test_symbols_of_sizes_that_became_known_do_not_stop_a_compilation() -> None:
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        for row in x:
+            part = x.chunk(2)[0] * 1
+        return part + row
+
+    compiled = mc.compile(rows, backend="aot_eager")
+    for n in (3, 5):
+        x = torch.randn(n, 4)
+        assert torch.equal(compiled(x), rows(x))
+    assert mc.explain(compiled)(x).eager_calls == 0

@@ -66,8 +66,8 @@ class Program:
 
 
 def widened(text: str) -> str:
-    """4 columns become 68, and a row 13; not where steps are counted."""
-    return re.sub(r"(?<![%<] )\b4\b", "68", text).replace("ROWS = 68, 1", "ROWS = 68, 13")
+    """4 columns become 68, and a row 3; not where steps are counted."""
+    return re.sub(r"(?<![%<] )\b4\b", "68", text).replace("ROWS = 68, 1", "ROWS = 68, 3")
 
 
 def generate(seed: int, size: int = 7) -> Program:
