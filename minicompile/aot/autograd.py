@@ -61,7 +61,8 @@ def ahead_of_time(
     traced, metadata = trace(graph.gm, fakes, mode, training=training)
     name = metadata.graph_name
     recorded = Graph(traced, name, "recording")
-    full = LevelGraph(functionalize(traced, metadata, mode), name, "functionalization")
+    functional = functionalize(traced, metadata, mode, options.assert_indirect_indexing)
+    full = LevelGraph(functional, name, "functionalization")
     run("joint", full)
     core = lower_to("core", full, mode)
     prims = lower_to("prims", core, mode)
@@ -99,7 +100,7 @@ def keep_strides(recorded: Graph, forward: Graph) -> None:
                 place = (node, list(sizes), list(strides), offset)
                 results[i] = forward.gm.graph.call_function(aten.as_strided.default, place)
             results[i].meta.update(node.meta, val=like)
-    made.update_arg(0, type(made.args[0])(results))
+    made.update_arg(0, tuple(results))
 
 
 def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:

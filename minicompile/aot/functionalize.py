@@ -39,6 +39,7 @@ from minicompile.ops.nodes import (
     aten_ops,
     has_effect,
     is_inplace_view,
+    keep_checks,
     results_of,
     writes,
     written_arguments,
@@ -108,14 +109,17 @@ class Storage:
     version: int = 0
 
 
-def functionalize(gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> fx.GraphModule:
-    """A graph that returns the same, with memory of its own for each of the results."""
+def functionalize(
+    gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any, checks: bool = True
+) -> fx.GraphModule:
+    """A graph that returns the same, with memory of its own for each of the results. `checks`: what nothing
+    needs stays where it may raise."""
     run = Functionalizer(gm, metadata, mode)
     with run.tracer.rewriting():
         for node in gm.graph.nodes:
             run.tracer.follow(node)
             run.visit(node)
-        return run.finish()
+        return run.finish(checks)
 
 
 class Functionalizer:
@@ -354,7 +358,7 @@ class Functionalizer:
 
     # The end of the graph
 
-    def finish(self) -> fx.GraphModule:
+    def finish(self, checks: bool) -> fx.GraphModule:
         returned, gradients = results_of(self.gm.graph)
         self.tracer.phase, self.tracer.region = "forward", None
         forward = [self.read_any(value) for value in returned]
@@ -362,6 +366,8 @@ class Functionalizer:
         if self.metadata.trains:
             results = (results, tuple(self.dense(self.read_any(value)) for value in gradients))
         gm = self.tracer.finish(results, self.metadata.graph_name)
+        if checks:
+            keep_checks(gm.graph)
         gm.graph.eliminate_dead_code(has_effect)
         return gm
 
