@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import fx
-
 from minicompile import compat
-from minicompile.aot.functionalize import functionalize
+from minicompile.aot.functionalize import functionalize, keep_strides
 from minicompile.aot.joint import trace
-from minicompile.aot.layout import geometry, same_value
 from minicompile.aot.levels import LevelGraph, lower_to, verify
 from minicompile.aot.partition import partition
 from minicompile.aot.passes import known_passes
 from minicompile.aot.result import AotResult
-from minicompile.ops.graph import Graph, PassRecord, copied, output_node
-from minicompile.ops.nodes import is_tensor, results_of
+from minicompile.ops.graph import Graph, PassRecord, copied
 from minicompile.options import Options
 from minicompile.passes.manager import check_names, run_passes
 from minicompile.passes.patterns import Replacement
-
-aten = torch.ops.aten
 
 
 def ahead_of_time(
@@ -81,26 +74,6 @@ def ahead_of_time(
     run("post_grad", backward)
     keep_strides(recorded, forward)
     return AotResult(forward, backward, prims, split, metadata, levels, records, graph, recorded)
-
-
-def keep_strides(recorded: Graph, forward: Graph) -> None:
-    """Give results the strides they were recorded with where those lead to no element (dimensions of size 1,
-    tensors without elements): passes and decompositions don't look at these, but callers may."""
-    wanted, _ = results_of(recorded.gm.graph)
-    made = output_node(forward.gm.graph)
-    results: list[Any] = list(results_of(forward.gm.graph))
-    for i, (node, eager) in enumerate(zip(results, wanted)):
-        if not isinstance(node, fx.Node) or not is_tensor(node) or not isinstance(eager, fx.Node):
-            continue
-        value, like = node.meta["val"], eager.meta["val"]
-        (*_, offset), (sizes, strides, _) = geometry(value), geometry(like)
-        plain = all(isinstance(n, int) for n in (*sizes, *strides, offset))
-        if plain and value.stride() != like.stride() and same_value(value, like):
-            with forward.gm.graph.inserting_before(made):
-                place = (node, list(sizes), list(strides), offset)
-                results[i] = forward.gm.graph.call_function(aten.as_strided.default, place)
-            results[i].meta.update(node.meta, val=like)
-    made.update_arg(0, tuple(results))
 
 
 def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:

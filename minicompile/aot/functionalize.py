@@ -23,22 +23,25 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.layout import (
     extent,
+    geometry,
     inverse_order,
     is_dense,
     overlaps,
+    same_value,
     stride_order,
     with_layout,
 )
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import Unsupported
-from minicompile.ops.graph import origins_of, placeholders, user_line
+from minicompile.ops.graph import Graph, origins_of, output_node, placeholders, user_line
 from minicompile.ops.nodes import (
     ALIASES,
     alias_root,
     aten_ops,
     has_effect,
     is_inplace_view,
+    is_tensor,
     keep_checks,
     results_of,
     writes,
@@ -120,6 +123,26 @@ def functionalize(
             run.tracer.follow(node)
             run.visit(node)
         return run.finish(checks)
+
+
+def keep_strides(recorded: Graph, forward: Graph) -> None:
+    """Give results the strides they were recorded with where those lead to no element (dimensions of size 1,
+    tensors without elements): passes and decompositions don't look at these, but callers may."""
+    wanted, _ = results_of(recorded.gm.graph)
+    made = output_node(forward.gm.graph)
+    results: list[Any] = list(results_of(forward.gm.graph))
+    for i, (node, eager) in enumerate(zip(results, wanted)):
+        if not isinstance(node, fx.Node) or not is_tensor(node) or not isinstance(eager, fx.Node):
+            continue
+        value, like = node.meta["val"], eager.meta["val"]
+        (*_, offset), (sizes, strides, _) = geometry(value), geometry(like)
+        plain = all(isinstance(n, int) for n in (*sizes, *strides, offset))
+        if plain and value.stride() != like.stride() and same_value(value, like):
+            with forward.gm.graph.inserting_before(made):
+                place = (node, list(sizes), list(strides), offset)
+                results[i] = forward.gm.graph.call_function(aten.as_strided.default, place)
+            results[i].meta.update(node.meta, val=like)
+    made.update_arg(0, tuple(results))
 
 
 class Functionalizer:

@@ -90,15 +90,23 @@ CHECKING = frozenset(
     _embedding_bag_forward_only nll_loss_forward nll_loss2d_forward""".split()  # noqa: SIM905 (a table of words)
 )
 """Operators that raise where the data of an index is out of range."""
+DIVIDING = frozenset({"div", "floor_divide", "fmod", "remainder"})
+"""Of integers they raise where a divisor is 0."""
 
 
 def checks_data(node: fx.Node) -> bool:
-    """May the operator raise for an index that it reads? A mask is none."""
+    """May the operator raise for an index or divisor that it reads? A mask is none."""
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
-    indices = (torch.int32, torch.int64)
-    return node.target.overloadpacket.__name__ in CHECKING and any(
-        is_tensor(used) and used.meta["val"].dtype in indices for used in node.all_input_nodes[1:]
+    name, read = node.target.overloadpacket.__name__, list[fx.Node]()
+    if name in DIVIDING and node.meta["val"].is_floating_point():
+        return False
+    fx.map_arg(node.args[1:], read.append)
+    integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)[
+        3 * (name in CHECKING) :
+    ]
+    return name in CHECKING | DIVIDING and any(
+        is_tensor(one) and one.meta["val"].dtype in integers for one in read
     )
 
 
