@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from minicompile import compat
-from minicompile.aot.functionalize import functionalize
+from minicompile.aot.functionalize import functionalize, keep_strides
 from minicompile.aot.joint import trace
 from minicompile.aot.levels import LevelGraph, lower_to, verify
 from minicompile.aot.partition import partition
@@ -54,7 +54,8 @@ def ahead_of_time(
     traced, metadata = trace(graph.gm, fakes, mode, training=training)
     name = metadata.graph_name
     recorded = Graph(traced, name, "recording")
-    full = LevelGraph(functionalize(traced, metadata, mode), name, "functionalization")
+    functional = functionalize(traced, metadata, mode, options.assert_indirect_indexing)
+    full = LevelGraph(functional, name, "functionalization")
     run("joint", full)
     core = lower_to("core", full, mode)
     prims = lower_to("prims", core, mode)
@@ -65,11 +66,13 @@ def ahead_of_time(
             verify(level)
     if not metadata.trains:
         forward = run("post_grad", copied(prims))
+        keep_strides(recorded, forward)
         return AotResult(forward, None, None, None, metadata, levels, records, graph, recorded)
     inputs = [*fakes, *metadata.memories]
     forward, backward, split = partition(prims, inputs, metadata, options, continues)
     run("post_grad", forward)
     run("post_grad", backward)
+    keep_strides(recorded, forward)
     return AotResult(forward, backward, prims, split, metadata, levels, records, graph, recorded)
 
 

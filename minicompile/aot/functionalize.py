@@ -23,22 +23,26 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.layout import (
     extent,
+    geometry,
     inverse_order,
     is_dense,
     overlaps,
+    same_value,
     stride_order,
     with_layout,
 )
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import Unsupported
-from minicompile.ops.graph import origins_of, placeholders, user_line
+from minicompile.ops.graph import Graph, origins_of, output_node, placeholders, user_line
 from minicompile.ops.nodes import (
     ALIASES,
     alias_root,
     aten_ops,
     has_effect,
     is_inplace_view,
+    is_tensor,
+    keep_checks,
     results_of,
     writes,
     written_arguments,
@@ -108,14 +112,37 @@ class Storage:
     version: int = 0
 
 
-def functionalize(gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> fx.GraphModule:
-    """A graph that returns the same, with memory of its own for each of the results."""
+def functionalize(
+    gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any, checks: bool = True
+) -> fx.GraphModule:
+    """A graph that returns the same, with memory of its own for each of the results. `checks`: what nothing
+    needs stays where it may raise."""
     run = Functionalizer(gm, metadata, mode)
     with run.tracer.rewriting():
         for node in gm.graph.nodes:
             run.tracer.follow(node)
             run.visit(node)
-        return run.finish()
+        return run.finish(checks)
+
+
+def keep_strides(recorded: Graph, forward: Graph) -> None:
+    """Give results the strides they were recorded with where those lead to no element (dimensions of size 1,
+    tensors without elements): passes and decompositions don't look at these, but callers may."""
+    wanted, _ = results_of(recorded.gm.graph)
+    made = output_node(forward.gm.graph)
+    results: list[Any] = list(results_of(forward.gm.graph))
+    for i, (node, eager) in enumerate(zip(results, wanted)):
+        if not isinstance(node, fx.Node) or not is_tensor(node) or not isinstance(eager, fx.Node):
+            continue
+        value, like = node.meta["val"], eager.meta["val"]
+        (*_, offset), (sizes, strides, _) = geometry(value), geometry(like)
+        plain = all(isinstance(n, int) for n in (*sizes, *strides, offset))
+        if plain and value.stride() != like.stride() and same_value(value, like):
+            with forward.gm.graph.inserting_before(made):
+                place = (node, list(sizes), list(strides), offset)
+                results[i] = forward.gm.graph.call_function(aten.as_strided.default, place)
+            results[i].meta.update(node.meta, val=like)
+    made.update_arg(0, tuple(results))
 
 
 class Functionalizer:
@@ -354,7 +381,7 @@ class Functionalizer:
 
     # The end of the graph
 
-    def finish(self) -> fx.GraphModule:
+    def finish(self, checks: bool) -> fx.GraphModule:
         returned, gradients = results_of(self.gm.graph)
         self.tracer.phase, self.tracer.region = "forward", None
         forward = [self.read_any(value) for value in returned]
@@ -362,6 +389,8 @@ class Functionalizer:
         if self.metadata.trains:
             results = (results, tuple(self.dense(self.read_any(value)) for value in gradients))
         gm = self.tracer.finish(results, self.metadata.graph_name)
+        if checks:
+            keep_checks(gm.graph)
         gm.graph.eliminate_dead_code(has_effect)
         return gm
 

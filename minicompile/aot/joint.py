@@ -378,6 +378,7 @@ def classify(
             and is_dense(value)
             and not (value.is_conj() or value.is_neg())
             and (value.grad_fn or not value.requires_grad)
+            and not (value.requires_grad and one_of_several(value))
         ):
             # not so a view made under no_grad, which autograd takes to be a leaf
             results.append(value)
@@ -389,6 +390,11 @@ def classify(
             spec = view_of("view", list(bases).index(storage), value, base)
         specs.append(replace(spec, requires_grad=history(value) is not None))
     return specs, results, list(bases.values())
+
+
+def one_of_several(value: torch.Tensor) -> bool:
+    """Is it a view that autograd refuses to write to, since its operator gave several?"""
+    return value._base is not None and compat.creation_meta(value) == compat.VIEW_OF_SEVERAL
 
 
 def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:

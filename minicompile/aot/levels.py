@@ -180,10 +180,14 @@ def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
     tracer.rules = rule
 
     def lowered(node: fx.Node) -> Any:
+        op: Any = node.target
+        if node.meta.get("checks"):  # eager's own operator says what is wrong
+            tracer.declined.setdefault(op, []).append(tracer.origins)
+            return tracer.copy(node, gm, values.__getitem__)
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        result = tracer.by_rule(node.target, args, kwargs)
+        result = tracer.by_rule(op, args, kwargs)
         if result is not NotImplemented:
-            return conform(node.target, result, node.meta["val"])
+            return conform(op, result, node.meta["val"])
         return tracer.copy(node, gm, values.__getitem__)
 
     with tracer.rewriting():

@@ -35,6 +35,7 @@ from minicompile.ops.nodes import (
     aten_ops,
     bytes_of,
     elements,
+    has_effect,
     is_copy_of_input,
     is_pointwise,
     is_random,
@@ -101,7 +102,8 @@ def partition(
     sizes = parts.sizes_read_by_backward(reasons)
     sizes += parts.sizes_of_shapes([*saved, *sizes, *parts.tangents], joint.gm.graph)
     metadata.saved, metadata.saved_sizes = len(saved) + len(sizes), len(sizes)
-    drawn = [n for n in joint.nodes if is_random(n) and n.meta.get("phase") != "backward"]
+    acting = [node for node in joint.nodes if has_effect(node) and node.op == "call_function"]
+    drawn = [node for node in acting if node.meta.get("phase") != "backward"]
     outputs = [*parts.results, *saved, *sizes]
     forward = extract(joint, "forward", parts.primals, outputs, drawn)
     backward = extract(joint, "backward", [*saved, *sizes, *parts.tangents], parts.gradients)

@@ -84,6 +84,7 @@ class Tracer(compat.TorchDispatchMode):
         self.origins: Origins = NO_ORIGINS
         self.phase: str | None = None
         self.region: str | None = None
+        self.checks = False
         self.answers = getattr(mode, "answers", {})  # torch's own modes remember nothing
         self.applied: dict[OpOverload, list[Origins]] = {}
         self.declined: dict[OpOverload, list[Origins]] = {}
@@ -135,12 +136,13 @@ class Tracer(compat.TorchDispatchMode):
     @property
     def meta(self) -> dict[str, Any]:
         """What new nodes remember."""
-        return {"origins": self.origins, "phase": self.phase, "region": self.region}
+        made = {"origins": self.origins, "phase": self.phase, "region": self.region}
+        return made | {"checks": True} if self.checks else made
 
     def follow(self, node: fx.Node) -> None:
         """New nodes come from where `node` came from."""
         self.origins, self.phase = origins_of(node), node.meta.get("phase")
-        self.region = node.meta.get("region")
+        self.region, self.checks = node.meta.get("region"), node.meta.get("checks", False)
 
     def new_node(
         self, kind: str, target: Any, args: Any = (), kwargs: Any = None, name: str | None = None

@@ -37,6 +37,7 @@ from minicompile.ops.eager_checks import check_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
     as_row_major_view,
+    exactly_as_eager,
     laid_out_as_eager,
     upsampled_gradient,
 )
@@ -106,7 +107,8 @@ class EagerLayouts(FakeTensorMode):
             func, args = as_row_major_view(func, args)
         if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor
             return torch.empty_like(args[0])
-        return laid_out_as_eager(func, args, super().__torch_dispatch__(func, types, args, kwargs))
+        found = laid_out_as_eager(func, args, super().__torch_dispatch__(func, types, args, kwargs))
+        return exactly_as_eager(func, args, kwargs, found, no_dispatch_modes)
 
 
 @functools.cache

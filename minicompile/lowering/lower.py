@@ -168,6 +168,8 @@ class _Lowering:
         if rule is None and own:
             rule = template.get(op)
         reason = self._why_extern(op, rule, operands)
+        if node.meta.get("checks") and not gives_view(op):
+            reason = "only to check its indices"
         if reason is None and not self._may_lower(node, op):
             reason = REFUSED
         if reason is None:
@@ -271,7 +273,8 @@ class _Lowering:
             ExternOutput(place, layout, ctx.origins, number) if layout is not None else None
             for (place, number), layout in zip(places, layouts, strict=True)
         )
-        kernel = ExternKernel(name, op, args, dict(kwargs), outputs, reason, ctx.origins)
+        made_by = (reason, ctx.origins, node.meta.get("checks", False))
+        kernel = ExternKernel(name, op, args, dict(kwargs), outputs, *made_by)
         if "scores" in node.meta:
             try:
                 holes = formulas(node.meta["scores"], self.options)

@@ -165,3 +165,35 @@ def test_deterministic_sums_are_the_same_every_time(name: str, device: str, dete
     first = compiled(*inputs)
     assert all(torch.equal(compiled(*inputs), first) for _ in range(8))
     torch.testing.assert_close(first, WRITES[name](*inputs), rtol=1e-4, atol=1e-2)
+
+
+UNUSED = READS | {
+    "take": lambda x, i: x.take(i * 4),
+    "nll_loss": lambda x, i: F.nll_loss(x.repeat(len(i), 1)[: len(i)], i, reduction="none"),
+    "index_fill": lambda x, i: x.clone().index_fill_(0, i, 2.0),
+    "a remainder": lambda x, i: torch.tensor([7, 7]) % (9 - i),
+    "of what isn't used either": lambda x, i: x[i].exp().sum(),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", UNUSED)
+def test_an_index_is_checked_where_nothing_needs_what_it_finds(name: str, training: bool) -> None:
+    def fn(x: Tensor, i: Tensor, w: Tensor) -> Tensor:
+        UNUSED[name](x, i)
+        return (x * w).sum()
+
+    x, w = torch.randn(9, 4), torch.randn(9, 4, requires_grad=training)
+    compiled, good, bad = mc.compile(fn, fullgraph=True), torch.tensor([0, 3]), torch.tensor([0, 9])
+    torch.testing.assert_close(compiled(x, good, w), fn(x, good, w))
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        fn(x, bad, w)
+    with pytest.raises(eager.type, match=re.escape(str(eager.value))):
+        compiled(x, bad, w)
+    mc.compile(fn, options={"assert_indirect_indexing": False})(x, bad, w)
+
+
+def test_nothing_is_kept_where_the_result_is_used() -> None:
+    trace = mc.trace(READS["gather"], torch.randn(9, 4, requires_grad=True), torch.tensor([0, 3]))
+    assert not any(node.meta.get("checks") for node in trace.aot.forward.nodes)
+    assert trace.aot.backward is not None

@@ -234,3 +234,24 @@ def test_a_graph_that_looks_at_memory_keeps_its_layouts() -> None:
 
     with torch.no_grad():
         compare(layer, fn, images("rows", (4, 16)))
+
+
+SMALL = {
+    "a row of one": lambda x: (x.sum(-1, keepdim=True) - 1)[0][::2],
+    "a flipped row": lambda x: x[:2][::2].flip(0),
+    "a row of several dtypes": lambda x: x[:1].double() + x.amax((), keepdim=True),
+    "nothing": lambda x: x[:0].amax(-1, keepdim=True) - 1.5,
+    "every other of nothing": lambda x: x[:0].amax(-1, keepdim=True)[::2],
+    "a written column": lambda x: (
+        (x[0] + x.amax((), keepdim=True)).t().masked_fill_(x[0, 0] > 9, 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_strides_that_lead_to_no_element_are_eagers(name: str) -> None:
+    fn, x = SMALL[name], torch.randn(4, 4)
+    for given in (x, x.clone().requires_grad_()):
+        want, have = fn(given), mc.compile(fn)(given)
+        assert torch.equal(want, have)
+        assert (want.stride(), want.storage_offset()) == (have.stride(), have.storage_offset())
