@@ -55,9 +55,12 @@ def backwards(
     return made
 
 
-def without(backward: Graph, saved: int, missing: Collection[int]) -> tuple[Graph, list[int]]:
+def without(
+    backward: Graph, saved: int, missing: Collection[int], of_part: Collection[int] | None = None
+) -> tuple[Graph, list[int]]:
     """The graph without these tangents, and the numbers of the inputs that it takes. Gradients that depend on
-    no other tangent are None; elsewhere zeros stand for what is left out."""
+    no other tangent are None; elsewhere zeros stand for what is left out. `of_part`: the gradients of a part;
+    those that are constant stay, as do all other tangents."""
     found = copied(backward)
     graph, inputs = found.gm.graph, placeholders(found.gm.graph)
     if missing:
@@ -65,12 +68,16 @@ def without(backward: Graph, saved: int, missing: Collection[int]) -> tuple[Grap
         absent = [tangents.pop(i) for i in missing]
         present = dependents(tangents.values())
         lost, gradients = dependents(absent) - present, results_of(graph)
-        output_node(graph).args = (tuple(x if x in present else None for x in gradients),)
+        constant = {gradients[i] for i in of_part or ()} - lost
+        kept = present | constant
+        output_node(graph).args = (tuple(x if x in kept else None for x in gradients),)
         for node in lost:
             for user in present.intersection(node.users):
                 leave_out(user, node)
         graph.eliminate_dead_code(has_effect)
     taken = {node for node in inputs if not missing or node.users or is_size(node)}
+    if of_part is not None:
+        taken.update(tangents.values())
     values = map(size_expressions, (node for node in graph.nodes if node not in inputs))
     unknown = set().union(*(expr.free_symbols for expr in set().union(*values)))
     unknown -= set().union(*map(size_expressions, taken))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -104,6 +104,16 @@ class OutputSpec:
         return self.kind in ("view", "input_view")
 
 
+class Part(NamedTuple):
+    """Results with a node of autograd of their own (aot/parts.py): numbers among those that require grad, and
+    among the inputs that get a gradient."""
+
+    results: tuple[int, ...]
+    inputs: tuple[int, ...]
+    again: bool = False
+    """Eager keeps nothing for the backward, which so may run again."""
+
+
 @dataclass
 class RuntimeMetadata(Shown):
     """Everything the runtime wrapper must do around the two compiled graphs."""
@@ -127,6 +137,7 @@ class RuntimeMetadata(Shown):
     trains: bool = False
     result_requires_grad: tuple[bool, ...] = ()
     """For each result that is returned: does a gradient (tangent) come back for it?"""
+    parts: tuple[Part, ...] = ()
     before_backward: tuple[Callable[[], None], ...] = ()
     """Checks that raise if what was captured of the backward no longer holds."""
     view_sizes: tuple[Any, ...] = ()
@@ -163,6 +174,8 @@ class RuntimeMetadata(Shown):
         for memory in self.memories:
             lines.append(f"  one more input, shared memory: {memory}")
         lines += [f"  changed in place: {spec}" for spec in self.relaid]
+        for part in self.parts if len(self.parts) > 1 else ():
+            lines.append(f"  tangents {[*part.results]} have a backward of their own")
         return "\n".join(lines)
 
 
@@ -185,9 +198,10 @@ BackwardWithout = Callable[[frozenset[int], bool], Reduced]
 
 @dataclass(frozen=True)
 class Differentiated:
-    """What autograd has to know of a backward graph. `sufficient`: the numbers of tangents beside which zeros
-    may stand for the others."""
+    """What autograd has to know of a part's backward graph. `takes`: the numbers of what the forward saves
+    for it; `sufficient`: of tangents beside which zeros may stand for the others."""
 
+    takes: Sequence[int]
     tangents: list[Tangent]
     sufficient: Collection[int]
     without: BackwardWithout

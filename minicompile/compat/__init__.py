@@ -234,6 +234,21 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]
 
 
+def keeps_something(node: Any) -> bool:
+    """Does an autograd node hold values that a backward frees, so that the next one is refused? Functions in
+    Python, and writes to views, count as if they did."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction) or node.name() == "CopySlices":
+        return True
+    with no_dispatch_modes():
+        try:
+            kept = (
+                getattr(node, name[4:]) for name in dir(type(node)) if name[:11] == "_raw_saved_"
+            )
+            return any(value is not None for value in kept)
+        except RuntimeError:  # it was written to since
+            return True
+
+
 has_storage = torch._C._has_storage
 """Not true of sparse tensors, nor of the tensors that `vmap` and its like hand to functions."""
 is_view = torch.Tensor._is_view
