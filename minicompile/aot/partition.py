@@ -99,7 +99,8 @@ def partition(
         reasons = within_budget(parts, naive, budget)
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
-    sizes += parts.sizes_of_shapes([*saved, *sizes, *parts.tangents], joint.gm.graph)
+    shaped = [] if len(metadata.parts) > 1 else parts.tangents  # each part gets its own tangents
+    sizes += parts.sizes_of_shapes([*saved, *sizes, *shaped], joint.gm.graph)
     metadata.saved, metadata.saved_sizes = len(saved) + len(sizes), len(sizes)
     drawn = [n for n in joint.nodes if is_random(n) and n.meta.get("phase") != "backward"]
     outputs = [*parts.results, *saved, *sizes]

@@ -72,7 +72,7 @@ def backward_of(aot: AotResult) -> list[tuple[Graph, Sequence[int]]]:
     whole, saved = aot.backward, aot.metadata.saved
     if whole is None or len(aot.metadata.parts) == 1:
         return [] if whole is None else [(whole, range(saved))]
-    found = []
+    found: list[tuple[Graph, Sequence[int]]] = []
     for number, part in enumerate(aot.metadata.parts, 1):
         graph, takes = piece(whole, saved, part)
         graph.name = "backward" if number == 1 else f"backward_{number}"
