@@ -215,7 +215,6 @@ def record(
         raise Unsupported("only tensors that the graph makes are differentiated")
     # autograd is to go on to those inputs alone that eager's would reach: another's graph may be used up
     gradients = {i: x for i, x in gradients.items() if x is not None} or gradients
-    places = {number: place for place, number in enumerate(gradients)}
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),
@@ -228,10 +227,7 @@ def record(
         view_sizes=tuple(symbolic),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
-        parts=tuple(
-            part._replace(inputs=tuple(places[i] for i in part.inputs if i in places))
-            for part in parts
-        ),
+        parts=tuple(part.among(gradients) for part in parts),
     )
     found = tuple(returned), tuple(gradients.values())
     traced = tracer.finish(found, metadata.graph_name)

@@ -13,7 +13,7 @@ The real compiler: torch/_functorch/_aot_autograd/schemas.py (ViewAndMutationMet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -112,6 +112,11 @@ class Part(NamedTuple):
     inputs: tuple[int, ...]
     again: bool = False
     """Eager keeps nothing for the backward, which so may run again."""
+
+    def among(self, inputs: Iterable[int]) -> Part:
+        """With the places of its inputs among these."""
+        places = {number: place for place, number in enumerate(inputs)}
+        return self._replace(inputs=tuple(places[i] for i in self.inputs if i in places))
 
 
 @dataclass
