@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any
 
 from minicompile import compat
@@ -46,6 +46,26 @@ decomposition.load()
 compat.fake_mode()
 
 
+def warning(
+    compiler: Callable[[Capture, Options], BoxedCallable],
+) -> Callable[[Capture, Options], BoxedCallable]:
+    """Has what torch's functions warned of while they were captured issued at every call."""
+
+    @wraps(compiler)
+    def compiling(capture: Capture, options: Options) -> BoxedCallable:
+        run, warned = compiler(capture, options), capture.warned
+
+        def call(inputs: list[Any]) -> Sequence[Any]:
+            for one in warned:
+                one.issue()
+            return run(inputs)
+
+        return call if warned else run
+
+    return compiling
+
+
+@warning
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     """Every room after capture. `capture.watch` hears what each one made."""
     key = graph_cache.key_of(capture, options)
@@ -104,6 +124,7 @@ def compiled_now(options: Options, graph: Graph) -> BoxedCallable:
     return call
 
 
+@warning
 def aot_eager(capture: Capture, options: Options) -> BoxedCallable:
     """Stop after AOT and run its graphs with eager operators."""
     aot = differentiate(capture, options)

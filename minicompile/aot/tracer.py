@@ -97,7 +97,8 @@ class Tracer(compat.TorchDispatchMode):
         """Operators called inside are recorded. Composite ones arrive as what they are made of."""
         # torch's Python kernels of composites: in C++ batch norm hides that it mutates
         kernels = compat.python_dispatcher(), compat.upsampling_as_in_eager()
-        with self.mode, kernels[0], kernels[1], self, asking(self.env, self.asks):
+        quiet = compat.quiet_fakes()  # the capture heard what there is to tell
+        with self.mode, quiet, kernels[0], kernels[1], self, asking(self.env, self.asks):
             yield
 
     @contextlib.contextmanager

@@ -365,14 +365,29 @@ FAKE_LIMITS: tuple[type[BaseException], ...] = (
 
 
 @contextlib.contextmanager
-def quiet_fakes() -> Iterator[None]:
-    """Silences what fake tensors log and warn: operators do it themselves when they run."""
+def quiet_fakes() -> Iterator[list[warnings.WarningMessage]]:
+    """Silences what fake tensors log and warn in this thread: operators do it themselves when they run.
+
+    Gives the list of the warnings.
+    """
+    thread, show, heard = (
+        threading.get_ident(),
+        warnings.showwarning,
+        list[warnings.WarningMessage](),
+    )
+
+    def hear(*warning: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == thread:
+            heard.append(warnings.WarningMessage(*warning, **kwargs))
+        else:
+            show(*warning, **kwargs)
+
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        with warnings.catch_warnings(action="always"):
+            warnings.showwarning = hear
+            yield heard
     finally:
         logger.disabled = before
 

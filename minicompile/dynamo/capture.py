@@ -140,7 +140,7 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
     facts, make_state_check, modes = settings.global_facts(), state_check(), Modes.now()
     tracer.guard("global_state", (), facts, "settings that torch functions read")
     rest = None
-    with restored_modes(), deep_stack(), compat.quiet_fakes():
+    with restored_modes(), deep_stack(), compat.quiet_fakes() as tracer.recorder.heard:
         try:
             returned = tracer.run_root(values)
         except Cut:
@@ -224,7 +224,8 @@ def finished(
         guards=[*sorted(guards, key=lambda g: g.kind in SHAPE_KINDS), *shape_guards(env)],
         bytecode=tracer.log,
         result="; ".join([*rebuild.lines, result]),
-        side_effects=tuple(rebuild.effects),
+        side_effects=(*rebuild.effects, *map(str, recorder.warned)),
+        warned=tuple(recorder.warned),
         inlined=tuple(tracer.inlined),
         grad_enabled=torch.is_grad_enabled(),
         shape_env=env,

@@ -15,6 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
+from warnings import WarningMessage
 
 import sympy
 import torch
@@ -31,6 +32,7 @@ from minicompile.dynamo.variables import (
     is_numpy_scalar,
     words,
 )
+from minicompile.dynamo.warned import Warned, mentioned, warned
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
@@ -163,6 +165,10 @@ class Recorder:
         """Gives the places where the capture could end before the instruction being interpreted."""
         self.changes_state = False
         """Whether the graph sets grad mode or autocast."""
+        self.heard: list[WarningMessage] = []
+        """What torch's functions warn of while they run on fakes."""
+        self.warned: list[Warned] = []
+        """What the frame's calls warn of."""
         self.data_of: dict[int, list[int]] = {}
         """Memory of tensors whose `.data` was read, and where the capture could end before that: graphs
         hold `detach()` instead, whose writes autograd sees."""
@@ -292,9 +298,9 @@ class Recorder:
             python = self.sizes and not name.endswith(".dropout")
             composites = compat.python_dispatcher() if python else contextlib.nullcontext()
             with compat.no_function_modes(), self.mode, composites:
-                if op == "call_method":
-                    return getattr(args[0], target)(*args[1:], **kwargs)
-                return target(*args, **kwargs)
+                function = target if op == "call_function" else getattr(args[0], target)
+                given = args if op == "call_function" else args[1:]
+                value = self.hearing(lambda: function(*given, **kwargs))
         except compat.FAKE_LIMITS as error:
             kind = type(error).__name__
             what = f"{name} gives a result that depends on the tensor's data ({kind})"
@@ -307,6 +313,22 @@ class Recorder:
             raise refusal("exception", what, self.line(), kind=UserError) from error
         finally:
             self.running = ""
+        return value
+
+    def hearing(self, call: Callable[[], Any]) -> Any:
+        """What a call gives; it is noted what it warns of. Sizes that the words tell can't vary."""
+        self.heard.clear()
+        value = call()
+        if self.heard:
+            heard = {str(one.message): one for one in self.heard}  # some fakes run a kernel twice
+            env = self.sizes.env if self.sizes is not None else None
+            told = [s for s in env.symbols if mentioned(str(s), heard)] if env is not None else []
+            if env is not None and told:
+                for symbol in told:
+                    env.evaluate(symbol)
+                return self.hearing(call)
+            self.warned += [warned(one, self.line()) for one in heard.values()]
+        return value
 
     def statement(self, target: Any, args: tuple[Any, ...]) -> None:
         """Record a call that gives nothing and changes state (grad mode, autocast)."""

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from minicompile.dynamo.warned import Warned
 from minicompile.errors import refusal_text
 from minicompile.ops.display import Several, Shown, listed
 from minicompile.ops.dtypes import value_text
@@ -381,6 +382,8 @@ class Capture(Shown):
     """How the frame's return value is rebuilt from the graph's outputs, as text."""
     side_effects: tuple[str, ...] = ()
     """What the frame changed outside of itself, replayed after the graph ran."""
+    warned: tuple[Warned, ...] = ()
+    """Warnings of torch's functions, which the graph itself issues if torch runs it."""
     inlined: tuple[str, ...] = ()
     """Qualified names of the functions inlined into the graph."""
     grad_enabled: bool = True

@@ -7,6 +7,8 @@ does depends, for most operators, on the operands' dtypes alone: it is asked onc
 from __future__ import annotations
 
 import functools
+import math
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,6 +27,8 @@ ASKED = {
 """Beside elementwise operators: those that take sizes of 1 as well as any. (Products of matrices are the
 library's calls, which refuse when they run.)"""
 
+SPREADS = {aten.var.correction, aten.std.correction}
+SPREADS |= {aten.var_mean.correction, aten.std_mean.correction}
 PUTS = {aten.index_put.default, aten.index_put_.default}
 ADDS = {aten.index_add.default, aten.index_add_.default}
 
@@ -66,6 +70,9 @@ def check_arguments(
         on_cpu = all(x.device.type == "cpu" for x in tensors)
         if error and (on_cpu or "not implemented" not in str(error)):
             raise type(error)(*error.args)
+    if op in SPREADS:
+        with eagerly():
+            warn_of_freedom(op, *args, **(kwargs or {}))
 
 
 def described(value: Any) -> Any:
@@ -75,6 +82,15 @@ def described(value: Any) -> Any:
     if isinstance(value, torch.SymInt | torch.SymFloat):
         return (int if isinstance(value, torch.SymInt) else float), 1
     return type(value), tuple(value) if isinstance(value, list) else value
+
+
+def warn_of_freedom(
+    op: OpOverload, tensor: torch.Tensor, dim: Any = None, *, correction: Any = None, **_: Any
+) -> None:
+    """Warns as eager's kernel does where a variance is a division by zero."""
+    dims = dim or range(tensor.dim())
+    if math.prod(tensor.shape[d] for d in dims) <= (1 if correction is None else correction):
+        op(torch.zeros(1))
 
 
 @functools.cache
@@ -90,7 +106,8 @@ def refusal(op: OpOverload, args: Any, kwargs: Any) -> Exception | None:
         return list(rest[0]) if kind is list else rest[0]
 
     try:
-        op(*map(made, args), **{name: made(spec) for name, spec in kwargs})
+        with warnings.catch_warnings(action="ignore"):
+            op(*map(made, args), **{name: made(spec) for name, spec in kwargs})
     except Exception as error:
         return error.with_traceback(None)
     return None

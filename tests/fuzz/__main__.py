@@ -19,7 +19,7 @@ from minicompile import reset
 from minicompile.ops.events import observer
 from tests.fuzz.compare import BACKENDS, difference
 from tests.fuzz.counting import Counting
-from tests.fuzz.generator import PRELUDE, Program, generate
+from tests.fuzz.generator import Program, generate
 from tests.fuzz.shrink import compiles, shrink
 
 SLOW = 60
@@ -28,20 +28,20 @@ SLOW = 60
 
 def as_test(program: Program, why: str, backend: str) -> str:
     """A test that fails as long as the program behaves differently."""
-    text = str(program).removeprefix(PRELUDE)
+    prelude = "widened(PRELUDE)" if program.wide else "PRELUDE"
     return f'''"""A random program (seed {program.seed}) that behaved differently when compiled."""
 
 from tests.fuzz.compare import difference
-from tests.fuzz.generator import PRELUDE
+from tests.fuzz.generator import PRELUDE{", widened" if program.wide else ""}
 
 # {" ".join(why.split())[:200]}
 PROGRAM = r"""
-{text.strip()}
+{program.function.strip()}
 """
 
 
 def test_seed_{program.seed}_behaves_as_in_python() -> None:
-    assert difference(PRELUDE + PROGRAM, {backend!r}) == ""
+    assert difference({prelude} + PROGRAM, {backend!r}) == ""
 '''
 
 
@@ -83,7 +83,7 @@ def main() -> int:
                 program = shrink(program, fails)
                 why = difference(str(program), options.backend)
                 counting.graphs, counting.refused = 0, set()
-            print(f"\nseed {seed}: {why}\n{str(program).removeprefix(PRELUDE)}", flush=True)
+            print(f"\nseed {seed}: {why}\n{program.function}", flush=True)
             if options.write:
                 options.write.mkdir(parents=True, exist_ok=True)
                 file = options.write / f"test_seed_{seed}_{options.backend}.py"

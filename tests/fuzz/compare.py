@@ -115,14 +115,15 @@ def module_of(text: str) -> types.ModuleType:
 
 def arguments(module: types.ModuleType, given: Given, net: Any) -> tuple[Any, ...]:
     torch.manual_seed(given.seed)
-    leaf = torch.randn(given.rows, 4, requires_grad=given.trained)
+    rows, width = given.rows * module.ROWS, module.WIDTH
+    leaf = torch.randn(rows, width, requires_grad=given.trained)
     a = leaf * 1.0 if given.trained else leaf
-    b = (torch.randn(given.rows, 4) * 3).to(given.dtype)
+    b = (torch.randn(rows, width) * 3).to(given.dtype)
     if given.shared:
         b = a.detach()[1:]
-    items = [torch.randn(given.rows, 4), b, leaf]
-    table = {"x": torch.randn(4), "y": a}
-    box = (module.Special if given.special else module.Box)(torch.randn(4))
+    items = [torch.randn(rows, width), b, leaf]
+    table = {"x": torch.randn(width), "y": a}
+    box = (module.Special if given.special else module.Box)(torch.randn(width))
     return a, b, given.n, given.flag, items, table, box, net
 
 
@@ -176,6 +177,9 @@ def run(
 ) -> dict[str, Any]:
     """What each call shows. `refused`: the calls that eager can't differentiate."""
     reset()
+    torch.set_warn_always(
+        True
+    )  # some of torch's warnings come once in a process: for the first of two
     module = module_of(text)
     torch.manual_seed(3)
     net = module.Net()

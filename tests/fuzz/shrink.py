@@ -32,7 +32,7 @@ def shrink(program: Program, fails: Callable[[str], bool], most: int = 150) -> P
         progress = False
         for body in smaller(program.body):
             left -= 1
-            candidate = Program(program.seed, body)
+            candidate = Program(program.seed, body, program.wide)
             if left < 0:
                 break
             if compiles(str(candidate)) and fails(str(candidate)):

@@ -15,7 +15,7 @@ from tests.fuzz.__main__ import as_test
 from tests.fuzz.compare import Given, arguments, compare, difference, differentiate, module_of
 from tests.fuzz.counting import Counting
 from tests.fuzz.forms import FORMS, HALF, WRITES, blanks
-from tests.fuzz.generator import PARAMETERS, PRELUDE, Program, Statement, generate, line
+from tests.fuzz.generator import PARAMETERS, PRELUDE, Program, Statement, generate, line, widened
 from tests.fuzz.shrink import compiles, shrink
 
 PLAIN = str(Program(0, [line("items.append(a + 1)"), line("return a * 2, items")]))
@@ -52,8 +52,9 @@ def test_it_is_counted_how_programs_ran() -> None:
         assert counting.how == {expected: 1}, counting
 
 
-def test_a_failure_becomes_a_test_that_fails() -> None:
-    program = Program(7, [line("return a * 2, items")])
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_failure_becomes_a_test_that_fails(wide: bool) -> None:
+    program = Program(7, [line("return a * 2, items[:4]")], wide)
     text = as_test(program, "first call: expected 1, found 2", "eager")
     namespace: dict[str, Any] = {}
     exec(compile(text, "test_seed_7_eager.py", "exec"), namespace)
@@ -76,15 +77,16 @@ def test_programs_follow_from_the_seed_and_are_python() -> None:
 
 
 @pytest.mark.parametrize("table", [*(table for _, table in FORMS.values()), HALF, WRITES])
-def test_forms_fit_the_arguments(table: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("prelude", [PRELUDE, widened(PRELUDE)])
+def test_forms_fit_the_arguments(table: tuple[str, ...], prelude: str) -> None:
     """All but one at most: another is there for its exception."""
-    raised, module = [], module_of(PRELUDE)
+    raised, module = [], module_of(prelude)
+    wide = prelude != PRELUDE
     for form in table:
         given = dict(zip(PARAMETERS, arguments(module, Given(), module.Net())))
         try:
-            exec(
-                form.format(**blanks("a", "b", "n", lambda *among: among[-1])), vars(module) | given
-            )
+            text = form.format(**blanks("a", "b", "n", lambda *among: among[-1]))
+            exec(widened(text) if wide else text, vars(module) | given)
         except (RuntimeError, IndexError):
             raised.append(form)
     assert len(raised) <= 1, raised
@@ -129,7 +131,7 @@ def test_failures_are_made_small() -> None:
     program = generate(3)
     deep = Statement([("if flag:", [line("COUNT += 7"), line("COUNT += 1")])])
     program.body[1:1] = [Statement([("for i in range(2):", [line("n += 1"), deep])])]
-    small = str(shrink(program, lambda text: "COUNT += 7" in text, most=300)).removeprefix(PRELUDE)
+    small = shrink(program, lambda text: "COUNT += 7" in text, most=300).function
     assert [text.strip() for text in small.split("\n") if text.strip()] == [
         "def program(a, b, n, flag, items, table, box, net):",
         "global COUNT",

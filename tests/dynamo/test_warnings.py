@@ -1,0 +1,105 @@
+"""Warnings of torch's functions come at every call, about the user's line, as in eager."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import minicompile as mc
+from minicompile import compat
+
+
+@pytest.fixture(autouse=True)
+def all_of_them() -> Iterator[None]:
+    """Those too that come once in a process."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
+def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y = y + 1
+    return F.mse_loss(x, y)
+
+
+def deprecated(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y.sum().mT
+
+
+def implicit(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.softmax(x) * y
+
+
+def variances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x[:1].var(0) + torch.var_mean(y, correction=y.shape[0])[0]
+
+
+def caught(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    try:
+        return F.mse_loss(x, y)
+    except UserWarning:
+        return x * 2
+
+
+def heard(function: Callable[..., Any], *args: Any) -> list[tuple[Any, ...]]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        function(*args)
+    return [(str(one.message), one.category, one.filename, one.lineno) for one in found]
+
+
+X, Y = torch.randn(3, 4), torch.randn(4)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("function", [loss, deprecated, implicit, variances])
+def test_every_call_warns_as_eager_does(function: Any, dynamic: bool | None) -> None:
+    compiled = mc.compile(function, dynamic=dynamic, fullgraph=True)
+    for x in (X, X, torch.randn(5, 4), X):
+        expected = heard(function, x, Y)
+        assert expected and heard(compiled, x, Y) == expected
+    assert mc.explain(compiled)(X, Y).compiled_calls == 5
+
+
+def test_the_default_filter_shows_a_line_once() -> None:
+    compiled = mc.compile(loss)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        compiled(X, Y), compiled(X, Y), loss(X, Y)
+    assert len(found) == 1
+
+
+def test_a_warning_that_is_an_error_is_one() -> None:
+    compiled, handled = mc.compile(loss), mc.compile(caught)
+    expected = heard(compiled, X, Y), heard(handled, X, Y)
+    assert all(expected)
+    with warnings.catch_warnings(action="error"):
+        with pytest.raises(UserWarning, match="target size"):
+            compiled(X, Y)
+        assert torch.equal(handled(X, Y), X * 2)
+
+
+def test_the_capture_lists_what_it_will_warn_of() -> None:
+    compiled = mc.compile(loss, backend="eager")
+    with pytest.warns(UserWarning):
+        (capture,) = mc.explain(compiled)(X, Y).captures
+    assert capture.side_effects[0].startswith("UserWarning: Using a target size (torch.Size([4]))")
+
+
+def test_fakes_silence_their_own_thread_alone() -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with compat.quiet_fakes() as quiet:
+            other = threading.Thread(target=warnings.warn, args=("elsewhere",))
+            other.start()
+            other.join()
+            warnings.warn("here", stacklevel=1)
+    assert [str(one.message) for one in found] == ["elsewhere"]
+    assert [str(one.message) for one in quiet] == ["here"]
