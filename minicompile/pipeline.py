@@ -23,8 +23,9 @@ from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.decompositions import decomposition
 from minicompile.aot.missing import backwards
+from minicompile.aot.parts import backward_of
 from minicompile.aot.result import AotResult, BoxedCallable, Differentiated
-from minicompile.aot.runtime import assemble, differentiated, interpret, make_callable
+from minicompile.aot.runtime import assemble, differentiated, interpret
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.plan import KernelModule
 from minicompile.codegen.wrapper import generate_wrapper
@@ -73,43 +74,45 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     aot = differentiate(capture, options)
     tell = partial(capture.watch.tell, graph="forward")
     forward = compile_graph(aot.forward, options, aot.metadata.written_back, tell)
-    backward = None
-    if aot.backward is not None:
-        tell = partial(capture.watch.tell, graph="backward")
-        buckets = ddp_buckets(capture, aot, forward.stages.loops)
-        backward = compile_graph(aot.backward, options, None, tell, buckets)
-    graphs = [forward] if backward is None else [forward, backward]
+    backwards, abouts = [], []
+    for graph, takes in backward_of(aot):
+        tell = partial(capture.watch.tell, graph=graph.name)
+        buckets = ddp_buckets(capture, aot, forward.stages.loops, takes)
+        backwards.append(compile_graph(graph, options, None, tell, buckets))
+        abouts.append(differentiated(graph, takes, partial(compiled_now, options)))
+    graphs = [forward, *backwards]
     for plan in (plan for graph in graphs for plan in graph.stages.every_plan):
         for fact, why in plan.assumes.items():
             capture.shape_env.evaluate(fact, why)
     capture.watch.tell("building", [module for graph in graphs for module in graph.modules])
     calls = [graph.finish() for graph in graphs]
-    about = differentiated(aot, partial(compiled_now, options))
     if key is not None and not any(graph.stages.loops.constants for graph in graphs):
         texts = [(graph.stages.wrapper, graph.modules) for graph in graphs]
-        graph_cache.keep(key, aot.metadata, texts, about, options)
+        graph_cache.keep(key, aot.metadata, texts, abouts, options)
     if options.mode in cuda_graphs.MODES:
         schedules = [graph.stages.schedule for graph in graphs]
         first_saved = len(aot.metadata.result_requires_grad)
-        calls = cuda_graphs.around(calls, schedules, first_saved, capture.watch.tell)
-    return assemble(aot.metadata, calls[0], calls[1] if backward else None, about, capture.name)
+        taken = [about.takes for about in abouts]
+        calls = cuda_graphs.around(calls, schedules, first_saved, capture.watch.tell, taken)
+    return assemble(aot.metadata, calls[0], calls[1:], abouts, capture.name)
 
 
 def from_disk(kept: graph_cache.Kept, capture: Capture, options: Options) -> BoxedCallable:
     """What an earlier process compiled of an equal capture."""
 
-    def backward_graph() -> Graph:
-        found = differentiate(capture, options).backward
-        assert found is not None
-        return found
+    @cache
+    def again() -> list[tuple[Graph, Sequence[int]]]:
+        return backward_of(differentiate(capture, options))
 
     capture.watch.tell("building", [])
     waits = [start_kept(graph.wrapper, graph.kernels, options) for graph in kept.graphs]
-    forward, *backward = [wait() for wait in waits]
-    compiled = partial(compiled_now, options)
-    without = backwards(cache(backward_graph), kept.metadata.saved, compiled, interpret)
-    about = Differentiated(kept.tangents, kept.sufficient, without) if backward else None
-    return assemble(kept.metadata, forward, backward[0] if backward else None, about, capture.name)
+    forward, *calls = [wait() for wait in waits]
+    compiled, abouts = partial(compiled_now, options), []
+    for number, (takes, tangents, enough) in enumerate(kept.backwards):
+        graph = partial(lambda number: again()[number][0], number)
+        without = backwards(graph, len(takes), compiled, interpret)
+        abouts.append(Differentiated(takes, tangents, enough, without))
+    return assemble(kept.metadata, forward, calls, abouts, capture.name)
 
 
 def compiled_now(options: Options, graph: Graph) -> BoxedCallable:
@@ -125,8 +128,10 @@ def compiled_now(options: Options, graph: Graph) -> BoxedCallable:
 def aot_eager(capture: Capture, options: Options) -> BoxedCallable:
     """Stop after AOT and run its graphs with eager operators."""
     aot = differentiate(capture, options)
-    backward = interpret(aot.backward) if aot.backward else None
-    return make_callable(aot, interpret(aot.forward), backward, capture.name)
+    parts = backward_of(aot)
+    abouts = [differentiated(graph, takes, interpret) for graph, takes in parts]
+    backwards = [interpret(graph) for graph, _ in parts]
+    return assemble(aot.metadata, interpret(aot.forward), backwards, abouts, capture.name)
 
 
 def differentiate(capture: Capture, options: Options) -> AotResult:
@@ -143,9 +148,12 @@ def differentiate(capture: Capture, options: Options) -> AotResult:
     return aot
 
 
-def ddp_buckets(capture: Capture, aot: AotResult, forward: LoopGraph) -> Buckets | None:
-    """What DistributedDataParallel sums at once, if the captured call is inside its forward."""
-    if (found := compat.ddp_buckets()) is None:
+def ddp_buckets(
+    capture: Capture, aot: AotResult, forward: LoopGraph, takes: Sequence[int]
+) -> Buckets | None:
+    """What DistributedDataParallel sums at once, if the captured call is inside its forward. Parts each give
+    their gradients when they are done."""
+    if (found := compat.ddp_buckets()) is None or len(aot.metadata.parts) > 1:
         return None
     first, rest, parameters = found
     sizes = {id(p): p.nbytes for p in parameters}

@@ -1,6 +1,7 @@
 """What `mc.trace(fn, *args)` returns: the object of every stage, in the order of the corridor.
 
-    Trace          := name, capture, aot | None, graphs: {"forward": CompiledStages, "backward": ...}
+    Trace          := name, capture, aot | None, graphs: {"forward": CompiledStages, "backward": ...}; where
+                      results are differentiated apart (aot/parts.py), "backward_2": ... too
     CompiledStages := loops, schedule, [plan], [kernel], wrapper
 
 `trace.stages` lists them by name; `trace.loops` is the forward's, `trace.backward.loops` the backward's;
@@ -143,7 +144,7 @@ class Trace(Shown):
         return found
 
     def graph(self, name: str) -> CompiledStages:
-        """The stages after AOT of "forward" or "backward"."""
+        """The stages after AOT of "forward", "backward", or a further part's "backward_2"."""
         if name not in self.graphs:
             made = ", ".join(self.graphs) or "none: the backend stopped before lowering"
             raise AttributeError(f"the trace of {self.name} has no {name} graph; it has {made}")
@@ -197,7 +198,7 @@ class Trace(Shown):
         for name, compiled in self.graphs.items():
             first = next(iter(compiled.loops.buffers.values()), None)
             spec = spec or device_spec(first.layout.device if first else torch.device("cpu"))
-            prefix = "backward " * (name == "backward")
+            prefix = "" if name == "forward" else f"{name} "
             names = (prefix + plan.name for plan in compiled.plans)
             points += roofline_points(compiled.schedule, names, spec)
         if spec is None:
@@ -269,6 +270,9 @@ class Trace(Shown):
         access = {"source": "", "bytecode": "trace.capture.bytecode", "joint": "trace.aot.joint"}
         for room in self.rooms():
             path = access.get(room.stage, f"trace.{room.stage.removeprefix('forward.')}")
+            graph, _, stage = room.stage.rpartition(".")
+            if "_" in graph:
+                path = f'trace.graph("{graph}").{stage}'
             title = room.title + (" (backward)" if room.stage.startswith("backward") else "")
             lines.append(f"  {title:<20} {room.count:<28} {path}".rstrip())
         if self.aot is not None and self.aot.partition is not None:

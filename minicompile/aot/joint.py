@@ -32,6 +32,7 @@ from minicompile.aot.layout import (
     geometry,
     is_dense,
 )
+from minicompile.aot.parts import find_parts
 from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.vjps import own_gradients
@@ -203,7 +204,9 @@ def record(
                 updated = new_contents(every, before, [i for i in written if i not in members])
             sizes = [tracer.sizes.env.number(expr) for expr in symbolic]
             returned = [*results, *bases, *sizes, *updated.values()]
-            given = run_backward(returned, list(wanted.values()), tracer) if training else []
+            results = [value for value in returned if requires_grad(value)]
+            parts = find_parts(results, wanted) if training else []
+            given = run_backward(results, list(wanted.values()), tracer) if training else []
             gradients = dict(zip(wanted, given))
     finally:
         tracer.forget_autograd()
@@ -224,6 +227,7 @@ def record(
         view_sizes=tuple(symbolic),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
+        parts=tuple(part.among(gradients) for part in parts),
     )
     found = tuple(returned), tuple(gradients.values())
     traced = tracer.finish(found, metadata.graph_name)
@@ -474,10 +478,9 @@ def placed(kind: Kind, index: int, view: torch.Tensor, start: Any) -> OutputSpec
     return OutputSpec(kind, index, size=size, stride=stride, offset=offset)
 
 
-def run_backward(returned: list[Any], wanted: list[Any], tracer: JointTracer) -> list[Any]:
-    """Differentiate the returned tensors; the gradient of each input (or `GradientEdge`) that is wanted,
-    None where there is none."""
-    results = [value for value in returned if requires_grad(value)]
+def run_backward(results: list[Any], wanted: list[Any], tracer: JointTracer) -> list[Any]:
+    """Differentiate the results that require grad; the gradient of each input (or `GradientEdge`) that is
+    wanted, None where there is none."""
     if not results or not wanted:
         return []
     tangents = []

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from sympy import sympify
 from torch import fx
 
 from minicompile.aot.layout import inverse_order, same_value, stride_order
@@ -22,6 +23,7 @@ from minicompile.aot.partition import size_expressions
 from minicompile.aot.result import BackwardWithout, BoxedCallable, Reduced
 from minicompile.ops.graph import Graph, copied, output_node, placeholders
 from minicompile.ops.nodes import aten_ops, has_effect, is_size, is_view, results_of
+from minicompile.shapes.symnode import SizeNodes, size_expr
 
 aten = torch.ops.aten
 SUMS = aten_ops("add.Tensor")
@@ -55,26 +57,40 @@ def backwards(
     return made
 
 
-def without(backward: Graph, saved: int, missing: Collection[int]) -> tuple[Graph, list[int]]:
+def without(
+    backward: Graph, saved: int, missing: Collection[int], of_part: Collection[int] | None = None
+) -> tuple[Graph, list[int]]:
     """The graph without these tangents, and the numbers of the inputs that it takes. Gradients that depend on
-    no other tangent are None; elsewhere zeros stand for what is left out."""
+    no other tangent are None; elsewhere zeros stand for what is left out. `of_part`: the gradients of a part,
+    which are zeros then, or constant; it takes all its tangents."""
     found = copied(backward)
     graph, inputs = found.gm.graph, placeholders(found.gm.graph)
+    tangents = dict(enumerate(inputs[saved:]))
+    absent = [tangents.pop(i) for i in missing]
+    possible = [node for node in inputs if node not in absent]
+    possible += absent if of_part is None else []
     if missing:
-        tangents = dict(enumerate(inputs[saved:]))
-        absent = [tangents.pop(i) for i in missing]
         present = dependents(tangents.values())
         lost, gradients = dependents(absent) - present, results_of(graph)
-        output_node(graph).args = (tuple(x if x in present else None for x in gradients),)
+        sizes, top = SizeNodes(graph), inputs[-1].next
+        for node in possible:
+            sizes.add_input(node, node.meta["val"])
+
+        ends: list[fx.Node | None] = [x if x in present else None for x in gradients]
+        for i in of_part or ():
+            node = gradients[i]
+            ends[i] = zeros_for(node, sizes, top) if node in lost else node
+        output_node(graph).args = (tuple(ends),)
         for node in lost:
             for user in present.intersection(node.users):
-                leave_out(user, node)
+                leave_out(user, node, sizes, top)
         graph.eliminate_dead_code(has_effect)
     taken = {node for node in inputs if not missing or node.users or is_size(node)}
+    taken.update(tangents.values() if of_part is not None else ())
     values = map(size_expressions, (node for node in graph.nodes if node not in inputs))
     unknown = set().union(*(expr.free_symbols for expr in set().union(*values)))
     unknown -= set().union(*map(size_expressions, taken))
-    for node in reversed(inputs):  # whose shape tells a size
+    for node in reversed(possible):  # whose shape tells a size
         if not unknown.isdisjoint(size_expressions(node)):
             unknown -= size_expressions(node)
             taken.add(node)
@@ -117,13 +133,18 @@ def dependents(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def leave_out(user: fx.Node, lost: fx.Node) -> None:
+def leave_out(user: fx.Node, lost: fx.Node, sizes: SizeNodes, top: fx.Node) -> None:
     """Let a node do without one of its operands: a sum is the other one, anything else gets zeros."""
     others = [x for x in user.all_input_nodes if x is not lost]
     is_sum = user.target in SUMS and len(others) == 1 and not user.kwargs
     if is_sum and same_value(others[0].meta["val"], user.meta["val"]):
         user.replace_all_uses_with(others[0])
-        return
+    else:
+        user.replace_input_with(lost, zeros_for(lost, sizes, top))
+
+
+def zeros_for(lost: fx.Node, sizes: SizeNodes, top: fx.Node) -> fx.Node:
+    """Zeros that are laid out as a value was; made before `top`, as are the `sizes`."""
     value, order = lost.meta["val"], stride_order(lost.meta["val"])
 
     def call(op: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -133,13 +154,8 @@ def leave_out(user: fx.Node, lost: fx.Node) -> None:
             node.meta.update(lost.meta, val=op(*known[0], **known[1]))
         return node
 
-    with lost.graph.inserting_before(user):
-        size = [
-            call(aten.sym_size.int, lost, dim)
-            if isinstance(value.shape[dim], torch.SymInt)
-            else value.shape[dim]
-            for dim in order
-        ]
+    with lost.graph.inserting_before(top):
+        shape = [sympify(size_expr(value.shape[dim])) for dim in order]
+        size = [sizes.argument(expr, sizes.env, lost.meta) for expr in shape]
         zeros = call(aten.full.default, size, 0, dtype=value.dtype, device=value.device)
-        zeros = call(aten.permute.default, zeros, inverse_order(order))
-    user.replace_input_with(lost, zeros)
+        return call(aten.permute.default, zeros, inverse_order(order))

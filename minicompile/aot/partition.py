@@ -100,7 +100,8 @@ def partition(
         reasons = within_budget(parts, naive, budget)
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
-    sizes += parts.sizes_of_shapes([*saved, *sizes, *parts.tangents], joint.gm.graph)
+    shaped = [] if len(metadata.parts) > 1 else parts.tangents  # each part gets its own tangents
+    sizes += parts.sizes_of_shapes([*saved, *sizes, *shaped], joint.gm.graph)
     metadata.saved, metadata.saved_sizes = len(saved) + len(sizes), len(sizes)
     acting = [node for node in joint.nodes if has_effect(node) and node.op == "call_function"]
     drawn = [node for node in acting if node.meta.get("phase") != "backward"]

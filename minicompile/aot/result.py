@@ -13,9 +13,9 @@ The real compiler: torch/_functorch/_aot_autograd/schemas.py (ViewAndMutationMet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -104,6 +104,21 @@ class OutputSpec:
         return self.kind in ("view", "input_view")
 
 
+class Part(NamedTuple):
+    """Results with a node of autograd of their own (aot/parts.py): numbers among those that require grad, and
+    among the inputs that get a gradient."""
+
+    results: tuple[int, ...]
+    inputs: tuple[int, ...]
+    again: bool = False
+    """Eager keeps nothing for the backward, which so may run again."""
+
+    def among(self, inputs: Iterable[int]) -> Part:
+        """With the places of its inputs among these."""
+        places = {number: place for place, number in enumerate(inputs)}
+        return self._replace(inputs=tuple(places[i] for i in self.inputs if i in places))
+
+
 @dataclass
 class RuntimeMetadata(Shown):
     """Everything the runtime wrapper must do around the two compiled graphs."""
@@ -127,6 +142,7 @@ class RuntimeMetadata(Shown):
     trains: bool = False
     result_requires_grad: tuple[bool, ...] = ()
     """For each result that is returned: does a gradient (tangent) come back for it?"""
+    parts: tuple[Part, ...] = ()
     before_backward: tuple[Callable[[], None], ...] = ()
     """Checks that raise if what was captured of the backward no longer holds."""
     view_sizes: tuple[Any, ...] = ()
@@ -163,6 +179,8 @@ class RuntimeMetadata(Shown):
         for memory in self.memories:
             lines.append(f"  one more input, shared memory: {memory}")
         lines += [f"  changed in place: {spec}" for spec in self.relaid]
+        for part in self.parts if len(self.parts) > 1 else ():
+            lines.append(f"  tangents {[*part.results]} have a backward of their own")
         return "\n".join(lines)
 
 
@@ -185,9 +203,10 @@ BackwardWithout = Callable[[frozenset[int], bool], Reduced]
 
 @dataclass(frozen=True)
 class Differentiated:
-    """What autograd has to know of a backward graph. `sufficient`: the numbers of tangents beside which zeros
-    may stand for the others."""
+    """What autograd has to know of a part's backward graph. `takes`: the numbers of what the forward saves
+    for it; `sufficient`: of tangents beside which zeros may stand for the others."""
 
+    takes: Sequence[int]
     tangents: list[Tangent]
     sufficient: Collection[int]
     without: BackwardWithout

@@ -28,6 +28,7 @@ from minicompile.aot.result import (
     Differentiated,
     OutputGroup,
     OutputSpec,
+    Part,
     RuntimeMetadata,
     SharedMemory,
     Tangent,
@@ -54,40 +55,46 @@ def make_callable(
 ) -> BoxedCallable:
     """The function of the captured graph: takes a list of its inputs (emptied), gives its outputs.
 
-    `forward` and `backward` run the graphs of `result`, compiled or interpreted; `name` is the user's.
+    `forward` and `backward` run the graphs of `result`, compiled or interpreted; `name` is the user's. All
+    results are one part.
     """
-    return assemble(result.metadata, forward, backward, differentiated(result, interpret), name)
+    metadata, abouts = result.metadata, list[Differentiated]()
+    if result.backward is not None:
+        again = all(part.again for part in metadata.parts)
+        metadata = replace(metadata, parts=(Part((), (), again),))
+        abouts = [differentiated(result.backward, range(metadata.saved), interpret)]
+    return assemble(metadata, forward, [] if backward is None else [backward], abouts, name)
 
 
 def differentiated(
-    result: AotResult, compiled: Callable[[Graph], BoxedCallable]
-) -> Differentiated | None:
-    """What is around a backward graph, if there is one; `compiled` makes a part of it run."""
-    if (whole := result.backward) is None:
-        return None
-    saved = result.metadata.saved
-    expected = placeholders(whole.gm.graph)[saved:]
+    graph: Graph, takes: Sequence[int], compiled: Callable[[Graph], BoxedCallable]
+) -> Differentiated:
+    """What is around a part's backward graph; `compiled` makes a piece of it run."""
+    saved = len(takes)
+    expected = placeholders(graph.gm.graph)[saved:]
     values = [node.meta["val"] for node in expected]
     tangents = [
         Tangent(value.dtype, value.device, stride_order(value), bytes_of(node))
         for value, node in zip(values, expected, strict=True)
     ]
-    without = backwards(lambda: whole, saved, compiled, interpret)
-    return Differentiated(tangents, sufficient(whole, saved), without)
+    without = backwards(lambda: graph, saved, compiled, interpret)
+    return Differentiated(takes, tangents, sufficient(graph, saved), without)
 
 
 def assemble(
     metadata: RuntimeMetadata,
     forward: BoxedCallable,
-    backward: BoxedCallable | None,
-    about: Differentiated | None,
+    backwards: Sequence[BoxedCallable],
+    abouts: Sequence[Differentiated],
     name: str,
 ) -> BoxedCallable:
-    """`make_callable` from what it needs of the graphs."""
-    if backward is None or about is None:
+    """`make_callable` from what it needs of the graphs: the forward's, and each part's backward."""
+    if not backwards:
         compute = inference_call(forward)
+    elif len(backwards) == 1:
+        compute = training_call(metadata, abouts[0], forward, backwards[0], name)
     else:
-        compute = training_call(metadata, about, forward, backward, name)
+        compute = call_of_parts(metadata, abouts, forward, backwards, name)
     call = with_epilogue(compute, metadata)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -201,6 +208,62 @@ def training_call(
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
 
 
+def call_of_parts(
+    metadata: RuntimeMetadata,
+    abouts: Sequence[Differentiated],
+    forward: BoxedCallable,
+    backwards: Sequence[BoxedCallable],
+    name: str,
+) -> BoxedCallable:
+    """The forward as without autograd; then each part's results get a node that takes them as they are."""
+    flags = metadata.result_requires_grad
+    first_saved, first_size = len(flags), metadata.saved - metadata.saved_sizes
+    differentiable, wanted = (
+        list(itertools.compress(itertools.count(), flags)),
+        metadata.differentiable_inputs,
+    )
+    plan = []
+    for part, about, backward in zip(metadata.parts, abouts, backwards, strict=True):
+        own = replace(
+            metadata,
+            parts=(part,),
+            result_requires_grad=(True,) * len(part.results),
+            differentiable_inputs=tuple(range(len(part.inputs))),
+            saved=len(about.takes),
+            saved_sizes=sum(i >= first_size for i in about.takes),
+        )
+        call = training_call(own, about, after(len(part.inputs)), backward, name)
+        results = [differentiable[i] for i in part.results]
+        plan.append(([wanted[i] for i in part.inputs], results, about.takes, call))
+    compute = inference_call(forward)
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        given = [[inputs[i] for i in numbers] for numbers, *_ in plan]
+        values = compute(inputs)
+        outputs, saved = list(values[:first_saved]), list(values[first_saved:])
+        saved[:first_size] = no_results(saved[:first_size], outputs)
+        for (_, results, takes, call), own in zip(plan, given, strict=True):
+            own += [outputs[i] for i in results]
+            own += [saved[i] for i in takes]
+            for i, result in zip(results, call(own), strict=True):
+                outputs[i] = result
+        return outputs
+
+    return run
+
+
+def after(number: int) -> BoxedCallable:
+    """The forward of a part, whose results are there, behind so many inputs."""
+
+    def run(values: list[Any]) -> Sequence[Any]:
+        found = values[number:]
+        values.clear()
+        return found
+
+    run.owned = True  # type: ignore[attr-defined]
+    return run
+
+
 def prepared(
     ctx: Any,
     given: list[torch.Tensor | None],
@@ -219,8 +282,10 @@ def prepared(
     kernels = all(tangent is None or compat.has_storage(tangent) for tangent in given)
     groups, strides, arguments = getattr(backward, "groups", ()), ctx.strides, list[Any]()
     run, absent = backward, frozenset[int]()
+    tensors = metadata.saved - metadata.saved_sizes
     if kernels and (groups or not missing):
-        arguments += ctx.saved_tensors[1:]
+        if tensors or not metadata.parts[0].again:
+            arguments += ctx.saved_tensors[1:]
         arguments[: len(strides)] = map(with_strides, arguments, strides)
         arguments += ctx.sizes
         arguments += map(fit_tangent, given, ctx.shapes, about.tangents)
@@ -228,7 +293,6 @@ def prepared(
     else:  # under vmap operators know what to do
         run, takes, absent = about.without(missing, kernels)
         run = one_by_one(run, groups) if groups else run
-        tensors = metadata.saved - metadata.saved_sizes
         saved = compat.saved_tensors(ctx, [i + 1 for i in takes if i < tensors])
         for i in takes:
             number, size = i - metadata.saved, i - tensors

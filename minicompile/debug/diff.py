@@ -191,19 +191,20 @@ def points(trace: Trace) -> dict[str, Point]:
             continue
         step = "partition" if aot.partition is not None else "forward alone"
         pieces, gone = partial(provenance.of_graph, partition=aot.partition), f"not in the {name}"
-        here = stage(step, final, at, "post_grad.", f"{name}.", pieces=pieces, gone=gone)
-        found[f"aot.{name}"] = here
-        if (compiled := trace.graphs.get(name)) is None:
-            continue
-        buffers = partial(of_loops, schedule=compiled.schedule)
-        here = add(f"{name}.loops", compiled.loops, "lowering", here, buffers)
-        here.gone, buffers = "no buffer of its own", partial(of_schedule, loops=here)
-        add(f"{name}.schedule", compiled.schedule, "scheduling", here, buffers)
-        for key in ("plans", "kernels", "wrapper"):
-            add(f"{name}.{key}", getattr(compiled, key), "code generation", nothing)
-        found[f"{name}.plans"].about = count_text(len(compiled.plans), "plan")
-        for room in compiled.rooms():
-            found[f"{name}.{room.stage}"].about = room.count
+        whole = stage(step, final, at, "post_grad.", f"{name}.", pieces=pieces, gone=gone)
+        found[f"aot.{name}"] = whole
+        graphs = {n: made for n, made in trace.graphs.items() if n.partition("_")[0] == name}
+        for part, compiled in graphs.items():
+            buffers = partial(of_loops, schedule=compiled.schedule)
+            here = add(f"{part}.loops", compiled.loops, "lowering", whole, buffers)
+            here.gone = "no buffer of its own" + ", or another part's" * (len(graphs) > 1)
+            buffers = partial(of_schedule, loops=here)
+            add(f"{part}.schedule", compiled.schedule, "scheduling", here, buffers)
+            for key in ("plans", "kernels", "wrapper"):
+                add(f"{part}.{key}", getattr(compiled, key), "code generation", nothing)
+            found[f"{part}.plans"].about = count_text(len(compiled.plans), "plan")
+            for room in compiled.rooms():
+                found[f"{part}.{room.stage}"].about = room.count
     return found
 
 
@@ -374,7 +375,7 @@ def stages_of(trace: Trace, found: dict[str, Point]) -> dict[str, Point]:
     """The points that every trace has, whatever its passes."""
     levels = trace.aot.levels if trace.aot is not None else ()
     after = ("loops", "schedule", "kernels", "wrapper")
-    names = [f"{graph}.{stage}" for graph in ("forward", "backward") for stage in after]
+    names = [f"{graph}.{stage}" for graph in trace.graphs for stage in after]
     first = ["guards", "capture", *levels, "aot.forward", "aot.backward"]
     return {name: found[name] for name in [*first, *names] if name in found}
 

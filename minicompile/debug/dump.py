@@ -50,7 +50,7 @@ from typing import Any
 
 import torch
 
-from minicompile import compat
+from minicompile.compat import triton_api
 from minicompile.debug import stages
 from minicompile.debug.logs import levels
 from minicompile.ops.events import CALLED, Event, Failure, observer
@@ -215,7 +215,11 @@ def versions() -> str:
     """What decides how a program is compiled, apart from it."""
     from minicompile import __version__
 
-    found = [f"minicompile {__version__}", f"torch {torch.__version__}", compat.triton_identity()]
+    found = [
+        f"minicompile {__version__}",
+        f"torch {torch.__version__}",
+        triton_api.triton_identity(),
+    ]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return "\n".join([*map(str, found), f"Python {sys.version}", platform.platform(), gpu])
 

@@ -23,11 +23,12 @@ from typing import Any
 
 import torch
 
-from minicompile import api, compat, pipeline
+from minicompile import api, pipeline
 from minicompile.aot.result import BoxedCallable
 from minicompile.aot.runtime import make_callable
 from minicompile.codegen.generate import generate_kernels
 from minicompile.codegen.plan import CodeLine, WrapperSource
+from minicompile.compat import triton_api
 from minicompile.debug.accuracy import Copier, differentiate, leaves, now, same_random_state
 from minicompile.dynamo.dispatch import Dispatcher
 from minicompile.dynamo.module import behind, original_of
@@ -205,7 +206,7 @@ class TimedGraph:
         marks: list[Any] = []
         mark = time.perf_counter
         if self.pause is not None:
-            compat.gpu_pause(self.pause)
+            triton_api.gpu_pause(self.pause)
             mark = gpu_event
         tick = self.call.__globals__[TICK] = lambda: marks.append(mark())
         tick()  # type: ignore[no-untyped-call]

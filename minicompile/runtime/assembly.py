@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from minicompile import compat
 from minicompile.codegen.plan import KernelSource
+from minicompile.compat import triton_api
 from minicompile.ops.display import Shown
 from minicompile.runtime.gpu_kernel import Tiles, gpu_kernel, planned_divisible, planned_tiles
 from minicompile.runtime.triton import compile_kernel, module_file, require_triton
@@ -81,7 +81,7 @@ def cross_compile(
     Triton.
     """
     require_triton()
-    plan, gpu = source.plan, compat.gpu_target(*target)
+    plan, gpu = source.plan, triton_api.gpu_target(*target)
     if tiles is None:  # plans count warps of 32 threads
         tiles = planned_tiles(plan)
         tiles = replace(tiles, num_warps=max(tiles.num_warps * 32 // gpu.warp_size, 1))
@@ -109,7 +109,7 @@ def cross_compile(
 
 def _tool_output(binary: bytes, tool: str, *flags: str) -> str:
     """What one of NVIDIA's tools says; "" where it isn't here or the binary is for another GPU."""
-    path = compat.nvidia_tool(tool)
+    path = triton_api.nvidia_tool(tool)
     if path is None:
         return ""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource
+from minicompile.compat import triton_api
 from minicompile.ops.cache import Cache, digest
 from minicompile.ops.device import gpu_of
 from minicompile.ops.display import count_text
@@ -129,7 +129,7 @@ def milliseconds(launch: Launcher, arguments: list[Any]) -> float:
     device = torch.device("cuda", torch.cuda.current_device())
     other = torch.empty(2 * gpu_of(device).l2_bytes, dtype=torch.uint8, device=device)
     events = []
-    compat.gpu_pause(QUEUEING)
+    triton_api.gpu_pause(QUEUEING)
     for _ in range(REPEATS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         other.zero_()

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
+from minicompile.compat import triton_api
 from minicompile.lowering.ir import InputBuffer, LoopGraph, View
 from minicompile.ops.display import count_text
 from minicompile.runtime.load import to_layout
@@ -62,7 +63,7 @@ class Gpu:
 
     def __init__(self, device: torch.device) -> None:
         self.index = device.index or 0
-        self.device, self.stream = compat.cuda_launch_state()
+        self.device, self.stream = triton_api.cuda_launch_state()
 
     def place(self) -> Any:
         """The device and stream that a call's kernels go to; None where nothing can be recorded now."""
@@ -127,15 +128,17 @@ def around(
     schedules: Sequence[Schedule],
     first_saved: int,
     tell: Callable[..., None],
+    takes: Sequence[Sequence[int]] = (),
     gpu: type[Gpu] = Gpu,
 ) -> list[BoxedCallable]:
-    """A forward's call and its backward's, if there is one, captured where that can be; `tell` hears why not.
-    The forward's results from `first_saved` on are the backward's first inputs."""
+    """A forward's call and those of its backwards, captured where that can be; `tell` hears why not. Of the
+    forward's results from `first_saved` on each backward's first inputs are those that it `takes`."""
     found: list[BoxedCallable] = []
     saved = saved_in_graph(schedules[0], first_saved) if len(schedules) > 1 else set()
     nothing: set[int] = set()
-    kept = ((nothing, {first_saved + i for i in saved}), (saved, nothing))
-    for call, schedule, (inputs, results) in zip(calls, schedules, kept, strict=False):
+    kept = [(nothing, {first_saved + i for i in saved})]
+    kept += [({n for n, i in enumerate(taken) if i in saved}, nothing) for taken in takes]
+    for call, schedule, (inputs, results) in zip(calls, schedules, kept, strict=True):
         say: Callable[[str], None] = partial(tell, "cudagraphs", graph=schedule.graph.name)
         why = refusal(schedule, gpu.kind)
         if found and not why and not isinstance(found[0], CudaGraphs):

@@ -31,10 +31,12 @@ from minicompile import compat
 from minicompile.aot.result import (
     Differentiated,
     OutputSpec,
+    Part,
     RuntimeMetadata,
     Tangent,
 )
 from minicompile.codegen.plan import CodeLine, KernelModule, WrapperSource
+from minicompile.compat import triton_api
 from minicompile.compat.settings import global_facts
 from minicompile.dynamo.result import Capture
 from minicompile.ops.cache import Cache, digest
@@ -245,7 +247,7 @@ def versions() -> str:
     sources = [path.stat() for path in files if path.suffix in (".py", ".c", ".h")]
     stamps = [(info.st_size, info.st_mtime_ns) for info in sources]
     found = (stamps, torch.__version__, torch.version.git_version, sys.version)
-    return repr((*found, compat.triton_identity(), triton_variables()))
+    return repr((*found, triton_api.triton_identity(), triton_variables()))
 
 
 # The value
@@ -261,19 +263,19 @@ class KeptGraph:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What a key leads to. `tangents`, `sufficient`: of the backward graph (aot/result.py), if any."""
+    """What a key leads to. `backwards`: of each backward graph what it takes of what is saved, its tangents,
+    and which are sufficient (aot/result.py)."""
 
     metadata: RuntimeMetadata
     graphs: list[KeptGraph]
-    tangents: list[Tangent]
-    sufficient: list[int]
+    backwards: list[tuple[list[int], list[Tangent], list[int]]]
 
 
 def keep(
     key: str,
     metadata: RuntimeMetadata,
     graphs: Sequence[tuple[WrapperSource, Sequence[KernelModule]]],
-    about: Differentiated | None,
+    abouts: Sequence[Differentiated],
     options: Options,
 ) -> None:
     """Write down what was compiled, if all of it has a text and runs on the GPU."""
@@ -288,8 +290,11 @@ def keep(
         texts = {name: dataclasses.asdict(kernel) for name, kernel in kernels.items()}
         found.append([wrapper.name, wrapper.text, wrapper.owned, texts])
     try:
-        tangents = [tangent_text(tangent) for tangent in about.tangents] if about else []
-        what = [plain(metadata), found, tangents, [*about.sufficient] if about else []]
+        around = [
+            [[*about.takes], [*map(tangent_text, about.tangents)], [*about.sufficient]]
+            for about in abouts
+        ]
+        what = [plain(metadata), found, around]
     except NoText:
         return
     Cache(options, "graphs").put(key, json.dumps(what).encode())
@@ -299,18 +304,23 @@ def read(key: str, options: Options) -> Kept | None:
     """What is kept under a key; None where nothing whole is."""
     if (kept := Cache(options, "graphs").get(key)) is None:
         return None
-    metadata, graphs, tangents, enough = json.loads(kept)
+    metadata, graphs, around = json.loads(kept)
     outputs = tuple(OutputSpec(**tuples(spec)) for spec in metadata.pop("outputs"))
+    parts = tuple(Part(*tuples(part)) for part in metadata.pop("parts"))
     found = []
     for name, text, owned, kernels in graphs:
         lines = [CodeLine(line) for line in text.splitlines()]
         loadable = {kernel: GpuKernel(**facts) for kernel, facts in kernels.items()}
         found.append(KeptGraph(WrapperSource(name, lines, [], owned), loadable))
-    expected = [
-        Tangent(getattr(torch, dtype), torch.device(device), order, size)
-        for dtype, device, order, size in tangents
+    backwards = [
+        (takes, [tangent_of(*tangent) for tangent in tangents], enough)
+        for takes, tangents, enough in around
     ]
-    return Kept(RuntimeMetadata(outputs, **tuples(metadata)), found, expected, enough)
+    return Kept(RuntimeMetadata(outputs, parts=parts, **tuples(metadata)), found, backwards)
+
+
+def tangent_of(dtype: str, device: str, order: list[int], size: int) -> Tangent:
+    return Tangent(getattr(torch, dtype), torch.device(device), order, size)
 
 
 def tangent_text(tangent: Tangent) -> list[Any]:

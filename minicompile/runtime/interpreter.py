@@ -26,7 +26,6 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from minicompile import compat
 from minicompile.codegen.plan import (
     INDEX_ERROR,
     ZERO_DIVISION,
@@ -34,6 +33,7 @@ from minicompile.codegen.plan import (
     KernelSource,
     power_of_two,
 )
+from minicompile.compat import triton_api
 from minicompile.runtime.cpp import fail
 from minicompile.runtime.gpu_kernel import (
     Tiles,
@@ -48,7 +48,7 @@ from minicompile.runtime.gpu_kernel import (
 from minicompile.runtime.triton import execute
 from minicompile.shapes.expr import product, size_hint
 
-interpreter, JITFunction = compat.triton_interpreter()
+interpreter, JITFunction = triton_api.triton_interpreter()
 
 LANES = 2**16
 """Elements of a block under the interpreter."""

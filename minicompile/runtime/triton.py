@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from minicompile import compat
 from minicompile.codegen.plan import KernelSource, LibraryProduct, granule_of
+from minicompile.compat import triton_api
 from minicompile.errors import BackendError
 from minicompile.lowering.ir import Layout
 from minicompile.ops.build import load_extension, start_extension
@@ -172,10 +172,10 @@ def compile_kernel(kernel: GpuKernel, divisible: list[str], target: tuple[str, i
     """
     types = kernel.types | dict.fromkeys(kernel.constants, "constexpr")
     function, _ = execute(kernel.name, kernel.module)
-    given, options = compat.gpu_target(*target), dict(kernel.options)
+    given, options = triton_api.gpu_target(*target), dict(kernel.options)
     if target[0] != "cuda" or int(target[1]) < 90:
         options.pop("maxnreg", None)
-    return compat.triton_compile(function, types, kernel.constants, divisible, given, options)
+    return triton_api.triton_compile(function, types, kernel.constants, divisible, given, options)
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def kernel_binary(
 ) -> Binary:
     """From the disk, else compiled and kept there."""
     facts = [kernel.module, kernel.types, kernel.constants, kernel.options, divisible, target]
-    facts += [compat.triton_identity(), triton_variables(), [*Binary.__annotations__]]
+    facts += [triton_api.triton_identity(), triton_variables(), [*Binary.__annotations__]]
     key, cache = digest(*facts), Cache(options, "triton", ".cubin")
     if (kept := cache.get(key)) is not None:
         head, _, code = kept.partition(b"\n")
@@ -238,7 +238,7 @@ class CudaKernel:
     def __init__(self, kernel: GpuKernel, options: Options) -> None:
         self.kernel, self.options = kernel, options
         self.variants: dict[Version, tuple[Callable[..., None], int]] = {}
-        current_device, stream = compat.cuda_launch_state()
+        current_device, stream = triton_api.cuda_launch_state()
         namespace: dict[str, Any] = {
             "current_device": current_device,
             "stream": stream,

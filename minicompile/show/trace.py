@@ -126,7 +126,7 @@ def strip(explorer: Explorer) -> str:
     titles: dict[str, str] = {}
     for room in explorer.trace.rooms():
         graph, _, key = room.stage.rpartition(".")
-        count = f"↩ {room.count}" if graph == "backward" else room.count
+        count = f"↩ {room.count}" if graph.startswith("backward") else room.count
         titles.setdefault(key, room.title)
         counts.setdefault(key, []).append(text(count))
     for pane in explorer.panes:

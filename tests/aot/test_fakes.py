@@ -156,7 +156,8 @@ def test_symbols_of_sizes_that_became_known_do_not_stop_a_compilation() -> None:
     def rows(x: torch.Tensor) -> torch.Tensor:
         for row in x:
             part = x.chunk(2)[0] * 1
-        return part + row
+            last = row
+        return part + last
 
     compiled = mc.compile(rows, backend="aot_eager")
     for n in (3, 5):

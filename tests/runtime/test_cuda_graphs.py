@@ -291,6 +291,25 @@ def train(device: str, compiled: bool, plan: str) -> list[Any]:
     return [*found, *net.parameters(), *net.buffers()]
 
 
+def test_losses_that_are_differentiated_one_after_the_other(device, counted):
+    def losses(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return (x @ w).tanh().mean(), (x @ w).sigmoid().sum(0)
+
+    found = []
+    for call in (graphed(losses), losses):
+        w = numbers(device, 8, 8).requires_grad_()
+        kept = []
+        for step in range(8):
+            x = numbers(device, 4, 8, seed=step)
+            kept.append(call(x, w))
+            first, second = kept[-2] if step == 5 else kept[-1]
+            first.backward(retain_graph=step in (4, 6))  # while these live, other calls come
+            second.sum().backward(retain_graph=step == 4)
+        found.append(w.grad)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert counted.replays >= 4
+
+
 @pytest.mark.parametrize("plan", ["usual", "zeros", "two forwards", "twice", "no backward"])
 def test_training(device, counted, plan):
     for ours, right in zip(train(device, True, plan), train(device, False, plan), strict=True):

@@ -196,7 +196,7 @@ def test_the_assembly_of_a_traces_kernels_says_what_cannot_be_had(
     pytest.importorskip("triton")
     compiled = mc.compile(lambda x: x.exp() + 1, options={"device_codegen": "triton"})
     found = mc.trace(compiled, torch.ones(64))
-    monkeypatch.setattr("minicompile.compat.nvidia_tool", lambda tool: None)
+    monkeypatch.setattr("minicompile.compat.triton_api.nvidia_tool", lambda tool: None)
     [assembly] = found.assembly()
     assert "ptx" in assembly.levels and "sass" not in assembly.levels
     for told in (str(assembly), to_html(assembly)):
