@@ -32,11 +32,11 @@ from minicompile.dynamo.variables import (
     is_numpy_scalar,
     words,
 )
-from minicompile.dynamo.warned import Warned, mentioned, warned
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
 from minicompile.ops.origin import Origin, SourceLine
+from minicompile.ops.warned import Warned, mentioned, warned
 from minicompile.shapes.expr import python_number
 from minicompile.shapes.symnode import SYMBOLIC
 

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minicompile.dynamo.warned import Warned
 from minicompile.errors import refusal_text
 from minicompile.ops.display import Several, Shown, listed
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.events import Compilation, Watch
 from minicompile.ops.graph import Graph, call_text
 from minicompile.ops.origin import SourceLine
+from minicompile.ops.warned import Warned
 from minicompile.options import Options
 from minicompile.shapes.expr import python_text
 
