@@ -241,18 +241,15 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def keeps_something(node: Any) -> bool:
-    """Does an autograd node hold values that a backward frees, so that the next one is refused? Functions in
-    Python, and writes to views, count as if they did."""
+    """Does a backward free values of an autograd node? Those of Python functions and writes to views may."""
     if isinstance(node, torch.autograd.function.BackwardCFunction) or node.name() == "CopySlices":
         return True
-    with no_dispatch_modes():
-        try:
-            kept = (
-                getattr(node, name[4:]) for name in dir(type(node)) if name[:11] == "_raw_saved_"
-            )
-            return any(value is not None for value in kept)
-        except RuntimeError:  # it was written to since
-            return True
+    kept = (name[4:] for name in dir(type(node)) if name.startswith("_raw_saved_"))
+    try:
+        with no_dispatch_modes():
+            return any(getattr(node, name) is not None for name in kept)
+    except RuntimeError:  # it was written to since
+        return True
 
 
 has_storage = torch._C._has_storage

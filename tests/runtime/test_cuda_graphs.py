@@ -298,13 +298,12 @@ def test_losses_that_are_differentiated_one_after_the_other(device, counted):
     found = []
     for call in (graphed(losses), losses):
         w = numbers(device, 8, 8).requires_grad_()
-        kept = []
-        for step in range(8):
-            x = numbers(device, 4, 8, seed=step)
-            kept.append(call(x, w))
-            first, second = kept[-2] if step == 5 else kept[-1]
-            first.backward(retain_graph=step in (4, 6))  # while these live, other calls come
-            second.sum().backward(retain_graph=step == 4)
+        for step in range(12):
+            first, second = call(numbers(device, 4, 8, seed=step), w)
+            first.backward()
+            if step % 4 == 3:  # while the other's saved values live
+                call(numbers(device, 4, 8, seed=100), w)[1].sum().backward()
+            second.sum().backward()
         found.append(w.grad)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
     assert counted.replays >= 4
