@@ -79,6 +79,18 @@ def printed_as(text: str, tolerance: float) -> Any:
     return " ".join(NUMBER.sub("#", text).split()), Close(numbers, tolerance)
 
 
+OUT_OF_RANGE = re.compile(
+    r"index -?\d+ is out of bounds for dimension \d+ with size \d+|index out of range in self"
+    r"|index out of range in a dimension of size .* \(kernel .*\)",
+    re.DOTALL,
+)
+
+
+def said(text: str) -> str:
+    """What an exception says; a kernel that finds an index out of range names its line, not the index."""
+    return "index out of range" if OUT_OF_RANGE.fullmatch(text) else text
+
+
 class Loose(Recorder):
     """Like Recorder; values may differ by rounding, and autograd may refuse to be asked about a tensor."""
 
@@ -87,7 +99,9 @@ class Loose(Recorder):
         self.tolerance = tolerance
 
     def __call__(self, value: Any) -> Any:
-        """Floating-point numbers may differ by rounding as well."""
+        """Floating-point numbers may differ by rounding as well, and errors of indices by their words."""
+        if self.tolerance and isinstance(value, str):
+            return super().__call__(said(value))
         if self.tolerance and isinstance(value, float | np.floating):
             return type(value).__qualname__, Close(torch.tensor(float(value)), self.tolerance)
         return super().__call__(value)

@@ -12,7 +12,7 @@ import torch
 import minicompile as mc
 from minicompile.ops.events import observer
 from tests.fuzz.__main__ import as_test
-from tests.fuzz.compare import Given, arguments, compare, difference, differentiate, module_of
+from tests.fuzz.compare import Given, arguments, compare, difference, differentiate, module_of, said
 from tests.fuzz.counting import Counting
 from tests.fuzz.forms import FORMS, HALF, WRITES, blanks
 from tests.fuzz.generator import PARAMETERS, PRELUDE, Program, Statement, generate, line, widened
@@ -68,6 +68,13 @@ def test_a_backward_that_eager_refuses_is_no_difference() -> None:
     changed = Program(0, [line("t = a / b.abs(); print(t.shape); b[0] = 2; return t")])
     assert differentiate([torch.ones(2, requires_grad=True) * 2]) == ""
     assert difference(str(changed), "aot_eager") == ""
+
+
+def test_an_index_error_may_name_its_line_instead_of_the_index() -> None:
+    kernel = "index out of range in a dimension of size s0 (kernel k; line: x[i])"
+    eager = "index 3 is out of bounds for dimension 0 with size 3"
+    assert said(eager) == said(kernel) == said("index out of range in self")
+    assert said("select(): index 3 out of range for dimension 0") != said(eager)
 
 
 def test_programs_follow_from_the_seed_and_are_python() -> None:
