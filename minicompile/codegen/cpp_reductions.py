@@ -47,6 +47,8 @@ class ReductionPrinter(LoopPrinter):
     lanes = 1
     summed = BLOCK
     """Iterations after which the sum of a long row goes into its total."""
+    fewest = 64
+    """Iterations of the inner loop from which each of the outer one adds to totals."""
 
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
@@ -69,6 +71,14 @@ class ReductionPrinter(LoopPrinter):
     def by_row(self, value: Value) -> bool:
         """Does a helper reduce a whole row at once?"""
         return False
+
+    def in_fours(self, values: Sequence[Value]) -> bool:
+        """Are four iterations summed at once?"""
+        return False
+
+    def _fours(self, values: Sequence[Value], loop: Loop) -> Loop | None:
+        """Add up four iterations at a time, each four into the totals. Gives the loop over what is left."""
+        raise NotImplementedError
 
     # ---- loops over r
 
@@ -127,8 +137,11 @@ class ReductionPrinter(LoopPrinter):
         *outer, last = self.r_loops
         inner, size = last.var, last.size
         reductions = [v for v in values if v.op == "reduction"]
-        in_blocks = self.in_blocks(values)
-        totals = float_sums(values) if in_blocks else []
+        in_fours = self.in_fours(values)
+        in_blocks = not in_fours and self.in_blocks(values)
+        often = outer and size_hint(size, self.plan.hints) >= self.fewest
+        at_times = in_fours or in_blocks or often
+        totals = float_sums(values) if at_times else []
         at_once = not outer and not in_blocks
         for value in values:
             if value.op == "scan" or (value in reductions and not (at_once and self.by_row(value))):
@@ -143,11 +156,13 @@ class ReductionPrinter(LoopPrinter):
                 block = f"{inner}_block"
                 stack.enter_context(self.loop(Loop(block, size, start, stop, self.summed)))
                 self._end(inner, block, self.summed, stop or self.index(size))
-                self._for_each(totals, "{0} = 0;")
                 start, stop = block, f"{inner}_end"
             loop = Loop(inner, size, start, stop or self.index(size))
-            self.innermost(values, loop, self.summed if in_blocks else size, at_once)
-            self._for_each(totals, "{1} += {0};")
+            left = self._fours(values, loop) if in_fours else loop
+            if left is not None:
+                self._for_each(totals, "{0} = 0;")
+                self.innermost(values, left, self.summed if in_blocks else size, at_once)
+                self._for_each(totals, "{1} += {0};")
         self._for_each(totals, "{0} = {1};")
 
     # ---- accumulators
@@ -387,6 +402,7 @@ class ColumnPrinter(ReductionPrinter):
     """For each tile of the last x: loops over r, inside them a loop over the columns in vectors."""
 
     summed = COLUMN_BLOCK
+    fewest = 16
 
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
@@ -398,6 +414,8 @@ class ColumnPrinter(ReductionPrinter):
         """The column at hand: its place in the tile."""
         self.arrays: dict[Value, str] = {}
         """Where values stand that another phase than their own reads."""
+        self.sums: dict[Value, str] = {}
+        """What accumulates four iterations, while they are printed."""
         self.divided: Sequence[Value] = ()
         """Reductions whose chunks are still to be combined, by the loop that comes next."""
 
@@ -453,6 +471,37 @@ class ColumnPrinter(ReductionPrinter):
             self.compute(v for v in values if v in still)
             self._over_columns([v for v in values if v not in still])
 
+    def in_fours(self, values: Sequence[Value]) -> bool:
+        """Sums alone, whose four summands stay in registers: quicker and more exact than sums in memory."""
+        size = self.r_loops[-1].size
+        others = {v for v in values if v.op in ("store", "reduction", "scan") or v.check}
+        others -= {v for v in float_sums(values) if v.dtype is torch.float32}
+        known = isinstance(size, int) and size >= self.fewest and self.plan.vector_width > 1
+        return known and not others and 0 < sum(map(cost, values)) + 1 < DEAR
+
+    def _fours(self, values: Sequence[Value], loop: Loop) -> Loop | None:
+        var, size, start, stop, _ = loop
+        sums, column = float_sums(values), self.x_loops[-1].var
+        fours = Loop(f"{var}_four", size, start, f"{stop} - 3", 4)
+        with self.loop(fours), self.loop(self.columns, self._simd(values, column)):
+            for value in self.in_order(operands(values) & self.arrays.keys() - set(values)):
+                self.declare(value, self.arrays[value])
+            self.sums = {v: f"{self.names[v]}_four" for v in sums}
+            for value in sums:
+                self.line(f"float {self.sums[value]} = 0;", value.origins)
+            self.line("#pragma GCC unroll 4")
+            with self.loop(Loop("k", 4)):
+                self.line(f"const int64_t {var} = {fours.var} + k;")
+                self.compute(values, self.accumulate)
+            for value in sums:
+                total = self.accumulator(value, "_total")
+                self.line(f"{total} += {self.sums[value]};", value.origins)
+            self.sums = {}
+        lengths = (size, 0 if start == "0" else self.plan.tiles["r"])
+        if all(length % 4 == 0 for length in lengths):
+            return None
+        return loop._replace(start=f"{stop} - ({stop} - {start}) % 4")
+
     def in_blocks(self, values: Sequence[Value]) -> bool:
         """Columns of which more is summed than fits a block, or may be."""
         size = self.r_loops[-1].size
@@ -486,6 +535,8 @@ class ColumnPrinter(ReductionPrinter):
     # ---- accumulators: arrays with a place for each column
 
     def accumulator(self, value: Value, suffix: str = "") -> str:
+        if not suffix and value in self.sums:
+            return self.sums[value]
         return f"{self.names[value]}{suffix}_tile[{self.lane}]"
 
     @contextlib.contextmanager

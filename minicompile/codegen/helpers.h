@@ -414,12 +414,19 @@ static inline void mc_release(void* row) {
 
 static inline mc_lanes mc_lanes_sum(mc_lanes a, mc_lanes b) { return a + b; }
 static inline float mc_block_sum(const float* x, int64_t n) { MC_ROW(0.0f, mc_lanes_sum, found + x[i]) }
-// rounding errors of a long row don't pile up
+// added up as doubles, four floats at a time: rounding errors don't pile up
 static inline float mc_row_sum(const float* x, int64_t n) {
-    if (n <= 8192) return mc_block_sum(x, n);
-    double total = 0;
-    for (int64_t i = 0; i < n; i += 1024) total += mc_block_sum(x + i, n - i < 1024 ? n - i : 1024);
-    return total;
+    if (n < 2048) return mc_block_sum(x, n);
+    double lanes[16] = {0};
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        mc_lanes four = (mc_at(x + i) + mc_at(x + i + 16)) + (mc_at(x + i + 32) + mc_at(x + i + 48));
+        for (int k = 0; k < 16; k++) lanes[k] += four[k];
+    }
+    for (int k = 0; k < 8; k++) lanes[k] += lanes[k + 8];
+    for (int k = 0; k < 4; k++) lanes[k] += lanes[k + 4];
+    double total = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+    return i < n ? total + mc_block_sum(x + i, n - i) : total;
 }
 
 // NaN stays: it is taken, and nothing compares better than it

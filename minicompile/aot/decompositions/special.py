@@ -26,6 +26,7 @@ INF, NAN, PI = math.inf, math.nan, math.pi
 ROOT, ROOT_REST = 1.46163213253021240234375, 1.243814993891892e-08
 """Where digamma is 0, as a float32 and what it lacks."""
 NODES = 64
+EPS = torch.finfo(torch.float64).eps
 
 
 # Exact functions ---------------------------------------------------------------------------------
@@ -34,6 +35,7 @@ NODES = 64
 EXPANSIONS: dict[str, tuple[Callable[..., Any], float, float]] = {
     "digamma near": (lambda x: mpmath.digamma(x) / (x - ROOT - mpmath.mpf(ROOT_REST)), 1, 2),
     "digamma far": (lambda t: (log(1 / t) - mpmath.digamma(1 / t)) / t, 0, 0.5),
+    "cotangent": (lambda s: mpmath.cot(mpmath.pi * s**0.5) * s**0.5 / (0.25 - s), 0, 0.25),
     "polygamma": (lambda n, t: abs(mpmath.polygamma(n, 1 / t)) / t**n, 0, 1),
 }
 """Name -> a smooth function, perhaps of an order too, and the interval it is needed on."""
@@ -56,9 +58,9 @@ def coefficients(name: str, order: tuple[int, ...], eps: float) -> tuple[float, 
     return tuple(found[: 1 + max(j for j, c in enumerate(found) if abs(c) > least)])
 
 
-def fitted(x: Tensor, name: str, *order: int) -> Tensor:
-    """An expansion at x, which lies in its interval, by Clenshaw's recurrence."""
-    first, *others = coefficients(name, order, torch.finfo(x.dtype).eps)
+def fitted(x: Tensor, eps: float, name: str, *order: int) -> Tensor:
+    """An expansion at x, which lies in its interval, by Clenshaw's recurrence; within about `eps`."""
+    first, *others = coefficients(name, order, eps)
     _, low, high = EXPANSIONS[name]
     t = (2 * x - (high + low)) / (high - low)
     after: Any = 0.0
@@ -72,28 +74,36 @@ def fitted(x: Tensor, name: str, *order: int) -> Tensor:
 
 
 def polygamma(n: int, x: Tensor) -> Tensor:
-    """The n-th derivative of digamma: smooth from 1 on, below by recurrence, below 1/2 by reflection."""
+    """The n-th derivative of digamma: smooth from 1 on, below by recurrence, below 1/2 by reflection.
+
+    In double precision, with about the terms that x's dtype needs: between poles large numbers cancel.
+    """
+    dtype, x = x.dtype, x.double()
+    eps = max(torch.finfo(dtype).eps ** 1.5, EPS)
     sign = (-1) ** (n + 1)
     positive = where(x < 0.5, 1 - x, x)
     shifted = where(positive < 1, positive + 1, positive)
     t = 1 / shifted
     if n == 0:
         near = shifted.clamp(max=2)
-        low = fitted(near, "digamma near") * ((near - ROOT) - ROOT_REST)
-        far = torch.log(shifted) - fitted(t.clamp(max=0.5), "digamma far") * t
+        low = fitted(near, eps, "digamma near") * ((near - ROOT) - ROOT_REST)
+        far = torch.log(shifted) - fitted(t.clamp(max=0.5), eps, "digamma far") * t
         found = where(shifted < 2, low, far)
     else:
-        found = sign * fitted(t, "polygamma", n) * t**n
+        found = sign * fitted(t, eps, "polygamma", n) * t**n
     found = where(positive < 1, found + sign * math.factorial(n) / positive ** (n + 1), found)
-    if n == 1:  # at whole numbers eager's isn't infinite
-        return where(x < 0.5, (PI / torch.sin(PI * x)) ** 2 - found, found)
     fraction = x - torch.round(x)
-    cotangent = torch.sin(PI * (0.5 - fraction.abs())) / torch.sin(PI * fraction)
+    square = fraction * fraction
+    cotangent = fitted(square, eps, "cotangent") * (0.25 - square) / fraction
     slope = PI ** (n + 1) * cotangent_slope(n, cotangent)
     found = where(x < 0.5, (-1) ** n * found - slope, found)
-    at_pole = where(x == 0, -1 / x, NAN) if n == 0 else sign * INF
+    at_pole: Any = sign * INF
+    if n == 0:
+        at_pole = where(x == 0, -1 / x, NAN)
+    elif n == 1:  # eager's isn't infinite
+        at_pole = (PI / torch.sin(PI * x.to(dtype))) ** 2
     found = where((x == torch.round(x)) & (x <= 0), at_pole, found)
-    return where(x == INF, NAN, found) if n else found
+    return (where(x == INF, NAN, found) if n > 1 else found).to(dtype)
 
 
 def cotangent_slope(n: int, cotangent: Tensor) -> Tensor:
