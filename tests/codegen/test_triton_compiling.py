@@ -9,9 +9,9 @@ import re
 import pytest
 import torch
 
-from minicompile import compat
 from minicompile.codegen.plan import KernelSource
 from minicompile.codegen.triton import print_triton
+from minicompile.compat import triton_api
 from minicompile.errors import BackendError
 from minicompile.ops.table import POINTWISE, result_dtype
 from minicompile.options import Options
@@ -177,7 +177,7 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(triton, "cuda_driver", lambda: self)
         monkeypatch.setattr(
-            compat, "cuda_launch_state", lambda: (lambda: self.current, lambda device: 99)
+            triton_api, "cuda_launch_state", lambda: (lambda: self.current, lambda device: 99)
         )
         monkeypatch.setattr(torch.cuda, "device", self.on_device)
 

@@ -15,8 +15,8 @@ and their neighbours those that gave D operands or read its results (also by way
    the others, and perhaps neighbours in the place of D;
 4. what moves a value and lists neither D nor a neighbour is in both programs, as in 1. At the joint the
    neighbours meet, and hand values over in other ways than they did to D; so a load there may also become one
-   with a neighbour's. A neighbour's sum of a row that D computed rode in D's loop; of a row that now lies in
-   memory a helper computes it.
+   with a neighbour's. A neighbour's sum of a row or column that D computed rode in D's loop; of what now lies
+   in memory a helper computes it, or it is summed four at a time.
 
 It holds where the compiler decides alike for both programs: `DECISIONS` takes away what weighs and chooses.
 What stays a choice is where loops are cut (a scan in C++ has a loop of its own beside dear operations), and
@@ -43,6 +43,7 @@ DECISIONS = {
     "partitioner": "default",  # what the backward reads is saved, and nothing computed again
     "inline": "never",  # each value is computed once
     "disable_passes": ("post_grad.addmm",),  # no bias goes into a product in one program alone
+    "assert_indirect_indexing": False,  # nothing stays for the sake of a check
 }
 
 Operation = tuple[int, str]
@@ -54,9 +55,11 @@ MOVES = {
     "load": r"\w+ tmp = (tmp \? )?(ptr|tmp_\w+)\[.*\]( : 0)?;|tmp = tl\.load\(.*|mc_transpose.*",
     "scratch": r".*aligned\(64\).*",
     "cast": r"\w+ tmp = (\(\w+\)|mc_(to|from)_b?f16)\(?tmp\)?;|tmp = tmp\.to\(.*\)",
+    "column sum": r"float tmp_four = 0;|tmp_four = tmp_four \+ tmp;|"
+    r"tmp_(total_)?tile\[\w+\] \+?= (0(\.0)?|tmp_four|tmp_(total_)?tile\[\w+\]( \+ tmp)?);",
     "index": r"int\d+_t tmp = [^t]*;|tmp = \([^t]*\)\.to\(.*\)",
 }
-"""Lines that compute nothing."""
+"""Lines that compute nothing; and the ways to sum a column."""
 SHARED = r"tmp \+ (tmp|0)\b"
 """Computing lines that stay though an operation of theirs is deleted: sums of gradients, and the positions
 that GPT-2 computes for embeddings and mask alike."""

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile import compat
 from minicompile.codegen.plan import CodeLine, KernelSource
 from minicompile.codegen.triton import print_triton
+from minicompile.compat import triton_api
 from minicompile.errors import BackendError
 from minicompile.ops.build import load_extension
 from minicompile.options import Options, child_environment
@@ -130,7 +130,7 @@ class Gpu:
 
         monkeypatch.setattr(triton, "compile_kernel", compile_and_tell)
         monkeypatch.setattr(triton, "cuda_driver", lambda: self)
-        monkeypatch.setattr(compat, "cuda_launch_state", lambda: (int, int))
+        monkeypatch.setattr(triton_api, "cuda_launch_state", lambda: (int, int))
         for name, result in (
             ("is_available", True),
             ("get_device_capability", (9, 0)),

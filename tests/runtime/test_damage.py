@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from minicompile import compat
 from minicompile.aot.result import RuntimeMetadata
+from minicompile.compat import triton_api
 from minicompile.ops import build
 from minicompile.ops.files import read_private, write_sealed
 from minicompile.options import Options
@@ -38,7 +38,7 @@ def graphs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         metadata = graph_cache.plain(RuntimeMetadata((), mutated_inputs=(i,)))
         folder = build.cache_folder(options, "graphs")
         assert folder is not None
-        text = json.dumps([metadata, [], [], []]).encode()
+        text = json.dumps([metadata, [], []]).encode()
         assert write_sealed(folder / f"{i:032}.json", f"{i:032}", text)
 
     def load(i: int) -> bool:
@@ -65,7 +65,7 @@ def binaries(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         return Compiled(kernel.name)
 
     monkeypatch.setattr(triton, "compile_kernel", compile_kernel)
-    monkeypatch.setattr(compat, "triton_identity", lambda: "here")
+    monkeypatch.setattr(triton_api, "triton_identity", lambda: "here")
 
     def load(i: int) -> bool:
         name, before = f"kernel_{i}", len(compiled)
