@@ -22,7 +22,7 @@ from minicompile.aot.layout import inverse_order, same_value, stride_order
 from minicompile.aot.partition import size_expressions
 from minicompile.aot.result import BackwardWithout, BoxedCallable, Reduced
 from minicompile.ops.graph import Graph, copied, output_node, placeholders
-from minicompile.ops.nodes import aten_ops, has_effect, is_size, is_view, results_of
+from minicompile.ops.nodes import aten_ops, has_effect, is_random, is_size, is_view, results_of
 from minicompile.shapes.symnode import SizeNodes, size_expr
 
 aten = torch.ops.aten
@@ -84,7 +84,8 @@ def without(
         for node in lost:
             for user in present.intersection(node.users):
                 leave_out(user, node, sizes, top)
-        graph.eliminate_dead_code(has_effect)
+        others = {n for n in graph.nodes if n in lost or (is_random(n) and n not in present)}
+        graph.eliminate_dead_code(lambda n: has_effect(n) and n not in others.difference(inputs))
     taken = {node for node in inputs if not missing or node.users or is_size(node)}
     taken.update(tangents.values() if of_part is not None else ())
     values = map(size_expressions, (node for node in graph.nodes if node not in inputs))

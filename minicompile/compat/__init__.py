@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_m
 from torch.utils._pytree import _broadcast_to_and_flatten as tree_spread
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from minicompile.ops.eager_checks import check_arguments
+from minicompile.ops.eager_checks import VARIANCE_OF, check_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
     as_row_major_view,
@@ -104,6 +104,7 @@ class EagerLayouts(FakeTensorMode):
             if func in UPSAMPLED_GRADIENTS:
                 return upsampled_gradient(func, args[0], args[2])
             func, args = as_row_major_view(func, args)
+            func = VARIANCE_OF.get(func, func)
         if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor
             return torch.empty_like(args[0])
         found = laid_out_as_eager(func, args, super().__torch_dispatch__(func, types, args, kwargs))

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from minicompile.ops.warned import at_once
+
 aten = torch.ops.aten
 
 ASKED = {
@@ -27,8 +29,12 @@ ASKED = {
 """Beside elementwise operators: those that take sizes of 1 as well as any. (Products of matrices are the
 library's calls, which refuse when they run.)"""
 
-SPREADS = {aten.var.correction, aten.std.correction}
-SPREADS |= {aten.var_mean.correction, aten.std_mean.correction}
+VARIANCE_OF = {
+    aten.std.correction: aten.var.correction,
+    aten.std_mean.correction: aten.var_mean.correction,
+}
+"""What fakes with symbolic sizes make these of: of its degrees of freedom it would warn as well."""
+SPREADS = {*VARIANCE_OF, *VARIANCE_OF.values()}
 PUTS = {aten.index_put.default, aten.index_put_.default}
 ADDS = {aten.index_add.default, aten.index_add_.default}
 
@@ -90,7 +96,7 @@ def warn_of_freedom(
     """Warns as eager's kernel does where a variance is a division by zero."""
     dims = dim or range(tensor.dim())
     if math.prod(tensor.shape[d] for d in dims) <= (1 if correction is None else correction):
-        op(torch.zeros(1))
+        at_once(lambda: op(torch.zeros(1)))
 
 
 @functools.cache
@@ -107,7 +113,7 @@ def refusal(op: OpOverload, args: Any, kwargs: Any) -> Exception | None:
 
     try:
         with warnings.catch_warnings(action="ignore"):
-            op(*map(made, args), **{name: made(spec) for name, spec in kwargs})
+            at_once(lambda: op(*map(made, args), **{name: made(one) for name, one in kwargs}))
     except Exception as error:
         return error.with_traceback(None)
     return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from minicompile.ops.warned import at_once
 from minicompile.shapes.expr import contiguous_strides, to_size
 
 aten = torch.ops.aten
@@ -192,8 +194,8 @@ def strides_in_eager(
         return kind(map(made, rest)) if kind in (tuple, list) else rest[0]
 
     try:
-        with torch.no_grad():
-            found = op(*made(args), **dict(made(kwargs)))
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            found = at_once(lambda: op(*made(args), **dict(made(kwargs))))
     except Exception as error:
         return error.with_traceback(None)
     whole = found if isinstance(found, tuple | list) else [found]

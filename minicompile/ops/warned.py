@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,20 @@ def warned(heard: warnings.WarningMessage, line: SourceLine | None) -> Warned:
     registry = vars(modules[0]).setdefault("__warningregistry__", {}) if modules else {}
     message = heard.message if isinstance(heard.message, Warning) else heard.category(heard.message)
     return Warned(message, file, number, registry)
+
+
+class AtOnce(torch.autograd.Function):
+    """A call that is a torch function to torch."""
+
+    @staticmethod
+    def forward(_: Any, call: Callable[[], Any]) -> Any:
+        return call()
+
+
+def at_once(call: Callable[[], Any]) -> Any:
+    """What a call gives, which warns before it ends. Warnings of C++ wait for the end of the torch function
+    that Python called, which filters around inner operators miss; without such a function they go to stderr."""
+    return super(torch.autograd.Function, AtOnce).apply(call)  # type: ignore[misc]
 
 
 def mentioned(word: str, texts: Iterable[str]) -> bool:

@@ -224,6 +224,28 @@ def test_derivatives_of_a_part_are_refused_batched_ones_are_not() -> None:
     torch.testing.assert_close(batched, torch.diag(w.detach().cos()))
 
 
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(_: Any, tangent: Any) -> Any:
+        return tangent + torch.rand_like(tangent)
+
+
+def test_a_part_draws_its_own_random_numbers_alone() -> None:
+    call = mc.compile(lambda x, w: (Noisy.apply(x), Noisy.apply(w)))
+    x, w = leaf(3), leaf(3)
+    for result, given in zip(call(x, w), (x, w)):
+        torch.manual_seed(0)
+        result.sum().backward()
+        after = torch.rand(1)
+        torch.manual_seed(0)
+        assert given.grad is not None
+        torch.testing.assert_close((given.grad, after), (1 + torch.rand(3), torch.rand(1)))
+
+
 def test_hooks_and_large_tangents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minicompile.aot.runtime.LARGE", 0)
 

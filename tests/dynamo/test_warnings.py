@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import minicompile as mc
 from minicompile import compat
+from minicompile.ops.eager_checks import refusal
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,10 @@ def caught(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x * 2
 
 
+def deviations(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x[:1].std(0) + torch.std_mean(y[:1])[0]
+
+
 def heard(function: Callable[..., Any], *args: Any) -> list[tuple[Any, ...]]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -59,13 +64,21 @@ X, Y = torch.randn(3, 4), torch.randn(4)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("function", [loss, deprecated, implicit, variances])
+@pytest.mark.parametrize("function", [loss, deprecated, implicit, variances, deviations])
 def test_every_call_warns_as_eager_does(function: Any, dynamic: bool | None) -> None:
     compiled = mc.compile(function, dynamic=dynamic, fullgraph=True)
     for x in (X, X, torch.randn(5, 4), X):
         expected = heard(function, x, Y)
         assert expected and heard(compiled, x, Y) == expected
     assert mc.explain(compiled)(X, Y).compiled_calls == 5
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_what_torch_is_asked_while_capturing_warns_of_nothing(backend: str, capfd: Any) -> None:
+    refusal.cache_clear()  # which asks about one element
+    assert heard(mc.compile(lambda x: x.std(1).sum(), backend=backend), X) == []
+    mc.trace(variances, X, Y)
+    assert "Warning: var()" not in capfd.readouterr().err
 
 
 def test_the_default_filter_shows_a_line_once() -> None:
