@@ -65,7 +65,7 @@ class AtOnce(torch.autograd.Function):
 
 def at_once(call: Callable[[], Any]) -> Any:
     """What a call gives, which warns before it ends. Warnings of C++ wait for the end of the torch function
-    that Python called, which filters around inner operators miss; without such a function they go to stderr."""
+    that Python called, which filters around inner operators miss; where there is none they go to stderr."""
     return super(torch.autograd.Function, AtOnce).apply(call)  # type: ignore[misc]
 
 
