@@ -113,10 +113,12 @@ def test_the_capture_lists_what_it_will_warn_of() -> None:
 def test_fakes_silence_their_own_thread_alone() -> None:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "unwanted")
         with compat.quiet_fakes() as quiet:
-            other = threading.Thread(target=warnings.warn, args=("elsewhere",))
-            other.start()
-            other.join()
+            for text in ("elsewhere", "unwanted"):
+                other = threading.Thread(target=warnings.warn, args=(text,))
+                other.start()
+                other.join()
             warnings.warn("here", stacklevel=1)
     assert [str(one.message) for one in found] == ["elsewhere"]
     assert [str(one.message) for one in quiet] == ["here"]
