@@ -379,11 +379,21 @@ def quiet_fakes() -> Iterator[list[warnings.WarningMessage]]:
         warnings.showwarning,
         list[warnings.WarningMessage](),
     )
+    filters: Any = list(warnings.filters)
 
     def hear(*warning: Any, **kwargs: Any) -> None:
+        message, category, _, line, *_ = warning
+        actions = (
+            action
+            for action, text, kind, module, at in filters
+            if (text is None or text.match(str(message))) and issubclass(category, kind)
+            if module is None and at in (0, line)
+        )
         if threading.get_ident() == thread:
             heard.append(warnings.WarningMessage(*warning, **kwargs))
-        else:
+        elif (
+            next(actions, "default") != "ignore"
+        ):  # another thread's, of which `always` says nothing
             show(*warning, **kwargs)
 
     logger = logging.getLogger("torch._subclasses.fake_tensor")

@@ -31,13 +31,14 @@ class Warned:
     message: Warning
     file: str
     line: int
+    module: str | None
     registry: dict[Any, Any] = field(compare=False)
     """What the place's module has warned of already: most filters let it through once."""
 
     def issue(self) -> None:
         """Warn. Raises the warning if a filter says so."""
         kind = type(self.message)
-        warnings.warn_explicit(self.message, kind, self.file, self.line, registry=self.registry)
+        warnings.warn_explicit(self.message, kind, self.file, self.line, self.module, self.registry)
 
     def __str__(self) -> str:
         text = str(self.message).partition("\n")[0]
@@ -50,9 +51,10 @@ def warned(heard: warnings.WarningMessage, line: SourceLine | None) -> Warned:
     if line is not None and file.startswith(PACKAGES):
         file, number = line.file, line.line
     modules = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file]
+    module = modules[0].__name__ if modules else None
     registry = vars(modules[0]).setdefault("__warningregistry__", {}) if modules else {}
     message = heard.message if isinstance(heard.message, Warning) else heard.category(heard.message)
-    return Warned(message, file, number, registry)
+    return Warned(message, file, number, module, registry)
 
 
 class AtOnce(torch.autograd.Function):
@@ -65,7 +67,7 @@ class AtOnce(torch.autograd.Function):
 
 def at_once(call: Callable[[], Any]) -> Any:
     """What a call gives, which warns before it ends. Warnings of C++ wait for the end of the torch function
-    that Python called, which filters around inner operators miss; without such a one they go to stderr."""
+    that Python called, which filters around inner operators miss; where there is none they go to stderr."""
     return super(torch.autograd.Function, AtOnce).apply(call)  # type: ignore[misc]
 
 

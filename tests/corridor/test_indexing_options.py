@@ -193,6 +193,17 @@ def test_an_index_is_checked_where_nothing_needs_what_it_finds(name: str, traini
     mc.compile(fn, options={"assert_indirect_indexing": False})(x, bad, w)
 
 
+def test_a_zero_that_nothing_is_divided_by_is_an_error() -> None:
+    def fn(x: Tensor) -> Tensor:
+        x // 0, x % 0
+        return x * 2
+
+    for call in (fn, mc.compile(fn, fullgraph=True)):
+        with pytest.raises(RuntimeError, match="ZeroDivision"):
+            call(torch.tensor([1, 2]))
+        assert torch.equal(call(torch.ones(2)), torch.full((2,), 2.0))
+
+
 def test_nothing_is_kept_where_the_result_is_used() -> None:
     trace = mc.trace(READS["gather"], torch.randn(9, 4, requires_grad=True), torch.tensor([0, 3]))
     assert not any(node.meta.get("checks") for node in trace.aot.forward.nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -81,11 +82,14 @@ def test_what_torch_is_asked_while_capturing_warns_of_nothing(backend: str, capf
     assert "Warning: var()" not in capfd.readouterr().err
 
 
-def test_the_default_filter_shows_a_line_once() -> None:
+def test_filters_know_the_line_and_its_module() -> None:
     compiled = mc.compile(loss)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("default")
         compiled(X, Y), compiled(X, Y), loss(X, Y)
+        assert len(found) == 1
+        warnings.filterwarnings("ignore", module=re.escape(__name__))
+        compiled(X, Y[:1])
     assert len(found) == 1
 
 
@@ -109,10 +113,12 @@ def test_the_capture_lists_what_it_will_warn_of() -> None:
 def test_fakes_silence_their_own_thread_alone() -> None:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "unwanted")
         with compat.quiet_fakes() as quiet:
-            other = threading.Thread(target=warnings.warn, args=("elsewhere",))
-            other.start()
-            other.join()
+            for text in ("elsewhere", "unwanted"):
+                other = threading.Thread(target=warnings.warn, args=(text,))
+                other.start()
+                other.join()
             warnings.warn("here", stacklevel=1)
     assert [str(one.message) for one in found] == ["elsewhere"]
     assert [str(one.message) for one in quiet] == ["here"]
