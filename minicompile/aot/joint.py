@@ -32,7 +32,7 @@ from minicompile.aot.layout import (
     geometry,
     is_dense,
 )
-from minicompile.aot.parts import find_parts
+from minicompile.aot.parts import find_parts, with_inputs
 from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.vjps import own_gradients
@@ -227,7 +227,7 @@ def record(
         view_sizes=tuple(symbolic),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
-        parts=tuple(part.among(gradients) for part in parts),
+        parts=with_inputs([part.among(gradients) for part in parts]),
     )
     found = tuple(returned), tuple(gradients.values())
     traced = tracer.finish(found, metadata.graph_name)

@@ -282,3 +282,18 @@ def test_parts_are_written_to_disk_as_they_are() -> None:
     kept = tuples(plain(aot.metadata)["parts"])
     assert kept == tuple(map(tuple, aot.metadata.parts))
     assert RuntimeMetadata((), parts=kept).parts == aot.metadata.parts
+
+
+def test_results_that_reach_no_input_still_require_grad() -> None:
+    def stopped(x: torch.Tensor) -> Any:
+        y = x * 2
+        with torch.no_grad():
+            row = y[0]
+        return row + 1, y, (y * 0).floor()
+
+    for wrap in (lambda fn: fn, mc.compile):
+        x = leaf(3, 4)
+        first, second, third = wrap(stopped)(x)
+        assert first.requires_grad and second.requires_grad and third.requires_grad
+        (first.sum() + second.sum()).backward()
+        assert x.grad is not None and torch.equal(x.grad, torch.full((3, 4), 2.0))
