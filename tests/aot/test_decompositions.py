@@ -583,3 +583,11 @@ def test_a_norm_of_one_number_is_its_absolute_value(order: float) -> None:
     x = torch.tensor([3.3, -1e30, 1e-30, 0.0])[:, None]
     compiled = mc.compile(lambda x: torch.linalg.vector_norm(x, order, dim=1), fullgraph=True)
     assert torch.equal(compiled(x), x.abs()[:, 0])
+
+
+def test_a_number_in_a_vmap_of_scalars() -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(lambda element: element * 2 + 1.5)(x)
+
+    x = torch.randn(4)
+    torch.testing.assert_close(mc.compile(doubled, fullgraph=True)(x), doubled(x))

@@ -98,8 +98,10 @@ def eye(n: Any, m: Any, *, dtype: Dtype = None, device: Any = None, **_: Any) ->
 
 
 @decompose(aten._to_copy.default, to="core")
-def to_copy(x: Tensor, *, dtype: Dtype = None, device: Any = None, **options: Any) -> Tensor:
+def to_copy(x: Any, *, dtype: Dtype = None, device: Any = None, **options: Any) -> Tensor:
     """A cast; a transfer to another device stays as it is."""
+    if not isinstance(x, torch.Tensor):  # a number that vmap takes for a tensor of no dimensions
+        return aten.full.default([], x, dtype=dtype, device=device)
     moved = device is not None and torch.device(device).type != x.device.type
     if moved or x.is_complex() or (dtype is not None and dtype.is_complex):
         return NotImplemented
