@@ -105,7 +105,7 @@ def checks_data(node: fx.Node) -> bool:
     integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)[
         3 * (name in CHECKING) :
     ]
-    if name in DIVIDING and node.args[1] == 0:
+    if name == "masked_scatter" or (name in DIVIDING and node.args[1] == 0):
         return True
     return name in CHECKING | DIVIDING and any(
         is_tensor(one) and one.meta["val"].dtype in integers for one in read

@@ -61,7 +61,14 @@ def fail(plan: KernelPlan, code: int) -> NoReturn:
     raise kind(complaint(plan, code))
 
 
-NO_INDEX_ERROR = {"gather", "scatter", "scatter_add", "scatter_reduce", "index_add"}
+NO_INDEX_ERROR = {
+    "gather",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "index_add",
+    "masked_scatter",
+}
 """Eager's CPU kernels raise RuntimeError for an index of theirs that is out of range."""
 
 

@@ -112,6 +112,24 @@ def test_equal_results_have_memory_of_their_own():
     assert one.data_ptr() != other.data_ptr()
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.sort(0).values,
+        lambda x: x.topk(2).indices,
+        lambda x: torch.nn.functional.max_pool1d(x[None], 2),
+        lambda x: torch.nn.functional.embedding_bag(torch.tensor([[0, 1]]), x),
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_equal_results_of_several_have_memory_of_their_own(fn, grad):
+    first, second = mc.compile(lambda x: (fn(x), fn(x)))(leaf(3, 4).requires_grad_(grad))
+    before = second.clone()
+    with torch.no_grad():
+        first.add_(1)
+    assert torch.equal(second, before)
+
+
 def test_dead_code():
     with mc.scoped():
 

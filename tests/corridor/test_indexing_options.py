@@ -208,3 +208,14 @@ def test_nothing_is_kept_where_the_result_is_used() -> None:
     trace = mc.trace(READS["gather"], torch.randn(9, 4, requires_grad=True), torch.tensor([0, 3]))
     assert not any(node.meta.get("checks") for node in trace.aot.forward.nodes)
     assert trace.aot.backward is not None
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_source_too_small_for_its_mask_is_an_error(needed: bool) -> None:
+    def scattered(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        found = x.masked_scatter(mask, source)
+        return found * 2 if needed else x * 2
+
+    for call in (scattered, mc.compile(scattered)):
+        with pytest.raises(RuntimeError):
+            call(torch.zeros(4), torch.ones(4, dtype=torch.bool), torch.ones(2))

@@ -10,6 +10,7 @@ The real compiler: torch/_inductor/fx_passes/{post_grad,joint_graph}.py, torch/_
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection
 from typing import Any
 
@@ -191,6 +192,7 @@ def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
     write to it before backward reads it, and a checkpoint region its own, since only it is computed again."""
     seen: dict[Any, fx.Node] = {}
     changed, returned = 0, returned_nodes(gm.graph)
+    returned |= {node.all_input_nodes[0] for node in returned if node.target is operator.getitem}
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or is_random(node) or has_effect(node):
             continue
