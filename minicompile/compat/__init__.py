@@ -374,12 +374,8 @@ def quiet_fakes() -> Iterator[list[warnings.WarningMessage]]:
 
     Gives the list of the warnings.
     """
-    thread, show, heard = (
-        threading.get_ident(),
-        warnings.showwarning,
-        list[warnings.WarningMessage](),
-    )
-    filters: Any = list(warnings.filters)
+    thread, show, filters = threading.get_ident(), warnings.showwarning, list[Any](warnings.filters)
+    heard: list[warnings.WarningMessage] = []
 
     def hear(*warning: Any, **kwargs: Any) -> None:
         message, category, _, line, *_ = warning
@@ -393,7 +389,7 @@ def quiet_fakes() -> Iterator[list[warnings.WarningMessage]]:
             heard.append(warnings.WarningMessage(*warning, **kwargs))
         elif (
             next(actions, "default") != "ignore"
-        ):  # another thread's, of which `always` says nothing
+        ):  # another thread's, for which `always` is not meant
             show(*warning, **kwargs)
 
     logger = logging.getLogger("torch._subclasses.fake_tensor")

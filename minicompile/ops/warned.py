@@ -31,7 +31,8 @@ class Warned:
     message: Warning
     file: str
     line: int
-    module: str | None
+    module: str
+    """Never None, of which `warn_explicit` makes nothing."""
     registry: dict[Any, Any] = field(compare=False)
     """What the place's module has warned of already: most filters let it through once."""
 
@@ -51,7 +52,7 @@ def warned(heard: warnings.WarningMessage, line: SourceLine | None) -> Warned:
     if line is not None and file.startswith(PACKAGES):
         file, number = line.file, line.line
     modules = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == file]
-    module = modules[0].__name__ if modules else None
+    module = modules[0].__name__ if modules else file.removesuffix(".py")
     registry = vars(modules[0]).setdefault("__warningregistry__", {}) if modules else {}
     message = heard.message if isinstance(heard.message, Warning) else heard.category(heard.message)
     return Warned(message, file, number, module, registry)

@@ -122,3 +122,10 @@ def test_fakes_silence_their_own_thread_alone() -> None:
             warnings.warn("here", stacklevel=1)
     assert [str(one.message) for one in found] == ["elsewhere"]
     assert [str(one.message) for one in quiet] == ["here"]
+
+
+def test_code_that_is_in_no_module_warns_too() -> None:
+    names: dict[str, Any] = {"F": F, "__name__": "cell"}
+    exec(compile("def cell(x, y): return F.mse_loss(x, y)", "<cell>", "exec"), names)
+    expected = heard(names["cell"], X, Y)
+    assert expected and heard(mc.compile(names["cell"]), X, Y) == expected
