@@ -146,7 +146,8 @@ def trace(
     carry `meta["storage"]`: equal for values that share memory.
     """
     refuse_layouts(fakes)
-    traced, metadata, written = record(gm, fakes, (), mode, training)
+    with settings.restored_modes():  # a graph that ends inside of a block leaves its mode
+        traced, metadata, written = record(gm, fakes, (), mode, training)
     memories = shared_memories(fakes, written)
     if memories:
         traced, metadata, _ = record(gm, fakes, memories, mode, training)

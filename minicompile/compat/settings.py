@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -156,3 +158,46 @@ def compiling_predicates() -> list[Any]:
 _jit: Any = torch.jit
 TRACING_PREDICATES: list[Any] = [_jit.is_tracing, _jit.is_scripting, torch.compiler.is_exporting]
 """Functions by which a program asks whether another tracer is at work."""
+
+
+@dataclass(frozen=True)
+class Modes:
+    """What `torch.no_grad` and `torch.autocast` set."""
+
+    grad: bool
+    casts: tuple[tuple[str, bool, torch.dtype], ...]
+    cache: bool
+    nesting: int
+    """Open autocast blocks; the cache is cleared when the last one ends."""
+
+    @staticmethod
+    def now() -> Modes:
+        casts = tuple(
+            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in AUTOCAST_DEVICES
+        )
+        torch.autocast_increment_nesting()
+        nesting = torch.autocast_decrement_nesting()
+        return Modes(torch.is_grad_enabled(), casts, torch.is_autocast_cache_enabled(), nesting)
+
+    def set(self, nesting: int) -> None:
+        """Make them this thread's, with so many open autocast blocks."""
+        torch.set_grad_enabled(self.grad)
+        for device, enabled, dtype in self.casts:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(self.cache)
+        while torch.autocast_increment_nesting() <= nesting:
+            pass
+        while torch.autocast_decrement_nesting() > nesting:
+            pass
+
+
+@contextlib.contextmanager
+def restored_modes() -> Iterator[None]:
+    """Grad mode and autocast as before, whatever happens inside."""
+    before = Modes.now()
+    try:
+        yield
+    finally:
+        before.set(before.nesting)

@@ -26,8 +26,8 @@ from torch import fx
 from minicompile import api, compat
 from minicompile.aot.result import BoxedCallable
 from minicompile.compat import torch_compiler
+from minicompile.compat.settings import restored_modes
 from minicompile.dynamo import dispatch, guards
-from minicompile.dynamo.modes import restored_modes
 from minicompile.dynamo.result import Capture, GraphBreak, GraphInput, Source
 from minicompile.dynamo.sizes import LARGEST_INT, STATIC, Sizes
 from minicompile.errors import MinicompileError, OptionError, Unsupported

@@ -25,10 +25,11 @@ import torch
 
 from minicompile import compat
 from minicompile.compat import settings
+from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_places, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
-from minicompile.dynamo.modes import Change, Modes, Noted, changed, restored_modes
+from minicompile.dynamo.modes import Change, Noted, changed
 from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild

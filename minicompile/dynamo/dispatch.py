@@ -26,6 +26,7 @@ import torch
 
 from minicompile import compat
 from minicompile.compat import settings
+from minicompile.compat.settings import restored_modes
 from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import CapturedFrame, capture_frame, deep_stack
@@ -33,7 +34,6 @@ from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.modes import restored_modes
 from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source

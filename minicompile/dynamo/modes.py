@@ -1,6 +1,6 @@
 """What a captured frame may change of its thread, and what a graph that raises has changed already.
 
-    Modes, Change  grad mode and autocast
+    Change         grad mode and autocast
     Noted          inputs and random numbers
 
 The real compiler: torch/_dynamo/variables/ctx_manager.py, torch/_dynamo/resume_execution.py.
@@ -8,63 +8,20 @@ The real compiler: torch/_dynamo/variables/ctx_manager.py, torch/_dynamo/resume_
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from minicompile.compat import settings
+from minicompile.compat.settings import Modes
 
 CHANGEABLE = (
     *("grad mode", "autocast cache"),
     *(f"autocast {device}" for device in settings.AUTOCAST_DEVICES),
 )
 """Those of the global facts that a `Modes` holds."""
-
-
-@dataclass(frozen=True)
-class Modes:
-    """What `torch.no_grad` and `torch.autocast` set."""
-
-    grad: bool
-    casts: tuple[tuple[str, bool, torch.dtype], ...]
-    cache: bool
-    nesting: int
-    """Open autocast blocks; the cache is cleared when the last one ends."""
-
-    @staticmethod
-    def now() -> Modes:
-        casts = tuple(
-            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in settings.AUTOCAST_DEVICES
-        )
-        torch.autocast_increment_nesting()
-        nesting = torch.autocast_decrement_nesting()
-        return Modes(torch.is_grad_enabled(), casts, torch.is_autocast_cache_enabled(), nesting)
-
-    def set(self, nesting: int) -> None:
-        """Make them this thread's, with so many open autocast blocks."""
-        torch.set_grad_enabled(self.grad)
-        for device, enabled, dtype in self.casts:
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(self.cache)
-        while torch.autocast_increment_nesting() <= nesting:
-            pass
-        while torch.autocast_decrement_nesting() > nesting:
-            pass
-
-
-@contextlib.contextmanager
-def restored_modes() -> Iterator[None]:
-    """Grad mode and autocast as before, whatever happens inside."""
-    before = Modes.now()
-    try:
-        yield
-    finally:
-        before.set(before.nesting)
 
 
 @dataclass(frozen=True)

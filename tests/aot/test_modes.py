@@ -140,3 +140,20 @@ def test_autocast_around_the_backward_changes_nothing():
             (got,) = torch.autograd.grad(loss, w)
         (expected,) = torch.autograd.grad((x @ w).tanh().sum(), w)
         torch.testing.assert_close(got, expected)
+
+
+def test_a_mode_that_the_graph_leaves_on_is_off_when_it_is_traced_again() -> None:
+    """It is, where inputs share memory that is written to."""
+
+    def cut(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        b.mul_(2)
+        product = a @ a.t()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            row = product[0]
+            print(end="")
+        return row
+
+    for wrap in (lambda fn: fn, mc.compile):
+        a = torch.ones(4, 4, requires_grad=True) * 1.0
+        found = wrap(cut)(a, a.detach()[1:])
+        assert found.dtype == torch.float32
