@@ -90,6 +90,7 @@ CHECKING = frozenset(
     _embedding_bag_forward_only nll_loss_forward nll_loss2d_forward""".split()  # noqa: SIM905 (a table of words)
 )
 """Operators that raise where the data of an index is out of range."""
+INDICES = {torch.int32, torch.int64}
 DIVIDING = frozenset({"div", "floor_divide", "fmod", "remainder"})
 """Of integers they raise where a divisor is 0."""
 
@@ -102,9 +103,7 @@ def checks_data(node: fx.Node) -> bool:
     if name in DIVIDING and node.meta["val"].is_floating_point():
         return False
     fx.map_arg(node.args[1:], read.append)
-    integers = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)[
-        3 * (name in CHECKING) :
-    ]
+    integers = INDICES if name in CHECKING else {*INDICES, torch.uint8, torch.int8, torch.int16}
     if name == "masked_scatter" or (name in DIVIDING and node.args[1] == 0):
         return True
     return name in CHECKING | DIVIDING and any(
