@@ -11,7 +11,7 @@ The real compiler: aten/src/ATen/FunctionalTensorWrapper.cpp, FunctionalInverses
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -385,7 +385,7 @@ class Functionalizer:
         returned, gradients = results_of(self.gm.graph)
         self.tracer.phase, self.tracer.region = "forward", None
         forward = [self.read_any(value) for value in returned]
-        results: tuple[Any, ...] = tuple(self.own_memory(forward))
+        results: tuple[Any, ...] = tuple(self.own_memory(forward, returned))
         if self.metadata.trains:
             results = (results, tuple(self.dense(self.read_any(value)) for value in gradients))
         gm = self.tracer.finish(results, self.metadata.graph_name)
@@ -400,15 +400,16 @@ class Functionalizer:
         self.tracer.origins = origins_of(value)
         return self.read(value)
 
-    def own_memory(self, values: list[Any]) -> list[Any]:
-        """Each returned tensor must have memory of its own: not an input's, not another result's."""
+    def own_memory(self, values: list[Any], returned: Sequence[Any]) -> list[Any]:
+        """Each returned tensor must have memory of its own: not an input's, not another result's, not a part
+        of something that eager doesn't return a part of."""
         taken: set[fx.Node] = set()
         owned: list[Any] = []
-        for value in values:
+        for value, old in zip(values, returned, strict=True):
             if isinstance(value, torch.Tensor):
                 node = self.tracer.argument(value)
-                root = alias_root(node)
-                if root.op != "call_function" or root in taken:
+                root, start = alias_root(node), old.meta["val"].storage_offset()
+                if root.op != "call_function" or root in taken or value.storage_offset() != start:
                     self.tracer.origins = origins_of(node)
                     value = aten.clone.default(value)
                 taken.add(root)

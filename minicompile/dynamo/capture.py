@@ -237,8 +237,7 @@ def finished(
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
         code.names["restored_modes"] = restored_modes
         call = ["with restored_modes():", "    out = graph(inputs)"]
-    handlers = any(instruction.handler for _, instruction, *_ in tracer.log.steps)
-    if recorder.calls and (stores or handlers):
+    if recorder.calls:
         call = or_in_eager(call, recorder, code, parameters)
     end = [f"result = {result}", *stores, *rebuild.positions]
     if traced.change is not None:

@@ -38,7 +38,7 @@ from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
 from minicompile.dynamo.sizes import Dynamic, shape_guards
-from minicompile.dynamo.variables import UserError, is_constant
+from minicompile.dynamo.variables import RefusedCall, UserError, is_constant
 from minicompile.errors import (
     BackendError,
     MinicompileError,
@@ -143,6 +143,10 @@ class Dispatcher:
             self.nested = NestedFrames(self)
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
+        self.raising: dict[Any, Any] = {}
+        """Those among them that a torch function refuses, and where."""
+        self.survived: set[Any] = set()
+        """Where eager went on after all: frames are cut there."""
         self.breaks: dict[GraphBreak, None] = {}
         self.last_refusal: GraphBreak | None = None
         self.misses: list[Miss] = []
@@ -168,7 +172,12 @@ class Dispatcher:
         if found is not MISS:
             return found
         self.eager_calls += 1
-        return self.eager(arguments)
+        key = fingerprint(arguments) if self.raising else None
+        found = self.eager(arguments)
+        if key in self.raising:
+            self.refused.discard(key)
+            self.survived.add(self.raising.pop(key))
+        return found
 
     def answer(self, arguments: tuple[Any, ...], wait: bool = True) -> Any:
         """What a cache entry gives, one that is there or one made now; MISS: run the frame in eager.
@@ -282,6 +291,7 @@ class Dispatcher:
             resume = None if self.fullgraph else Resume(weakref.ref(self.before or self))
             dynamic, resumed = Dynamic(self.dynamic, self.varied), self.before is not None
             frame = captured(self.function, values, dynamic, self.name, resume, resumed)
+            self.raises(key, frame.stopped_by)
             capture = frame.capture
             capture.watch = watch
             watch.tell("capture", capture)
@@ -340,6 +350,18 @@ class Dispatcher:
                 failure = dataclasses.replace(failure, version=version, recompile=self.recompiles)
                 found.append(failure)
         return found
+
+    def raises(self, key: Any, why: Unsupported | None) -> None:
+        """A call that a torch function refuses is eager's as a whole: an exception then has eager's words, and
+        what was written before is written. Raises Unsupported, unless eager has gone on there before."""
+        nested = self.above is not None and self.before is None  # nobody hears how eager ended
+        if (
+            isinstance(why, RefusedCall)
+            and not nested
+            and (why.reason, why.where) not in self.survived
+        ):
+            self.raising[key] = why.reason, why.where
+            raise why
 
     def refuse(self, key: Any, error: Unsupported) -> None:
         if error.id not in REASONS:  # from a room after capture

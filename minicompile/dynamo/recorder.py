@@ -26,7 +26,7 @@ from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
 from minicompile.dynamo.variables import (
-    UserError,
+    RefusedCall,
     VariableTracker,
     is_constant,
     is_numpy_scalar,
@@ -237,7 +237,7 @@ class Recorder:
     def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call on fakes and record it. `op` is call_function or call_method.
 
-        Raises Unsupported if an argument can't be in a graph, UserError if torch refuses the call.
+        Raises Unsupported if an argument can't be in a graph, RefusedCall if torch refuses the call.
         """
         tensors: list[torch.Tensor] = []
 
@@ -253,7 +253,7 @@ class Recorder:
         name = target if op == "call_method" else getattr(target, "__name__", None)
         dtypes = {after_autocast(tensor) for tensor in tensors} if name in PRODUCTS else ()
         if len(dtypes) > 1:
-            self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
+            self.refuse("exception", f"{name} of tensors of different dtypes", kind=RefusedCall)
         targets = tensors_in(kwargs.get("out"))
         if not all(tensor.is_contiguous() for tensor in targets):
             what = f"{name} writes to an `out` that is not contiguous: some kernels ignore strides"
@@ -310,7 +310,7 @@ class Recorder:
         except Exception as error:
             text = str(error).partition("\n")[0]
             what = f"{name} raised {type(error).__name__}: {text}"
-            raise refusal("exception", what, self.line(), kind=UserError) from error
+            raise refusal("exception", what, self.line(), kind=RefusedCall) from error
         finally:
             self.running = ""
         return value
@@ -426,7 +426,7 @@ class Recorder:
                 small = sympy.Le(expr, LARGEST_INT64), sympy.Ge(expr, -LARGEST_INT64)
                 if not all(map(self.sizes.env.evaluate, small)):
                     what = f"{self.sizes.env.text(expr)} is no 64-bit number"
-                    self.refuse("exception", what, kind=UserError)
+                    self.refuse("exception", what, kind=RefusedCall)
             self.size_nodes[key] = self.size_call(expr, self.sizes)
         return self.size_nodes[key]
 

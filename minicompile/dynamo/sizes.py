@@ -22,6 +22,7 @@ from typing import Any, cast
 import sympy
 import torch
 
+from minicompile import compat
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Guard, NumberRange, Source, computed
 from minicompile.errors import OptionError, Unsupported
@@ -127,12 +128,16 @@ class Sizes:
         return self.like(tensor, sizes, strides)
 
     def like(self, tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:
-        """A fake that stands for the tensor, computed from others if it is."""
+        """A fake that stands for the tensor: computed from others if it is, and refusing the same writes."""
         with self.mode, torch.inference_mode(False):  # whatever mode the frame is in
             made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
-            if tensor.requires_grad and not tensor.is_leaf:
-                return made.copy_(torch.empty((), dtype=made.dtype, requires_grad=True))
-        return made.requires_grad_(tensor.requires_grad)
+            if not tensor.requires_grad or tensor.is_leaf:
+                return made.requires_grad_(tensor.requires_grad)
+            made = made.copy_(torch.empty((), dtype=made.dtype, requires_grad=True))
+            if compat.is_view(tensor) and compat.creation_meta(tensor) != compat.VIEW_AS_USUAL:
+                made = made.view_as(made)
+                compat.set_creation_meta(made, compat.creation_meta(tensor))
+            return made
 
     def size(
         self,

@@ -54,6 +54,10 @@ class UserError(Unsupported):
     """The user's own code, or a torch function it calls, raises: eager will too, with its own exception."""
 
 
+class RefusedCall(UserError):
+    """A torch function refuses what it is given, as far as fakes can tell."""
+
+
 @dataclass(slots=True, eq=False)
 class VariableTracker:
     """An outside object: where it lives, and what the frame did to it."""
