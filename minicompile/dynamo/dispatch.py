@@ -352,8 +352,8 @@ class Dispatcher:
         return found
 
     def raises(self, key: Any, why: Unsupported | None) -> None:
-        """A call that a torch function refuses is eager's as a whole: an exception then has eager's words, and
-        what was written before is written. Raises Unsupported, unless eager has gone on there before."""
+        """A call that a torch function refuses is eager's as a whole: an exception has eager's words then,
+        and what was written before is written. Raises Unsupported, unless eager has gone on there before."""
         nested = self.above is not None and self.before is None  # nobody hears how eager ended
         if (
             isinstance(why, RefusedCall)
