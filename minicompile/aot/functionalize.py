@@ -13,10 +13,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
+from sympy import sympify
 from torch import fx
 from torch._ops import OpOverload
 
@@ -48,6 +50,7 @@ from minicompile.ops.nodes import (
     written_arguments,
 )
 from minicompile.ops.registry import Registry
+from minicompile.shapes.symnode import SizeNodes
 
 aten = torch.ops.aten
 
@@ -128,19 +131,22 @@ def functionalize(
 def keep_strides(recorded: Graph, forward: Graph) -> None:
     """Give results the strides they were recorded with where those lead to no element (dimensions of size 1,
     tensors without elements): passes and decompositions don't look at these, but callers may."""
-    wanted, _ = results_of(recorded.gm.graph)
-    made = output_node(forward.gm.graph)
-    results: list[Any] = list(results_of(forward.gm.graph))
+    graph, (wanted, _) = forward.gm.graph, results_of(recorded.gm.graph)
+    made, sizes = output_node(graph), SizeNodes(graph)
+    results: list[Any] = list(results_of(graph))
+    for node in placeholders(graph):
+        sizes.add_input(node, node.meta["val"])
     for i, (node, eager) in enumerate(zip(results, wanted)):
         if not isinstance(node, fx.Node) or not is_tensor(node) or not isinstance(eager, fx.Node):
             continue
         value, like = node.meta["val"], eager.meta["val"]
-        (*_, offset), (sizes, strides, _) = geometry(value), geometry(like)
-        plain = all(isinstance(n, int) for n in (*sizes, *strides, offset))
-        if plain and value.stride() != like.stride() and same_value(value, like):
-            with forward.gm.graph.inserting_before(made):
-                place = (node, list(sizes), list(strides), offset)
-                results[i] = forward.gm.graph.call_function(aten.as_strided.default, place)
+        (*_, offset), (shape, strides, _) = geometry(value), geometry(like)
+        if geometry(value)[1] != strides and same_value(value, like):
+            with graph.inserting_before(made):
+                number = partial(sizes.argument, env=sizes.env, meta=node.meta)
+                *place, start = [number(sympify(n)) for n in (*shape, *strides, offset)]
+                given = (node, place[: len(shape)], place[len(shape) :], start)
+                results[i] = graph.call_function(aten.as_strided.default, given)
             results[i].meta.update(node.meta, val=like)
     made.update_arg(0, tuple(results))
 

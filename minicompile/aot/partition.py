@@ -86,7 +86,7 @@ def partition(
     parts = JointParts(joint.gm, fakes)
     naive, budget = save_all(parts), options.memory_budget
     seen = {*parts.primals, *(alias_root(n) for n in parts.results if isinstance(n, fx.Node))}
-    given = seen - parts.parameters if continues else set()
+    given = seen if continues else set[fx.Node]()
     method = options.partitioner
     if method == "min_cut" and not allowed(
         "partitioner", joint.name, partial(", ".join, (n.name for n in naive)), lambda: report
