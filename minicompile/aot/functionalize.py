@@ -365,8 +365,8 @@ class Functionalizer:
         """The results of the operator's functional form."""
         args: Any
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.read)
-        if op is aten.copy_.default:
-            return args[1]
+        if op is aten.copy_.default:  # of a tensor or a number
+            return args[1] if isinstance(args[1], torch.Tensor) else torch.full_like(*args[:2])
         if op is aten.zero_.default:
             return torch.zeros_like(args[0])
         form, given = functional_variant(op), dict[str, Any](kwargs)

@@ -204,6 +204,8 @@ def tensor_on(
     return empty_strided_cpu((0,), (1,), dtype).set_(storage, 0, size, stride)
 
 
+RECOMPUTED = torch.utils.checkpoint._StopRecomputationError
+"""How a hook of `torch.utils.checkpoint` ends the second run of a function: all that was to be saved is."""
 negative_view = torch._neg_view
 creation_meta = torch._C._autograd._get_creation_meta
 """How a view was made, which decides whether autograd lets it be written to."""

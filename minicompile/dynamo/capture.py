@@ -238,7 +238,8 @@ def finished(
         code.names["restored_modes"] = restored_modes
         call = ["with restored_modes():", "    out = graph(inputs)"]
     if recorder.calls:
-        call = or_in_eager(call, recorder, code, parameters)
+        acts = bool(stores) or any(step.handler for _, step, *_ in tracer.log.steps)
+        call = or_in_eager(call, recorder, code, parameters, acts)
     end = [f"result = {result}", *stores, *rebuild.positions]
     if traced.change is not None:
         code.names["change_modes"] = traced.change
@@ -258,9 +259,11 @@ def finished(
 
 
 def or_in_eager(
-    call: list[str], recorder: Recorder, code: SourceCode, parameters: Iterable[str]
+    call: list[str], recorder: Recorder, code: SourceCode, parameters: Iterable[str], acts: bool
 ) -> list[str]:
-    """Run the graph; if it raises, run the frame in eager, outside of our handler."""
+    """Run the graph; if it raises, run the frame in eager, outside of our handler. If memory ran out, only
+    a frame that `acts`: that changes something outside before, or may handle the exception."""
+    code.names["NOT_AGAIN"] = (compat.RECOMPUTED, *(() if acts else (torch.OutOfMemoryError,)))
     mutated = [i for i, tracker in enumerate(recorder.inputs) if tracker in recorder.mutated]
     noted = bool(mutated) or recorder.mode.random
     if noted:
@@ -269,6 +272,7 @@ def or_in_eager(
         *(["noted = note(inputs)"] if noted else []),
         "try:",
         *(f"    {line}" for line in call),
+        "except NOT_AGAIN: raise",
         "except Exception as error:",
         *(["    if not noted.undone(): raise"] if noted else []),
         "    out, raised = None, (type(error).__name__, str(error))",

@@ -38,7 +38,7 @@ from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
 from minicompile.dynamo.sizes import Dynamic, shape_guards
-from minicompile.dynamo.variables import RefusedCall, UserError, is_constant
+from minicompile.dynamo.variables import RefusedWrite, UserError, is_constant
 from minicompile.errors import (
     BackendError,
     MinicompileError,
@@ -356,7 +356,7 @@ class Dispatcher:
         and what was written before is written. Raises Unsupported, unless eager has gone on there before."""
         nested = self.above is not None and self.before is None  # nobody hears how eager ended
         if (
-            isinstance(why, RefusedCall)
+            isinstance(why, RefusedWrite)
             and not nested
             and (why.reason, why.where) not in self.survived
         ):

@@ -26,7 +26,8 @@ from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
 from minicompile.dynamo.variables import (
-    RefusedCall,
+    RefusedWrite,
+    UserError,
     VariableTracker,
     is_constant,
     is_numpy_scalar,
@@ -237,7 +238,7 @@ class Recorder:
     def record(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a torch call on fakes and record it. `op` is call_function or call_method.
 
-        Raises Unsupported if an argument can't be in a graph, RefusedCall if torch refuses the call.
+        Raises Unsupported if an argument can't be in a graph, UserError if torch refuses the call.
         """
         tensors: list[torch.Tensor] = []
 
@@ -253,7 +254,7 @@ class Recorder:
         name = target if op == "call_method" else getattr(target, "__name__", None)
         dtypes = {after_autocast(tensor) for tensor in tensors} if name in PRODUCTS else ()
         if len(dtypes) > 1:
-            self.refuse("exception", f"{name} of tensors of different dtypes", kind=RefusedCall)
+            self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
         targets = tensors_in(kwargs.get("out"))
         if not all(tensor.is_contiguous() for tensor in targets):
             what = f"{name} writes to an `out` that is not contiguous: some kernels ignore strides"
@@ -310,10 +311,17 @@ class Recorder:
         except Exception as error:
             text = str(error).partition("\n")[0]
             what = f"{name} raised {type(error).__name__}: {text}"
-            raise refusal("exception", what, self.line(), kind=RefusedCall) from error
+            error_kind = RefusedWrite if self.is_own_view(args) else UserError
+            raise refusal("exception", what, self.line(), kind=error_kind) from error
         finally:
             self.running = ""
         return value
+
+    def is_own_view(self, args: tuple[Any, ...]) -> bool:
+        """Is a call about a view that the graph made, with a gradient history?"""
+        given = [tracker.value for tracker in self.inputs]
+        viewed = [x for x in args[:1] if isinstance(x, torch.Tensor) and compat.is_view(x)]
+        return any(x.requires_grad and not any(x is one for one in given) for x in viewed)
 
     def hearing(self, call: Callable[[], Any]) -> Any:
         """What a call gives; it is noted what it warns of. Sizes that the words tell can't vary."""
@@ -426,7 +434,7 @@ class Recorder:
                 small = sympy.Le(expr, LARGEST_INT64), sympy.Ge(expr, -LARGEST_INT64)
                 if not all(map(self.sizes.env.evaluate, small)):
                     what = f"{self.sizes.env.text(expr)} is no 64-bit number"
-                    self.refuse("exception", what, kind=RefusedCall)
+                    self.refuse("exception", what, kind=UserError)
             self.size_nodes[key] = self.size_call(expr, self.sizes)
         return self.size_nodes[key]
 

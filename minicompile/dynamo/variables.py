@@ -54,8 +54,8 @@ class UserError(Unsupported):
     """The user's own code, or a torch function it calls, raises: eager will too, with its own exception."""
 
 
-class RefusedCall(UserError):
-    """A torch function refuses what it is given, as far as fakes can tell."""
+class RefusedWrite(UserError):
+    """Autograd may have refused a write to a view, which depends on how that was made."""
 
 
 @dataclass(slots=True, eq=False)

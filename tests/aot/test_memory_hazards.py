@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -145,6 +147,56 @@ def test_what_a_frame_writes_to_after_a_break_was_not_kept_for_the_backward(kept
         call(torch.arange(3.0), w, []).sum().backward()
         found.append(w.grad)
     torch.testing.assert_close(*found)
+
+
+def test_a_parameter_that_a_frame_steps_after_a_break_was_not_kept_for_the_backward():
+    def fn(layer, x, numbers):
+        y = torch.tanh(layer(x))
+        numbers.append(x.sum().item())
+        with torch.no_grad():
+            layer.bias.add_(1)
+        return y
+
+    mc.reset()
+    found, layer = [], torch.nn.Linear(3, 3)
+    for call in (fn, mc.compile(fn, backend="aot_eager")):
+        fresh = copy.deepcopy(layer)
+        call(fresh, torch.ones(2, 3), []).sum().backward()
+        found.append([p.grad for p in fresh.parameters()])
+    torch.testing.assert_close(*found)
+
+
+def test_a_result_is_no_part_of_the_memory_that_inputs_share():
+    def fn(a, b):
+        y = b + 1
+        y.copy_(b)
+        b.mul_(2)
+        return y, a.sum()
+
+    mc.reset()
+    for call in (fn, mc.compile(fn)):
+        a = torch.arange(16.0).view(4, 4)
+        y, total = call(a, a[1:])
+        assert torch.equal(y, torch.arange(4.0, 16).view(3, 4)) and total == 234
+        assert y.storage_offset() == 0 and y.untyped_storage().nbytes() == 48
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bool])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_number_is_copied_into_a_tensor(dtype, dynamic):
+    def fn(x, number):
+        x[0].copy_(3)
+        x[1:].copy_(number)
+        return x + 1
+
+    mc.reset()
+    compiled = mc.compile(fn, dynamic=dynamic, fullgraph=True)
+    for number in (2, 0.5, 7, True):
+        found = []
+        for call in (fn, compiled):
+            x = torch.ones(3, 4).to(dtype)
+            found.append((call(x, number), x))
+        torch.testing.assert_close(*found)
 
 
 VIEWS_OF_SEVERAL = {

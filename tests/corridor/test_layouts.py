@@ -240,6 +240,7 @@ SMALL = {
     "a row of one": lambda x: (x.sum(-1, keepdim=True) - 1)[0][::2],
     "a flipped row": lambda x: x[:2][::2].flip(0),
     "a row of several dtypes": lambda x: x[:1].double() + x.amax((), keepdim=True),
+    "every other of one": lambda x: (x * 3).unsqueeze(0)[::2],
     "nothing": lambda x: x[:0].amax(-1, keepdim=True) - 1.5,
     "every other of nothing": lambda x: x[:0].amax(-1, keepdim=True)[::2],
     "a written column": lambda x: (
@@ -248,10 +249,11 @@ SMALL = {
 }
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", SMALL)
-def test_strides_that_lead_to_no_element_are_eagers(name: str) -> None:
+def test_strides_that_lead_to_no_element_are_eagers(name: str, dynamic: bool | None) -> None:
     fn, x = SMALL[name], torch.randn(4, 4)
     for given in (x, x.clone().requires_grad_()):
-        want, have = fn(given), mc.compile(fn)(given)
+        want, have = fn(given), mc.compile(fn, dynamic=dynamic)(given)
         assert torch.equal(want, have)
         assert (want.stride(), want.storage_offset()) == (have.stride(), have.storage_offset())

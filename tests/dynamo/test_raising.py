@@ -1,0 +1,186 @@
+"""A call that raises does so in eager's words, and leaves what eager leaves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import minicompile as mc
+
+ONES = torch.ones(3, 4)
+
+
+def reads(a: torch.Tensor, i: torch.Tensor) -> Any:
+    a.add_(1)
+    return a[i].exp()
+
+
+def reads_first(a: torch.Tensor, i: torch.Tensor) -> Any:
+    y = a[i].exp()
+    a.add_(1)
+    return y
+
+
+def adds(a: torch.Tensor, i: torch.Tensor) -> Any:
+    a.mul_(2)
+    a.index_add_(0, i, ONES)
+    return a * 2
+
+
+def copies(a: torch.Tensor, i: torch.Tensor) -> Any:
+    a.mul_(2)
+    return a.index_copy_(0, i, ONES) * 2
+
+
+def puts(a: torch.Tensor, i: torch.Tensor) -> Any:
+    a.mul_(2)
+    a[i] = ONES
+    return a * 2
+
+
+def gathers(a: torch.Tensor, i: torch.Tensor) -> Any:
+    a.mul_(2)
+    return a.gather(0, i[:, None])
+
+
+def factors(a: torch.Tensor, i: torch.Tensor) -> Any:
+    a.add_(1)
+    return torch.linalg.cholesky(-torch.eye(3) * i)
+
+
+def divides(a: torch.Tensor, i: torch.Tensor) -> Any:
+    a.add_(1)
+    return a.sum() + 7 // (i - 1)
+
+
+def broadcasts(a: torch.Tensor, i: torch.Tensor) -> Any:
+    a.add_(1)
+    return a + torch.ones(3)
+
+
+def draws(a: torch.Tensor, i: torch.Tensor) -> Any:
+    a += torch.rand(3, 4)
+    return a[i]
+
+
+def outcome(function: Callable[..., Any], *args: torch.Tensor) -> tuple[Any, ...]:
+    """The exception, what the arguments hold, and the next random number."""
+    torch.manual_seed(3)
+    try:
+        function(*args)
+    except Exception as error:
+        return type(error), str(error), [x.tolist() for x in args], torch.rand(()).item()
+    return ("no exception",)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [reads, reads_first, adds, copies, puts, gathers, factors, divides, broadcasts, draws],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_exception_and_the_arguments_are_eagers(function: Any, dynamic: bool) -> None:
+    compiled = mc.compile(function, dynamic=dynamic)
+    good = torch.arange(12.0).view(3, 4), torch.tensor([0, 2, 2])
+    with contextlib.suppress(
+        Exception
+    ):  # a version is there, which no other value of the index makes anew
+        compiled(*good)
+    given = torch.arange(12.0).view(3, 4), torch.tensor([0, 1, 5])
+    expected = outcome(function, *(x.clone() for x in given))
+    assert expected[0] != "no exception"
+    for _ in range(2):
+        assert outcome(compiled, *(x.clone() for x in given)) == expected
+
+
+def chunks(a: torch.Tensor, b: torch.Tensor) -> None:
+    b.clamp_(max=2)
+    a.mul_(2)
+    b *= 3
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_that_may_not_be_written_to_is_one_with_symbolic_sizes_too(dynamic: bool) -> None:
+    compiled = mc.compile(chunks, dynamic=dynamic)
+    for rows in (4, 6):
+        base = (torch.ones(rows, 4, requires_grad=True) * 1.0).chunk(2)[0]
+        found = [outcome(f, base, torch.ones(rows, 4) * 5) for f in (chunks, compiled)]
+        assert "returns multiple views" in found[0][1]
+        assert found[0] == found[1]
+
+
+def written_twice(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    view = b[1:]
+    view[0] = a[0]
+    view.mul_(2)  # refused: the view doesn't know yet that its base requires grad now
+    return view
+
+
+def written_across(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    half = (a * 2).t().chunk(2)[0]
+    return half.t().add_(b[0, 0])
+
+
+@pytest.mark.parametrize("function", [written_twice, written_across])
+def test_what_autograd_says_of_a_view_is_eagers(function: Any) -> None:
+    made = lambda: (torch.ones(3, 4, requires_grad=True) * 1.0, torch.zeros(3, 4))  # noqa: E731
+    assert outcome(mc.compile(function), *made()) == outcome(function, *made())
+
+
+def test_a_refused_write_that_the_frame_handles_cuts_it_from_then_on() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = (x * 2).chunk(2)[0]
+        try:
+            y.mul_(3)
+        except RuntimeError:
+            return y.exp()
+        return y
+
+    compiled = mc.compile(f)
+    x = torch.ones(4, requires_grad=True)
+    for _ in range(2):
+        assert torch.equal(compiled(x), f(x))
+    told = mc.explain(compiled)(x)
+    assert told.eager_calls == 1 and told.compiled_calls == 2
+
+
+def test_a_checkpoint_that_ends_early_is_no_failure_of_the_graph() -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x.sin()).exp()
+
+    compiled, grads = mc.compile(inner), []
+    for function in (inner, compiled):
+        x = torch.linspace(-1, 1, 8, requires_grad=True)
+        checkpoint(function, x, use_reentrant=False).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+    assert mc.explain(compiled)(x).eager_calls == 0
+
+
+@contextlib.contextmanager
+def noted(log: list[str]) -> Iterator[None]:
+    log.append("in")
+    try:
+        yield
+    finally:
+        log.append("out")
+
+
+def test_handlers_of_the_frame_run_once() -> None:
+    log: list[str] = []
+
+    def f(a: torch.Tensor, i: torch.Tensor) -> Any:
+        with noted(log):
+            a.add_(1)
+            return a[i]
+
+    compiled = mc.compile(f)
+    given = torch.zeros(3, 4), torch.tensor([0, 5])
+    expected = outcome(f, *(x.clone() for x in given)), log.copy()
+    log.clear()
+    assert (outcome(compiled, *(x.clone() for x in given)), log) == expected
