@@ -249,8 +249,11 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    ("name", "dynamic"),
+    [(name, None) for name in SMALL]
+    + [(name, True) for name in SMALL if name != "a flipped row"],  # asked of eager's own kernel
+)
 def test_strides_that_lead_to_no_element_are_eagers(name: str, dynamic: bool | None) -> None:
     fn, x = SMALL[name], torch.randn(4, 4)
     for given in (x, x.clone().requires_grad_()):
