@@ -36,7 +36,7 @@ from minicompile.ops.nodes import (
     bytes_of,
     elements,
     has_effect,
-    is_copy_of_input,
+    is_kept_copy,
     is_pointwise,
     is_random,
     is_size,
@@ -85,8 +85,6 @@ def partition(
     copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
     parts = JointParts(joint.gm, fakes)
     naive, budget = save_all(parts), options.memory_budget
-    seen = {*parts.primals, *(alias_root(n) for n in parts.results if isinstance(n, fx.Node))}
-    given = seen if continues else set[fx.Node]()
     method = options.partitioner
     if method == "min_cut" and not allowed(
         "partitioner", joint.name, partial(", ".join, (n.name for n in naive)), lambda: report
@@ -95,7 +93,7 @@ def partition(
     if method == "default" or budget == 1:
         reasons = naive
     elif budget is None:
-        reasons = min_cut(parts, given - naive.keys())
+        reasons = min_cut(parts, parts.given - naive.keys() if continues else ())
     else:
         reasons = within_budget(parts, naive, budget)
     saved = [node for node in parts.nodes if node in reasons]
@@ -156,6 +154,9 @@ class JointParts:
         self.parameters = set(compress(inputs, is_parameter))
         """They live as long as the model: keeping one costs nothing."""
         self.results, self.gradients = map(list, results_of(gm.graph))
+        self.given = {alias_root(n) for n in self.results if isinstance(n, fx.Node)}
+        """Inputs, and what the results lie in: others may write to them."""
+        self.given.update(self.primals)
         self.needed_by_forward = ancestors(self.results)
         self.after_tangents = set(self.tangents)
         """What only the backward can compute, from tangents or random numbers that it draws itself."""
@@ -399,8 +400,8 @@ def why_not_recomputed(node: fx.Node, parts: JointParts, in_memory: set[fx.Node]
     never = why_never_recomputed(node)
     if never or node in parts.inside or is_constant(node) or is_view(node):
         return never
-    if is_copy_of_input(node):
-        return "a copy of an input that may be written to before the backward"
+    if is_kept_copy(node, parts.given):
+        return "a copy of what may be written to before the backward"
     if call_of(node) in parts.leaving:
         return "it leaves a checkpoint region"
     if is_heavy(call_of(node)):

@@ -35,6 +35,7 @@ VARIANCE_OF = {
 }
 """What fakes with symbolic sizes make these of: of its degrees of freedom it would warn as well."""
 SPREADS = {*VARIANCE_OF, *VARIANCE_OF.values()}
+SEARCHES = {aten.searchsorted.Tensor, aten.bucketize.Tensor}
 PUTS = {aten.index_put.default, aten.index_put_.default}
 ADDS = {aten.index_add.default, aten.index_add_.default}
 
@@ -79,6 +80,10 @@ def check_arguments(
     if op in SPREADS:
         with eagerly():
             warn_of_freedom(op, *args, **(kwargs or {}))
+    elif op in SEARCHES and not (args[0].is_contiguous() and args[1].is_contiguous()):
+        rows = [torch.zeros(4)[:: 1 if x.is_contiguous() else 2] for x in args[:2]]
+        with eagerly():
+            at_once(lambda: op(*rows))  # warns of copies
 
 
 def described(value: Any) -> Any:

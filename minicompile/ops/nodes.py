@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeGuard
 
 import torch
@@ -33,11 +33,12 @@ ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, ate
 """The same elements in the same places: functional graphs do without them."""
 
 
-def is_copy_of_input(node: fx.Node) -> bool:
-    """Did the program keep what an input holds?"""
+def is_kept_copy(node: fx.Node, results: Collection[fx.Node]) -> bool:
+    """Did the program keep what an input or a result holds, which may be written to after the graph?"""
     if node.target is not torch.ops.aten.clone.default:
         return False
-    return alias_root(node.all_input_nodes[0]).op == "placeholder"
+    root = alias_root(node.all_input_nodes[0])
+    return root.op == "placeholder" or root in results
 
 
 @functools.cache

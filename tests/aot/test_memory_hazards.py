@@ -149,6 +149,23 @@ def test_what_a_frame_writes_to_after_a_break_was_not_kept_for_the_backward(kept
     torch.testing.assert_close(*found)
 
 
+def test_a_copy_of_a_result_is_kept_for_the_backward_when_the_frame_goes_on():
+    def fn(x, mean, numbers):
+        y = mean * x
+        z = y.clone() * (y * 1.5)
+        numbers.append(z.sum().item())
+        y.mul_(2)
+        return z
+
+    mc.reset()
+    found = []
+    for call in (fn, mc.compile(fn)):
+        x = torch.arange(3.0, requires_grad=True)
+        call(x, torch.tensor([1.0, 2, 3]), []).sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+
+
 def test_a_parameter_that_a_frame_steps_after_a_break_was_not_kept_for_the_backward():
     def fn(layer, x, numbers):
         y = torch.tanh(layer(x))

@@ -54,6 +54,10 @@ def deviations(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x[:1].std(0) + torch.std_mean(y[:1])[0]
 
 
+def searches(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.bucketize(x.t(), y.sort()[0]) + torch.searchsorted(y.sort()[0][::2], x.t() * 1)
+
+
 def heard(function: Callable[..., Any], *args: Any) -> list[tuple[Any, ...]]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -65,7 +69,7 @@ X, Y = torch.randn(3, 4), torch.randn(4)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("function", [loss, deprecated, implicit, variances, deviations])
+@pytest.mark.parametrize("function", [loss, deprecated, implicit, variances, deviations, searches])
 def test_every_call_warns_as_eager_does(function: Any, dynamic: bool | None) -> None:
     compiled = mc.compile(function, dynamic=dynamic, fullgraph=True)
     for x in (X, X, torch.randn(5, 4), X):

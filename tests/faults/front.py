@@ -511,4 +511,4 @@ def old_contents_are_read_anew(patch: Patch) -> None:
         return "" if found.startswith("the old contents") else found
 
     patch.setattr(partition, "why_never_recomputed", why)
-    patch.setattr(partition, "is_copy_of_input", lambda node: False)
+    patch.setattr(partition, "is_kept_copy", lambda node, results: False)

@@ -24,7 +24,7 @@ from minicompile.ops.nodes import (
     argument,
     aten_ops,
     has_effect,
-    is_copy_of_input,
+    is_kept_copy,
     is_pointwise,
     is_random,
     is_size,
@@ -78,8 +78,9 @@ def remove_no_ops(gm: fx.GraphModule, mode: Any) -> int:
 
 @graph_pass("remove_no_ops", stage="prims", order=10)
 def remove_early_no_ops(gm: fx.GraphModule, mode: Any) -> int:
-    """The same, but copies of inputs stay until it is known whether the backward reads them."""
-    return drop_no_ops(gm, {*returned_nodes(gm.graph), *filter(is_copy_of_input, gm.graph.nodes)})
+    """The same, but copies of inputs and results stay: the backward may read them."""
+    returned = returned_nodes(gm.graph)
+    return drop_no_ops(gm, {*returned, *(n for n in gm.graph.nodes if is_kept_copy(n, returned))})
 
 
 def drop_no_ops(gm: fx.GraphModule, kept: Collection[fx.Node]) -> int:
