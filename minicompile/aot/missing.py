@@ -9,7 +9,7 @@ have been written to since. The real compiler runs the whole graph on zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ from sympy import sympify
 from torch import fx
 
 from minicompile.aot.layout import inverse_order, same_value, stride_order
-from minicompile.aot.partition import size_expressions
+from minicompile.aot.partition import ancestors, is_constant, size_expressions
 from minicompile.aot.result import BackwardWithout, BoxedCallable, Reduced
 from minicompile.ops.graph import Graph, copied, output_node, placeholders
 from minicompile.ops.nodes import aten_ops, has_effect, is_random, is_size, is_view, results_of
@@ -57,6 +57,14 @@ def backwards(
     return made
 
 
+def note_tangents(tangents: Sequence[fx.Node]) -> None:
+    """Tell every node of a backward as it was recorded which of several tangents it is computed from: zeros
+    like a tangent, for instance, are numbers later."""
+    for number, tangent in enumerate(tangents if len(tangents) > 1 else ()):
+        for node in dependents([tangent]):
+            node.meta["after"] = node.meta.get("after", frozenset()) | {number}
+
+
 def without(
     backward: Graph, saved: int, missing: Collection[int], of_part: Collection[int] | None = None
 ) -> tuple[Graph, list[int]]:
@@ -70,8 +78,7 @@ def without(
     possible = [node for node in inputs if node not in absent]
     possible += absent if of_part is None else []
     if missing:
-        present = dependents(tangents.values())
-        lost, gradients = dependents(absent) - present, results_of(graph)
+        (present, lost), gradients = split_tangents(inputs[saved:], missing), results_of(graph)
         sizes, top = SizeNodes(graph), inputs[-1].next
         for node in possible:
             sizes.add_input(node, node.meta["val"])
@@ -102,14 +109,33 @@ def without(
     return found, takes
 
 
+def numbers_after(graph: fx.Graph, tangents: Collection[int]) -> list[fx.Node]:
+    """The constants that a backward made of these tangents, and others."""
+    marked = (node for node in graph.nodes if node.op != "placeholder" and "after" in node.meta)
+    return [n for n in marked if is_constant(n) and not n.meta["after"].isdisjoint(tangents)]
+
+
+def split_tangents(
+    tangents: Sequence[fx.Node], missing: Collection[int]
+) -> tuple[set[fx.Node], set[fx.Node]]:
+    """What is computed from tangents that there are, and from missing ones alone. Constants made of these are
+    zeros, or lead to what a sum can do without."""
+    graph, there = tangents[0].graph, set(range(len(tangents))).difference(missing)
+    made = numbers_after(graph, there)
+    present = dependents([*(tangents[i] for i in there), *made])
+    lost = dependents(tangents[i] for i in missing).difference(present)
+    rest = dependents(set(numbers_after(graph, missing)).difference(made)).difference(present, lost)
+    needed = [n for n in rest if any(u in present and u.target not in SUMS for u in n.users)]
+    return present, lost | (rest - ancestors(needed))
+
+
 def sufficient(backward: Graph, saved: int) -> list[int]:
     """The tangents, each of which is enough for the whole graph: zeros for the others change nothing. A loss
     is, beside the logits that it was computed from: its gradient is added to theirs."""
     tangents = placeholders(backward.gm.graph)[saved:]
     found = []
-    for i, tangent in enumerate(tangents if len(tangents) > 1 else ()):
-        present = dependents([tangent])
-        lost = dependents(t for t in tangents if t is not tangent) - present
+    for i in range(len(tangents) if len(tangents) > 1 else 0):
+        present, lost = split_tangents(tangents, {*range(len(tangents))} - {i})
         exact = all(node.op == "placeholder" or keeps_zeros(node, lost) for node in lost)
         sums = {user.target for node in lost for user in present.intersection(node.users)}
         if exact and sums <= SUMS and lost.isdisjoint(results_of(backward.gm.graph)):

@@ -97,6 +97,10 @@ def piece(whole: Graph, saved: int, part: Part) -> tuple[Graph, list[int]]:
     tangents = len(placeholders(whole.gm.graph)) - saved
     missing = set(range(tangents)).difference(part.results)
     graph, takes = without(whole, saved, missing, part.inputs)
+    numbers = {old: new for new, old in enumerate(sorted(part.results))}
+    for node in graph.nodes:
+        after = node.meta.get("after", ())
+        node.meta["after"] = frozenset(numbers[i] for i in after if i in numbers)
     gradients = results_of(graph.gm.graph)
     output_node(graph.gm.graph).args = (tuple(gradients[i] for i in part.inputs),)
     graph.gm.recompile()

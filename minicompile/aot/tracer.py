@@ -69,8 +69,8 @@ def one_by_one(op: OpOverload) -> Rule | None:
 class Tracer(compat.TorchDispatchMode):
     """Records operators on fake tensors as nodes of `graph`.
 
-    `rules` says which operators are replaced instead of recorded. `origins`, `phase` and `region` are
-    given to new nodes; change them as you go.
+    `rules` says which operators are replaced instead of recorded. `origins`, `phase`, `region` and `after`
+    are given to new nodes; change them as you go.
     """
 
     def __init__(self, mode: Any, rules: Callable[[OpOverload], Rule | None] = one_by_one) -> None:
@@ -84,6 +84,7 @@ class Tracer(compat.TorchDispatchMode):
         self.origins: Origins = NO_ORIGINS
         self.phase: str | None = None
         self.region: str | None = None
+        self.after: frozenset[int] = frozenset()
         self.checks = False
         self.answers = getattr(mode, "answers", {})  # torch's own modes remember nothing
         self.applied: dict[OpOverload, list[Origins]] = {}
@@ -137,12 +138,14 @@ class Tracer(compat.TorchDispatchMode):
     def meta(self) -> dict[str, Any]:
         """What new nodes remember."""
         made = {"origins": self.origins, "phase": self.phase, "region": self.region}
-        return made | {"checks": True} if self.checks else made
+        marks = {"checks": self.checks, "after": self.after}
+        return made | {name: value for name, value in marks.items() if value}
 
     def follow(self, node: fx.Node) -> None:
         """New nodes come from where `node` came from."""
         self.origins, self.phase = origins_of(node), node.meta.get("phase")
         self.region, self.checks = node.meta.get("region"), node.meta.get("checks", False)
+        self.after = node.meta.get("after", frozenset())
 
     def new_node(
         self, kind: str, target: Any, args: Any = (), kwargs: Any = None, name: str | None = None

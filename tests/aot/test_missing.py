@@ -67,6 +67,31 @@ def test_a_slope_that_is_infinite_adds_nothing_where_it_is_not_asked_for(backend
     assert x.grad is not None and x.grad.tolist() == [2, 2, 2]
 
 
+def steps(x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.sqrt().floor(), x * 2, (x * h).ceil() + x
+
+
+def steps_behind(x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * h.exp()
+    return y.sqrt().round().sum(), y.exp(), torch.sign(y.sqrt()) * y
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fn", [steps, steps_behind])
+def test_a_slope_of_zero_is_not_asked_for_either(
+    fn: Callable[..., Any], backend: str, used: tuple[int, ...]
+) -> None:
+    found = []
+    for call in (fn, mc.compile(fn, backend=backend)):
+        x, h = torch.tensor([0.0, 0.5, 2]).requires_grad_(), torch.ones(3, requires_grad=True)
+        results = call(x, h)
+        torch.autograd.backward([results[i].sum() for i in used])
+        found.append((x.grad, h.grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_what_only_other_results_need_may_be_written_to(dynamic: bool | None) -> None:
     x, scale = leaf(3), torch.ones(3)

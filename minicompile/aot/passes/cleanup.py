@@ -190,7 +190,8 @@ def same_dtype(node: fx.Node) -> bool:
 @graph_pass("cse", stage="prims", order=30)
 def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
     """Compute the same thing once. A returned value keeps a call that nothing else shares, since the user may
-    write to it before backward reads it, and a checkpoint region its own, since only it is computed again."""
+    write to it before backward reads it, and a checkpoint region its own, since only it is computed again.
+    Constants that a backward made of other tangents stay apart: it may have to do without these."""
     seen: dict[Any, fx.Node] = {}
     changed, returned = 0, returned_nodes(gm.graph)
     returned |= {node.all_input_nodes[0] for node in returned if node.target is operator.getitem}
@@ -199,7 +200,14 @@ def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
             continue
         if alias_root(node) in returned:
             continue
-        key = (node.target, frozen(node.args), frozen(node.kwargs), node.meta.get("region"))
+        made_for = node.meta.get("after") if not node.all_input_nodes else None
+        key = (
+            node.target,
+            frozen(node.args),
+            frozen(node.kwargs),
+            node.meta.get("region"),
+            made_for,
+        )
         first = seen.setdefault(key, node)
         if first is not node:
             first.meta["origins"] = origins_of(first) | origins_of(node)
