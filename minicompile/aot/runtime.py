@@ -42,8 +42,13 @@ def interpret(graph: Graph) -> BoxedCallable:
     """Run an ATen graph with eager's operators, one by one; every value dies after its last use. What lies
     otherwise in eager than in the graph is copied where that views it."""
     made, _ = copies(graph.gm.graph)
-    for node in made.find_nodes(op="call_function", target=torch.ops.aten.view.default):
-        node.target = torch.ops.aten.reshape.default
+    aten, prims = torch.ops.aten, torch.ops.prims
+    for node in made.find_nodes(op="call_function", target=aten.view.default):
+        node.target = aten.reshape.default
+    # which says of a result that it requires grad, also where nothing is differentiated
+    for node in made.find_nodes(op="call_function", target=prims.convert_element_type.default):
+        node.args, node.kwargs = node.args[:1], {"dtype": node.args[1]}
+        node.target = aten._to_copy.default
     return compat.boxed_function(fx.GraphModule(graph.gm, made))
 
 

@@ -105,8 +105,10 @@ def checks_data(node: fx.Node) -> bool:
         return False
     fx.map_arg(node.args[1:], read.append)
     integers = INDICES if name in CHECKING else {*INDICES, torch.uint8, torch.int8, torch.int16}
-    if name == "masked_scatter" or (name in DIVIDING and node.args[1] == 0):
+    if name == "masked_scatter":
         return True
+    if name in DIVIDING and not (isinstance(by := node.args[1], fx.Node) and is_tensor(by)):
+        return isinstance(by, fx.Node) or by == 0
     return name in CHECKING | DIVIDING and any(
         is_tensor(one) and one.meta["val"].dtype in integers for one in read
     )

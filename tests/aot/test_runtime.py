@@ -35,6 +35,15 @@ def test_outputs_that_do_not_require_grad_are_marked():
     assert [o.requires_grad for o in outputs] == [True, False, False, False]
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_casts_of_what_was_detached_require_no_grad(backend):
+    x = torch.randn(3, requires_grad=True)
+    fn = lambda x: (x.detach().to(torch.bfloat16).float(), x.detach().double())  # noqa: E731
+    found = mc.compile(fn, backend=backend)(x)
+    assert not any(value.requires_grad for value in found)
+    torch.testing.assert_close(found, fn(x))
+
+
 def test_an_output_that_is_an_input_is_that_object():
     x, w = torch.randn(3), leaf(3)
     call, _ = both(lambda x, w: (x, w, x * w, w), [x, w])

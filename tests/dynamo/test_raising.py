@@ -98,6 +98,22 @@ def test_the_exception_and_the_arguments_are_eagers(function: Any, dynamic: bool
         assert outcome(compiled, *(x.clone() for x in given)) == expected
 
 
+def divides_by_a_number(a: torch.Tensor, n: int) -> torch.Tensor:
+    a // (n - 3)
+    a.add_(1)
+    return a * 2
+
+
+def test_a_number_that_is_zero_divides_nothing_though_nothing_needs_the_result() -> None:
+    compiled = mc.compile(divides_by_a_number, dynamic=True)
+    for n in (7, 5, 3):
+        ours, theirs = torch.arange(4), torch.arange(4)
+        assert outcome(lambda a: compiled(a, n), ours) == outcome(  # noqa: B023
+            lambda a: divides_by_a_number(a, n),  # noqa: B023
+            theirs,
+        )
+
+
 def chunks(a: torch.Tensor, b: torch.Tensor) -> None:
     b.clamp_(max=2)
     a.mul_(2)
