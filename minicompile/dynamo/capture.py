@@ -11,7 +11,6 @@ The real compiler: torch/_dynamo/convert_frame.py.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import inspect
 import sys
@@ -29,7 +28,7 @@ from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_places, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
-from minicompile.dynamo.modes import Change, Noted, changed
+from minicompile.dynamo.modes import Change, changed, give_back, random_states
 from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
@@ -261,20 +260,27 @@ def finished(
 def or_in_eager(
     call: list[str], recorder: Recorder, code: SourceCode, parameters: Iterable[str], acts: bool
 ) -> list[str]:
-    """Run the graph; if it raises, run the frame in eager, outside of our handler. If memory ran out, only
-    a frame that `acts`: that changes something outside before, or may handle the exception."""
+    """Run the graph; if it raises, run the frame in eager, outside of our handler: that raises in the right
+    place, under its handlers. If memory ran out, only a frame that `acts`: that changes something outside
+    before, or may handle the exception.
+
+    Nothing of the frame has happened by then, since writes are replayed afterwards. But the graph itself may
+    have drawn random numbers, which are given back, or changed its inputs: then its exception is the call's.
+    """
     code.names["NOT_AGAIN"] = (compat.RECOMPUTED, *(() if acts else (torch.OutOfMemoryError,)))
-    mutated = [i for i, tracker in enumerate(recorder.inputs) if tracker in recorder.mutated]
-    noted = bool(mutated) or recorder.mode.random
-    if noted:
-        code.names["note"] = functools.partial(Noted, mutated, recorder.mode.random)
+    code.names.update(random_states=random_states, give_back=give_back)
+    written = [f"inputs[{i}]" for i, one in enumerate(recorder.inputs) if one in recorder.mutated]
+    versions = "".join(f"{one}._version, " for one in written)
+    random = recorder.mode.random
     return [
-        *(["noted = note(inputs)"] if noted else []),
+        *([f"written, versions = ({', '.join(written)},), ({versions})"] if written else []),
+        *(["states = random_states()"] if random else []),
         "try:",
         *(f"    {line}" for line in call),
         "except NOT_AGAIN: raise",
         "except Exception as error:",
-        *(["    if not noted.undone(): raise"] if noted else []),
+        *(["    give_back(states)"] if random else []),
+        *(["    if tuple(x._version for x in written) != versions: raise"] if written else []),
         "    out, raised = None, (type(error).__name__, str(error))",
         "if out is None:",
         f"    return graph_raised(raised, ({''.join(f'L_{name}, ' for name in parameters)}))",

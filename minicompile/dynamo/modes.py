@@ -1,16 +1,14 @@
 """What a captured frame may change of its thread, and what a graph that raises has changed already.
 
     Change         grad mode and autocast
-    Noted          inputs and random numbers
+    random_states  and `give_back`: random numbers that nobody got
 
 The real compiler: torch/_dynamo/variables/ctx_manager.py, torch/_dynamo/resume_execution.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -49,34 +47,20 @@ def changed(facts: dict[str, object], before: Modes) -> Change | None:
     return Change(after, after.nesting - before.nesting) if after != before else None
 
 
-class Noted:
-    """What there was before a graph ran. `mutated`: positions of inputs that it changes.
-
-    When a graph raises, the frame runs again in eager: that raises in the right place, under its handlers.
-    Nothing of the frame has happened by then, since writes are replayed afterwards. But the graph itself may
-    have drawn random numbers, which are given back, or changed its inputs: then its exception is the call's.
-    """
-
-    def __init__(self, mutated: Sequence[int], random: bool, inputs: list[Any]) -> None:
-        self.tensors = [inputs[i] for i in mutated]
-        self.versions = versions(self.tensors)
-        self.states = [(g, g.get_state()) for g in generators()] if random else []
-
-    def undone(self) -> bool:
-        """Whether everything is as before, once the random numbers are given back."""
-        for generator, state in self.states:
-            generator.set_state(state)
-        return versions(self.tensors) == self.versions
+def random_states() -> list[tuple[torch.Generator, torch.Tensor]]:
+    """Where each default generator stands."""
+    return [(generator, generator.get_state()) for generator in generators()]
 
 
-def versions(tensors: Sequence[torch.Tensor]) -> tuple[float, ...]:
-    """How often each was changed; those of inference mode don't count it, and never compare equal."""
-    return tuple(float("nan") if t.is_inference() else t._version for t in tensors)
+def give_back(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
+    """The random numbers that were drawn since."""
+    for generator, state in states:
+        generator.set_state(state)
 
 
 def generators() -> list[torch.Generator]:
     """The default generators of all devices in use."""
     found = [torch.default_generator]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         found += torch.cuda.default_generators
     return found

@@ -108,7 +108,7 @@ def checks_data(node: fx.Node) -> bool:
     if name == "masked_scatter":
         return True
     if name in DIVIDING and not (isinstance(by := node.args[1], fx.Node) and is_tensor(by)):
-        return isinstance(by, fx.Node) or by == 0
+        return isinstance(by, fx.Node) or bool(by == 0)
     return name in CHECKING | DIVIDING and any(
         is_tensor(one) and one.meta["val"].dtype in integers for one in read
     )
