@@ -9,7 +9,7 @@ have been written to since. The real compiler runs the whole graph on zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -66,10 +66,10 @@ def note_tangents(tangents: Sequence[fx.Node]) -> None:
 
 
 def without(
-    backward: Graph, saved: int, missing: Collection[int], of_part: Collection[int] | None = None
+    backward: Graph, saved: int, missing: Set[int], of_part: Collection[int] | None = None
 ) -> tuple[Graph, list[int]]:
-    """The graph without these tangents, and the numbers of the inputs that it takes. Gradients that depend on
-    no other tangent are None; elsewhere zeros stand for what is left out. `of_part`: the gradients of a part,
+    """The graph without these tangents, and the numbers of the inputs that it takes. Gradients that no other
+    tangent leads to are None; elsewhere zeros stand for what is left out. `of_part`: the gradients of a part,
     which are zeros then, or constant; it takes all its tangents."""
     found = copied(backward)
     graph, inputs = found.gm.graph, placeholders(found.gm.graph)
@@ -83,10 +83,12 @@ def without(
         for node in possible:
             sizes.add_input(node, node.meta["val"])
 
-        ends: list[fx.Node | None] = [x if x in present else None for x in gradients]
-        for i in of_part or ():
-            node = gradients[i]
-            ends[i] = zeros_for(node, sizes, top) if node in lost else node
+        ends: list[fx.Node | None] = []
+        for i, node in enumerate(gradients):
+            after = node.meta.get("after", frozenset()) if node is not None else frozenset()
+            wanted = i in of_part if of_part is not None else not after <= missing
+            end = zeros_for(node, sizes, top) if wanted and node in lost else node
+            ends.append(end if wanted or node in present else None)
         output_node(graph).args = (tuple(ends),)
         for node in lost:
             for user in present.intersection(node.users):

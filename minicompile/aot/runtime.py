@@ -298,7 +298,9 @@ def prepared(
     else:  # under vmap operators know what to do
         run, takes, absent = about.without(missing, kernels)
         run = one_by_one(run, groups) if groups else run
-        saved = compat.saved_tensors(ctx, [i + 1 for i in takes if i < tensors])
+        wanted = [i + 1 for i in takes if i < tensors]
+        used = wanted or not metadata.parts[0].again  # then eager would refuse a second backward
+        saved = compat.saved_tensors(ctx, wanted) if used else {}
         for i in takes:
             number, size = i - metadata.saved, i - tensors
             if size < 0:

@@ -225,10 +225,11 @@ UNPACKS_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")
 
 def saved_tensors(ctx: Any, numbers: Collection[int]) -> dict[int, torch.Tensor]:
     """Some of an autograd.Function's saved tensors. The others may have been written to, if `UNPACKS_ONE`;
-    else a write to any of them is an error as soon as one is wanted."""
+    else a write to any of them is an error as soon as one is wanted. RuntimeError once they are freed."""
+    raw = ctx._raw_saved_tensors
     if not UNPACKS_ONE:
         return dict(enumerate(ctx.saved_tensors)) if numbers else {}
-    return {i: ctx._raw_saved_tensors[i].unpack() for i in numbers}
+    return {i: raw[i].unpack() for i in numbers}
 
 
 def clear_saved_tensors(ctx: Any) -> None:

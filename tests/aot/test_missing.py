@@ -92,6 +92,17 @@ def test_a_slope_of_zero_is_not_asked_for_either(
         torch.testing.assert_close(ours, theirs, equal_nan=True)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_gradient_that_is_always_zero_is_there_and_comes_once(backend: str) -> None:
+    call = mc.compile(lambda x: ((x * x).sign(), x * x * 2, x.exp()), backend=backend)
+    x = torch.ones(3, requires_grad=True)
+    signs = call(x)[0]
+    signs.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [0, 0, 0]
+    with pytest.raises(RuntimeError, match="second time"):
+        signs.sum().backward()
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_what_only_other_results_need_may_be_written_to(dynamic: bool | None) -> None:
     x, scale = leaf(3), torch.ones(3)

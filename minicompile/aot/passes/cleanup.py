@@ -148,12 +148,13 @@ def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Te
 
 @graph_pass("fold_constants", stage="prims", order=20)
 def fold_constants(gm: fx.GraphModule, mode: Any) -> int:
-    """What is one number everywhere becomes `full`; a binary operator takes such an operand as a number."""
+    """What is one number everywhere becomes `full`; a binary operator takes such an operand as a number. What
+    a backward makes of one of several tangents stays: it may have to do without that tangent."""
     known: dict[fx.Node, torch.Tensor] = {}
     made_by: dict[fx.Node, Origins] = {}
     changed, returned = 0, returned_nodes(gm.graph)
     for node in gm.graph.nodes:
-        if node.op != "call_function":
+        if node.op != "call_function" or node.meta.get("after"):
             continue
         found, result = uniform_value(node, known), node.meta["val"]
         if found is not None:
