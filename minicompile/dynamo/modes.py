@@ -59,8 +59,8 @@ def give_back(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
 
 
 def generators() -> list[torch.Generator]:
-    """The default generators of all devices in use."""
+    """The default generators of all devices in use; a CUDA graph that is being recorded lets nobody ask."""
     found = [torch.default_generator]
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         found += torch.cuda.default_generators
     return found
