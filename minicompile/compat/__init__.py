@@ -14,6 +14,7 @@ import contextlib
 import functools
 import logging
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -204,8 +205,6 @@ def tensor_on(
     return empty_strided_cpu((0,), (1,), dtype).set_(storage, 0, size, stride)
 
 
-RECOMPUTED = torch.utils.checkpoint._StopRecomputationError
-"""How a hook of `torch.utils.checkpoint` ends the second run of a function: all that was to be saved is."""
 negative_view = torch._neg_view
 creation_meta = torch._C._autograd._get_creation_meta
 """How a view was made, which decides whether autograd lets it be written to."""
@@ -217,6 +216,13 @@ VIEW_OF_SEVERAL = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 def has_saved_tensors_hooks() -> bool:
     """Will the user's hooks get what is saved for the backward?"""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def of_hook(error: BaseException) -> bool:
+    """Did the user's hook for what is saved raise it? (`torch.utils.checkpoint` ends a second run so.)"""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    codes = {getattr(f, "__code__", None) for f in (top[0], type(top[0]).__call__)} if top else ()
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 UNPACKS_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")

@@ -262,12 +262,12 @@ def or_in_eager(
 ) -> list[str]:
     """Run the graph; if it raises, run the frame in eager, outside of our handler: that raises in the right
     place, under its handlers. If memory ran out, only a frame that `acts`: that changes something outside
-    before, or may handle the exception.
+    before, or may handle the exception; if a hook on saved tensors raised, none, for it has been called.
 
     Nothing of the frame has happened by then, since writes are replayed afterwards. But the graph itself may
     have drawn random numbers, which are given back, or changed its inputs: then its exception is the call's.
     """
-    code.names["NOT_AGAIN"] = (compat.RECOMPUTED, *(() if acts else (torch.OutOfMemoryError,)))
+    code.names.update(of_hook=compat.of_hook, OutOfMemory=torch.OutOfMemoryError)
     code.names.update(random_states=random_states, give_back=give_back)
     written = [f"inputs[{i}]" for i, one in enumerate(recorder.inputs) if one in recorder.mutated]
     versions = "".join(f"{one}._version, " for one in written)
@@ -277,8 +277,9 @@ def or_in_eager(
         *(["states = random_states()"] if random else []),
         "try:",
         *(f"    {line}" for line in call),
-        "except NOT_AGAIN: raise",
+        *([] if acts else ["except OutOfMemory: raise"]),
         "except Exception as error:",
+        "    if of_hook(error): raise",
         *(["    give_back(states)"] if random else []),
         *(["    if tuple(x._version for x in written) != versions: raise"] if written else []),
         "    out, raised = None, (type(error).__name__, str(error))",

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch.autograd.graph import increment_version
 
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
@@ -139,7 +140,7 @@ def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedC
     filename = f"<minicompile wrapper {wrapper.name} {digest}>"
     # so that tracebacks show the generated lines
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    helpers = (empty_strided, pooled, reinterpret, to_layout)
+    helpers = (empty_strided, increment_version, pooled, reinterpret, to_layout)
     scope: dict[str, Any] = {
         "aten": torch.ops.aten,
         "empty_strided_cpu": compat.empty_strided_cpu,

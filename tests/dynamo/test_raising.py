@@ -200,3 +200,33 @@ def test_handlers_of_the_frame_run_once() -> None:
     expected = outcome(f, *(x.clone() for x in given)), log.copy()
     log.clear()
     assert (outcome(compiled, *(x.clone() for x in given)), log) == expected
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_what_a_hook_raises_is_the_callers(backend: str) -> None:
+    packed: list[torch.Tensor] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        packed.append(x)
+        if len(packed) == 1:
+            raise KeyError("full")
+        return x
+
+    compiled = mc.compile(lambda x: (x.sin() * x.cos()).sum(), backend=backend)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), pytest.raises(KeyError):
+        compiled(torch.ones(4, requires_grad=True))
+    assert len(packed) == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_input_is_written_to_once_where_memory_runs_out_later(dynamic: bool) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        sums = (b * a.sum()).cumsum(0).flip(0).cumsum(0)
+        return sums[:, None] * 2 + sums
+
+    a, compiled = torch.zeros(4), mc.compile(f, dynamic=dynamic)
+    compiled(a, torch.ones(4))
+    with pytest.raises(RuntimeError, match="allocate"):
+        compiled(a, torch.ones(10**7))
+    assert a.tolist() == [2.0] * 4
