@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial, wraps
+from functools import cache, partial
 from typing import Any
 
 from minicompile import compat
@@ -34,6 +34,7 @@ from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import InputBuffer, LoopGraph, View
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
+from minicompile.ops.warned import Warned
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
 from minicompile.runtime import cuda_graphs, graph_cache
@@ -46,26 +47,20 @@ decomposition.load()
 compat.fake_mode()
 
 
-def warning(
-    compiler: Callable[[Capture, Options], BoxedCallable],
-) -> Callable[[Capture, Options], BoxedCallable]:
-    """Has what torch's functions warned of while they were captured issued at every call."""
+def issuing(warned: Sequence[Warned], forward: BoxedCallable) -> BoxedCallable:
+    """A forward that then issues what torch's functions warned of while they were captured: where it raises,
+    eager warns. Filters may make it raise, so it must not have written to inputs yet."""
 
-    @wraps(compiler)
-    def compiling(capture: Capture, options: Options) -> BoxedCallable:
-        run, warned = compiler(capture, options), capture.warned
+    def call(inputs: list[Any]) -> Sequence[Any]:
+        results = forward(inputs)
+        for one in warned:
+            one.issue()
+        return results
 
-        def call(inputs: list[Any]) -> Sequence[Any]:
-            for one in warned:
-                one.issue()
-            return run(inputs)
-
-        return call if warned else run
-
-    return compiling
+    call.owned = getattr(forward, "owned", False)  # type: ignore[attr-defined]
+    return call if warned else forward
 
 
-@warning
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     """Every room after capture. `capture.watch` hears what each one made."""
     key = graph_cache.key_of(capture, options)
@@ -73,7 +68,8 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
         return from_disk(kept, capture, options)
     aot = differentiate(capture, options)
     tell = partial(capture.watch.tell, graph="forward")
-    forward = compile_graph(aot.forward, options, aot.metadata.written_back, tell)
+    written_back = {} if capture.warned else aot.metadata.written_back
+    forward = compile_graph(aot.forward, options, written_back, tell)
     backwards, abouts = [], []
     for graph, takes in backward_of(aot):
         tell = partial(capture.watch.tell, graph=graph.name)
@@ -94,7 +90,8 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
         first_saved = len(aot.metadata.result_requires_grad)
         taken = [about.takes for about in abouts]
         calls = cuda_graphs.around(calls, schedules, first_saved, capture.watch.tell, taken)
-    return assemble(aot.metadata, calls[0], calls[1:], abouts, capture.name)
+    first = issuing(capture.warned, calls[0])
+    return assemble(aot.metadata, first, calls[1:], abouts, capture.name)
 
 
 def from_disk(kept: graph_cache.Kept, capture: Capture, options: Options) -> BoxedCallable:
@@ -112,6 +109,7 @@ def from_disk(kept: graph_cache.Kept, capture: Capture, options: Options) -> Box
         graph = partial(lambda number: again()[number][0], number)
         without = backwards(graph, len(takes), compiled, interpret)
         abouts.append(Differentiated(takes, tangents, enough, without))
+    forward = issuing(capture.warned, forward)
     return assemble(kept.metadata, forward, calls, abouts, capture.name)
 
 
@@ -124,14 +122,14 @@ def compiled_now(options: Options, graph: Graph) -> BoxedCallable:
     return call
 
 
-@warning
 def aot_eager(capture: Capture, options: Options) -> BoxedCallable:
     """Stop after AOT and run its graphs with eager operators."""
     aot = differentiate(capture, options)
     parts = backward_of(aot)
     abouts = [differentiated(graph, takes, interpret) for graph, takes in parts]
     backwards = [interpret(graph) for graph, _ in parts]
-    return assemble(aot.metadata, interpret(aot.forward), backwards, abouts, capture.name)
+    forward = issuing(capture.warned, interpret(aot.forward))
+    return assemble(aot.metadata, forward, backwards, abouts, capture.name)
 
 
 def differentiate(capture: Capture, options: Options) -> AotResult:

@@ -1,7 +1,7 @@
 """Warnings of torch's functions: a capture hears them, every call issues them again, as eager does.
 
     Recorder.hearing    adds to `recorder.warned` what a function warns of when it runs on fakes
-    pipeline.warning    puts `issue()` of each before the compiled graph
+    pipeline.issuing    puts `issue()` of each behind the compiled graph, which may raise itself
 
 The real compiler leaves them where they come up: once while tracing.
 """

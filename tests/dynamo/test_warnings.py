@@ -133,3 +133,26 @@ def test_code_that_is_in_no_module_warns_too() -> None:
     exec(compile("def cell(x, y): return F.mse_loss(x, y)", "<cell>", "exec"), names)
     expected = heard(names["cell"], X, Y)
     assert expected and heard(mc.compile(names["cell"]), X, Y) == expected
+
+
+def wrong(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    x += x.sum().mT
+    return x[i]
+
+
+def test_a_graph_that_raises_leaves_the_warnings_to_eager() -> None:
+    compiled, i = mc.compile(wrong), torch.tensor([0])
+    heard(compiled, torch.ones(3), i)
+
+    def outcome(function: Any) -> Any:
+        x = torch.ones(3)
+        with warnings.catch_warnings(record=True) as found, pytest.raises(IndexError):
+            warnings.simplefilter("always")
+            function(x, i + 5)
+        return [str(one.message) for one in found], x.tolist()
+
+    assert outcome(compiled) == outcome(wrong)
+    x = torch.ones(3)
+    with warnings.catch_warnings(action="error"), pytest.raises(UserWarning):
+        compiled(x, i)
+    assert x.tolist() == [1.0] * 3
