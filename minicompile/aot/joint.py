@@ -373,7 +373,7 @@ def classify(
             spec = OutputSpec("input", input_itself[id(value)])
         elif same != position:
             spec = OutputSpec("output", same)
-        elif value._base is None and value.requires_grad and value.is_leaf:
+        elif is_own_leaf(value):
             raise Unsupported("an output is a leaf that the graph makes: it would get a gradient")
         elif storage in input_memory:
             index = viewed_input(tracer.argument(value), of_input)
@@ -395,6 +395,12 @@ def classify(
             spec = view_of("view", list(bases).index(storage), value, base)
         specs.append(replace(spec, requires_grad=history(value) is not None))
     return specs, results, list(bases.values())
+
+
+def is_own_leaf(value: torch.Tensor) -> bool:
+    """Does it require grad, though nothing that it was made of does?"""
+    base = value._base
+    return value.requires_grad and value.is_leaf and (base is None or not base.requires_grad)
 
 
 def one_of_several(value: torch.Tensor) -> bool:

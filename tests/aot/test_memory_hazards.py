@@ -287,3 +287,11 @@ def test_dropout_that_drops_nothing_gives_its_input(arguments, dynamic):
     y, z, same = mc.compile(fn, backend="aot_eager", dynamic=dynamic)(x)
     assert y is z and same is x
     torch.testing.assert_close(z, x * 2 + 1)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_view_that_is_made_a_leaf_is_one(given: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x if given else x * 2).detach()[0].requires_grad_()
+
+    assert mc.compile(f)(torch.ones(3, 4)).requires_grad
