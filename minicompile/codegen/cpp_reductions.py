@@ -321,15 +321,16 @@ class RowPrinter(ReductionPrinter):
     def by_row(self, value: Value) -> bool:
         """A helper reduces a row of floats in memory; other reductions ride along in the loop.
 
-        Of sums those of plain loads: others are added up where they are computed. The largest and the
-        smallest number and their places always, since vectors that compare may drop a NaN.
+        Of sums those of plain loads and of what is kept anyway: others are added up where they are computed,
+        and a vector's lanes one after the other. The largest and the smallest number and their places always,
+        since vectors that compare may drop a NaN.
         """
         source = value.inputs[0]
+        written = source in self.plan.stashed or self._lies_in_memory(source)
         single = source.dtype is torch.float32
         extremum = value.kind in ("max", "min") and source.dtype.is_floating_point
         known = extremum or (
-            single
-            and (value.kind in POSITIONS or (value.kind == "sum" and self._lies_in_memory(source)))
+            single and (value.kind in POSITIONS or (value.kind == "sum" and written))
         )
         in_memory = source in self.plan.loop and self.plan.vector_width > 1
         return known and in_memory

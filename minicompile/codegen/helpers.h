@@ -413,7 +413,13 @@ static inline void mc_release(void* row) {
     return found;
 
 static inline mc_lanes mc_lanes_sum(mc_lanes a, mc_lanes b) { return a + b; }
-static inline float mc_block_sum(const float* x, int64_t n) { MC_ROW(0.0f, mc_lanes_sum, found + x[i]) }
+static inline float mc_whole_sum(const float* x, int64_t n) { MC_ROW(0.0f, mc_lanes_sum, found) }
+// what fills no vector is summed apart: each addition to the whole sum would round by its size
+static inline float mc_block_sum(const float* x, int64_t n) {
+    float rest = 0.0f;
+    for (int64_t i = n & -16; i < n; i++) rest += x[i];
+    return mc_whole_sum(x, n & -16) + rest;
+}
 // added up as doubles, four floats at a time: rounding errors don't pile up
 static inline float mc_row_sum(const float* x, int64_t n) {
     if (n < 2048) return mc_block_sum(x, n);

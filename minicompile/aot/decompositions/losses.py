@@ -181,7 +181,7 @@ def smooth_l1_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int, beta:
 formulas(
     {
         aten._softmax_backward_data.default: lambda grad, y, dim, dtype: (
-            grad * y - y * (grad * y).sum(dim, keepdim=True)
+            (grad - (grad * y).sum(dim, keepdim=True)) * y
         ),
         aten._log_softmax_backward_data.default: lambda grad, y, dim, dtype: (
             grad - exp(y) * grad.sum(dim, keepdim=True)

@@ -139,7 +139,8 @@ def batch_norm(
         rstd = torch.rsqrt(running_var + eps)
         normal = (x - channels(running_mean, x)) * channels(rstd, x)
         # the CPU's operator saves nothing
-        saved = (x.new_zeros([0]),) * 2 if x.device.type == "cpu" else (running_mean.clone(), rstd)
+        nothing = (x.new_zeros([0]), x.new_zeros([0]))
+        saved = nothing if x.device.type == "cpu" else (running_mean.clone(), rstd)
         updated = (running_mean.clone(), running_var.clone())
         return affine(normal, scale, shift), *saved, *updated
     dims = [0, *range(2, x.dim())]

@@ -80,7 +80,7 @@ def vector_norm(
         return NotImplemented
     if order == 0:
         return (x != 0).to(x.dtype).sum(dims, keepdim)
-    if order == 1 or all(x.shape[d] == 1 for d in dims):
+    if order == 1 or x.dim() == 0 or all(x.shape[d] == 1 for d in dims):
         return x.abs().sum(dims, keepdim)
     if order == 2:
         return torch.sqrt((x * x).sum(dims, keepdim))
