@@ -11,6 +11,7 @@ The real compiler: torch/_dynamo/convert_frame.py.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import inspect
 import sys
@@ -28,7 +29,7 @@ from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_places, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
-from minicompile.dynamo.modes import Change, changed, give_back, random_states
+from minicompile.dynamo.modes import Change, Raised, changed, raised, random_states
 from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
@@ -267,24 +268,21 @@ def or_in_eager(
     Nothing of the frame has happened by then, since writes are replayed afterwards. But the graph itself may
     have drawn random numbers, which are given back, or changed its inputs: then its exception is the call's.
     """
-    code.names.update(of_hook=compat.of_hook, OutOfMemory=torch.OutOfMemoryError)
-    code.names.update(random_states=random_states, give_back=give_back)
+    code.names.update(
+        random_states=random_states, raised=functools.partial(raised, acts), Raised=Raised
+    )
     written = [f"inputs[{i}]" for i, one in enumerate(recorder.inputs) if one in recorder.mutated]
-    versions = "".join(f"{one}._version, " for one in written)
-    random = recorder.mode.random
+    versions, random = "".join(f"{one}._version, " for one in written), recorder.mode.random
+    noted = ", written, versions" * bool(written) + ", states=states" * random
     return [
         *([f"written, versions = ({', '.join(written)},), ({versions})"] if written else []),
         *(["states = random_states()"] if random else []),
         "try:",
         *(f"    {line}" for line in call),
-        *([] if acts else ["except OutOfMemory: raise"]),
         "except Exception as error:",
-        "    if of_hook(error): raise",
-        *(["    give_back(states)"] if random else []),
-        *(["    if tuple(x._version for x in written) != versions: raise"] if written else []),
-        "    out, raised = None, (type(error).__name__, str(error))",
-        "if out is None:",
-        f"    return graph_raised(raised, ({''.join(f'L_{name}, ' for name in parameters)}))",
+        f"    out = raised(error{noted})",
+        "if type(out) is Raised:",
+        f"    return graph_raised(out, ({''.join(f'L_{name}, ' for name in parameters)}))",
     ]
 
 

@@ -34,6 +34,7 @@ from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines
 from minicompile.dynamo.interpreter import Marker
+from minicompile.dynamo.modes import Raised
 from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
@@ -226,7 +227,7 @@ class Dispatcher:
         call = inspect.BoundArguments(self.signature, OrderedDict(self.values(arguments)))
         return self.watched(self.function)(*call.args, **call.kwargs)
 
-    def graph_raised(self, raised: tuple[str, str], arguments: tuple[Any, ...]) -> Any:
+    def graph_raised(self, raised: Raised, arguments: tuple[Any, ...]) -> Any:
         """The frame in eager: the exception comes up in the user's line, under the frame's handlers."""
         self.eager_calls += 1
         kind, text = raised

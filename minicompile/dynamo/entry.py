@@ -18,6 +18,7 @@ from minicompile.dynamo.breaks import run
 from minicompile.dynamo.capture import CapturedFrame
 from minicompile.dynamo.guards import FETCH_ERRORS, SourceCode, failures, generate, guard_rules
 from minicompile.dynamo.interpreter import Marker
+from minicompile.dynamo.modes import Raised
 from minicompile.dynamo.result import SHAPE_KINDS, WHOLE, GraphInput, Guard, GuardFailure, Source
 from minicompile.dynamo.snapshot import Facts, NotCoveredError
 
@@ -95,9 +96,9 @@ class Entry:
         captured: CapturedFrame,
         compiled: BoxedGraph,
         parameters: Sequence[str],
-        graph_raised: Callable[[tuple[str, str], tuple[Any, ...]], Any],
+        graph_raised: Callable[[Raised, tuple[Any, ...]], Any],
     ) -> None:
-        """`graph_raised((kind, text), arguments)`: the frame in eager, after the graph raised that."""
+        """`graph_raised(raised, arguments)`: the frame in eager, after the graph raised that."""
         self.captured, self.capture = captured, captured.capture
         self.hits = 0
         captured.code.names.update(

@@ -1,17 +1,20 @@
 """What a captured frame may change of its thread, and what a graph that raises has changed already.
 
     Change         grad mode and autocast
-    random_states  and `give_back`: random numbers that nobody got
+    raised         random numbers and inputs
 
 The real compiler: torch/_dynamo/variables/ctx_manager.py, torch/_dynamo/resume_execution.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from minicompile import compat
 from minicompile.compat import settings
 from minicompile.compat.settings import Modes
 
@@ -52,10 +55,28 @@ def random_states() -> list[tuple[torch.Generator, torch.Tensor]]:
     return [(generator, generator.get_state()) for generator in generators()]
 
 
-def give_back(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
-    """The random numbers that were drawn since."""
+class Raised(NamedTuple):
+    """The exception of a graph whose frame is to run in eager: its kind, and what it says."""
+
+    kind: str
+    text: str
+
+
+def raised(
+    acts: bool,
+    error: Exception,
+    written: Sequence[torch.Tensor] = (),
+    versions: tuple[int, ...] = (),
+    states: Sequence[tuple[torch.Generator, torch.Tensor]] = (),
+) -> Raised:
+    """What a graph raised, once the random numbers it drew are given back. Raised again where eager may not
+    run the frame: memory ran out, a hook has been called, inputs have other versions than these by now."""
+    full = isinstance(error, torch.OutOfMemoryError) and not acts
+    if full or compat.of_hook(error) or tuple(x._version for x in written) != versions:
+        raise error
     for generator, state in states:
         generator.set_state(state)
+    return Raised(type(error).__name__, str(error))
 
 
 def generators() -> list[torch.Generator]:

@@ -296,7 +296,8 @@ print(*dispatcher_of(compiled).entries[0].capture.side_effects, sep="\n")
 
 # %% [markdown]
 # `mc.trace` captures and compiles, but doesn't run the call: nothing changed. In the generated
-# Python the writes are the lines behind the graph. If the graph raises, they are not reached:
+# Python the writes are the lines behind the graph. If the graph raises, they are not reached, and
+# eager runs the call from its start: the exception and all writes before it are eager's.
 
 # %% name="effects-generated"
 print(generated(dispatcher_of(compiled)))
