@@ -210,6 +210,7 @@ creation_meta = torch._C._autograd._get_creation_meta
 """How a view was made, which decides whether autograd lets it be written to."""
 set_creation_meta = torch._C._autograd._set_creation_meta
 VIEW_AS_USUAL = torch._C._autograd.CreationMeta.DEFAULT
+VIEW_OF_FUNCTION = torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION
 VIEW_OF_SEVERAL = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 
 

@@ -361,7 +361,8 @@ class Dispatcher:
             and not nested
             and (why.reason, why.where) not in self.survived
         ):
-            self.raising[key] = why.reason, why.where
+            if not why.forgotten:
+                self.raising[key] = why.reason, why.where
             raise why
 
     def refuse(self, key: Any, error: Unsupported) -> None:

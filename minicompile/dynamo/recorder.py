@@ -312,7 +312,10 @@ class Recorder:
             text = str(error).partition("\n")[0]
             what = f"{name} raised {type(error).__name__}: {text}"
             error_kind = RefusedWrite if self.is_own_view(args) else UserError
-            raise refusal("exception", what, self.line(), kind=error_kind) from error
+            refused = refusal("exception", what, self.line(), kind=error_kind)
+            if isinstance(refused, RefusedWrite):
+                refused.forgotten = compat.creation_meta(args[0]) == compat.VIEW_OF_FUNCTION
+            raise refused from error
         finally:
             self.running = ""
         return value

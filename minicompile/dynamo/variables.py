@@ -57,6 +57,9 @@ class UserError(Unsupported):
 class RefusedWrite(UserError):
     """Autograd may have refused a write to a view, which depends on how that was made."""
 
+    forgotten = False
+    """Whether a graph that ended before the write would give a view that may be written to."""
+
 
 @dataclass(slots=True, eq=False)
 class VariableTracker:

@@ -117,15 +117,21 @@ def checks_data(node: fx.Node) -> bool:
 def keep_checks(graph: fx.Graph) -> None:
     """Mark the calls that nothing needs, of the forward, in which eager would find an index out of range."""
     alive: set[fx.Node] = set()
+
+    def needed(node: fx.Node) -> bool:
+        return any(user in alive and not looks_at_shape(user, node) for user in node.users)
+
     for node in reversed(graph.nodes):
-        if (
-            checks_data(node)
-            and node.meta.get("phase") != "backward"
-            and alive.isdisjoint(node.users)
-        ):
+        if checks_data(node) and node.meta.get("phase") != "backward" and not needed(node):
             node.meta["checks"] = True
-        if has_effect(node) or not alive.isdisjoint(node.users):
+        if has_effect(node) or needed(node):
             alive.add(node)
+
+
+def looks_at_shape(user: fx.Node, node: fx.Node) -> bool:
+    """Does a user make a tensor like this one, whatever the data?"""
+    name = user.target.overloadpacket.__name__ if isinstance(user.target, OpOverload) else ""
+    return user.args[:1] == (node,) and (name.endswith("_like") or name == "fill")
 
 
 def is_tagged(target: object, tag: torch.Tag) -> TypeGuard[OpOverload]:

@@ -193,6 +193,23 @@ def test_an_index_is_checked_where_nothing_needs_what_it_finds(name: str, traini
     mc.compile(fn, options={"assert_indirect_indexing": False})(x, bad, w)
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, i: x.clone().index_fill_(0, i, 2.0).zero_() + 1,
+        lambda x, i: x.clone().index_fill_(0, i, 2.0).fill_(3) + 1,
+        lambda x, i: torch.full_like(x[i], 7.0) + 1,
+    ],
+)
+def test_an_index_is_checked_where_its_result_lends_its_shape(
+    fn: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    compiled, x = mc.compile(fn, fullgraph=True), torch.randn(9, 4)
+    assert torch.equal(compiled(x, torch.tensor([0, 3])), fn(x, torch.tensor([0, 3])))
+    with pytest.raises(IndexError):
+        compiled(x, torch.tensor([0, 9]))
+
+
 def test_a_zero_that_nothing_is_divided_by_is_an_error() -> None:
     def fn(x: Tensor) -> Tensor:
         x // 0, x % 0

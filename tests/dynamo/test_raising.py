@@ -230,3 +230,27 @@ def test_an_input_is_written_to_once_where_memory_runs_out_later(dynamic: bool) 
     with pytest.raises(RuntimeError, match="allocate"):
         compiled(a, torch.ones(10**7))
     assert a.tolist() == [2.0] * 4
+
+
+class Seen(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def test_a_view_of_a_custom_function_is_refused_at_every_call() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        view = Seen.apply(x * 2)
+        try:
+            view.mul_(3)
+        except RuntimeError:
+            return view.exp()
+        return view
+
+    compiled, x = mc.compile(f), torch.ones(4, requires_grad=True)
+    for _ in range(3):
+        assert torch.equal(compiled(x), f(x))
