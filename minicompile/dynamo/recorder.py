@@ -311,20 +311,15 @@ class Recorder:
         except Exception as error:
             text = str(error).partition("\n")[0]
             what = f"{name} raised {type(error).__name__}: {text}"
-            error_kind = RefusedWrite if self.is_own_view(args) else UserError
-            refused = refusal("exception", what, self.line(), kind=error_kind)
-            if isinstance(refused, RefusedWrite):
-                refused.forgotten = compat.creation_meta(args[0]) == compat.VIEW_OF_FUNCTION
+            first = args[0] if args else None
+            if not isinstance(first, torch.Tensor) or not compat.is_view(first) or first.is_leaf:
+                raise refusal("exception", what, self.line(), kind=UserError) from error
+            refused = refusal("exception", what, self.line(), kind=RefusedWrite)
+            refused.forgotten = compat.creation_meta(first) == compat.VIEW_OF_FUNCTION
             raise refused from error
         finally:
             self.running = ""
         return value
-
-    def is_own_view(self, args: tuple[Any, ...]) -> bool:
-        """Is a call about a view that the graph made, with a gradient history?"""
-        given = [tracker.value for tracker in self.inputs]
-        viewed = [x for x in args[:1] if isinstance(x, torch.Tensor) and compat.is_view(x)]
-        return any(x.requires_grad and not any(x is one for one in given) for x in viewed)
 
     def hearing(self, call: Callable[[], Any]) -> Any:
         """What a call gives; it is noted what it warns of. Sizes that the words tell can't vary."""

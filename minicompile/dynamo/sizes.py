@@ -131,13 +131,12 @@ class Sizes:
         """A fake that stands for the tensor: computed from others if it is, and refusing the same writes."""
         with self.mode, torch.inference_mode(False):  # whatever mode the frame is in
             made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
-            if not tensor.requires_grad or tensor.is_leaf:
-                return made.requires_grad_(tensor.requires_grad)
-            made = made.copy_(torch.empty((), dtype=made.dtype, requires_grad=True))
-            if compat.is_view(tensor) and compat.creation_meta(tensor) != compat.VIEW_AS_USUAL:
+            if tensor.requires_grad and not tensor.is_leaf:
+                made = made.copy_(torch.empty((), dtype=made.dtype, requires_grad=True))
+            if compat.is_view(tensor):
                 made = made.view_as(made)
                 compat.set_creation_meta(made, compat.creation_meta(tensor))
-            return made
+            return made.requires_grad_() if tensor.requires_grad and tensor.is_leaf else made
 
     def size(
         self,

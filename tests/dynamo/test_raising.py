@@ -142,10 +142,18 @@ def written_across(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return half.t().add_(b[0, 0])
 
 
-@pytest.mark.parametrize("function", [written_twice, written_across])
+def written_after_a_break(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    view = b[:]
+    print(a.sum().item() > 0)
+    view[0] = a[0]
+    return view.mul_(2)
+
+
+@pytest.mark.parametrize("function", [written_twice, written_across, written_after_a_break])
 def test_what_autograd_says_of_a_view_is_eagers(function: Any) -> None:
     made = lambda: (torch.ones(3, 4, requires_grad=True) * 1.0, torch.zeros(3, 4))  # noqa: E731
-    assert outcome(mc.compile(function), *made()) == outcome(function, *made())
+    for compiled in (mc.compile(function), mc.compile(function, dynamic=True)):
+        assert outcome(compiled, *made()) == outcome(function, *made())
 
 
 def test_a_refused_write_that_the_frame_handles_cuts_it_from_then_on() -> None:
