@@ -262,8 +262,9 @@ def or_in_eager(
     call: list[str], recorder: Recorder, code: SourceCode, parameters: Iterable[str], acts: bool
 ) -> list[str]:
     """Run the graph; if it raises, run the frame in eager, outside of our handler: that raises in the right
-    place, under its handlers. If memory ran out, only a frame that `acts`: that changes something outside
-    before, or may handle the exception; if a hook on saved tensors raised, none, for it has been called.
+    place, under its handlers. If memory ran out, or somebody's own backend raised, only a frame that `acts`:
+    that changes something outside before, or may handle the exception; if a hook on saved tensors raised,
+    none, for it has been called.
 
     Nothing of the frame has happened by then, since writes are replayed afterwards. But the graph itself may
     have drawn random numbers, which are given back, or changed its inputs: then its exception is the call's.

@@ -8,6 +8,7 @@ The real compiler: torch/_dynamo/variables/ctx_manager.py, torch/_dynamo/resume_
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -70,9 +71,14 @@ def raised(
     states: Sequence[tuple[torch.Generator, torch.Tensor]] = (),
 ) -> Raised:
     """What a graph raised, once the random numbers it drew are given back. Raised again where eager may not
-    run the frame: memory ran out, a hook has been called, inputs have other versions than these by now."""
-    full = isinstance(error, torch.OutOfMemoryError) and not acts
-    if full or compat.of_hook(error) or tuple(x._version for x in written) != versions:
+    run the frame: a hook has been called, inputs have other versions than these by now; and, unless the
+    frame `acts`, memory ran out or code raised that is neither torch's nor ours."""
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
+    name = last.f_globals.get("__name__", "minicompile")  # generated code is in no module
+    foreign = name.partition(".")[0] not in ("torch", "minicompile")
+    aside = foreign or isinstance(error, torch.OutOfMemoryError)
+    late = tuple(x._version for x in written) != versions
+    if late or compat.of_hook(error) or (aside and not acts):
         raise error
     for generator, state in states:
         generator.set_state(state)

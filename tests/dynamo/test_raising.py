@@ -186,6 +186,18 @@ def test_a_checkpoint_that_ends_early_is_no_failure_of_the_graph() -> None:
     assert mc.explain(compiled)(x).eager_calls == 0
 
 
+def test_what_somebodys_own_backend_raises_is_no_reason_to_run_in_eager() -> None:
+    def backend(graph: Any, inputs: Any) -> Any:
+        def run(*given: Any) -> Any:
+            raise NotImplementedError("not yet")
+
+        return run
+
+    compiled = mc.compile(lambda x: x.sin(), backend=backend)
+    with pytest.raises(NotImplementedError, match="not yet"):
+        compiled(torch.ones(3))
+
+
 @contextlib.contextmanager
 def noted(log: list[str]) -> Iterator[None]:
     log.append("in")
