@@ -72,11 +72,13 @@ def raised(
 ) -> Raised:
     """What a graph raised, once the random numbers it drew are given back. Raised again where eager may not
     run the frame: a hook has been called, inputs have other versions than these by now; and, unless the
-    frame `acts`, memory ran out or code raised that is neither torch's nor ours."""
-    *_, (last, _) = traceback.walk_tb(error.__traceback__)
-    name = last.f_globals.get("__name__", "minicompile")  # generated code is in no module
-    foreign = name.partition(".")[0] not in ("torch", "minicompile")
-    aside = foreign or isinstance(error, torch.OutOfMemoryError)
+    frame `acts`, memory ran out or code raised that is neither torch's nor ours, nor an operator's."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [
+        f.f_globals.get("__name__", "minicompile") for f in frames
+    ]  # generated code is in no module
+    foreign = names[-1].partition(".")[0] not in ("torch", "minicompile")
+    aside = (foreign and "torch._ops" not in names) or isinstance(error, torch.OutOfMemoryError)
     late = tuple(x._version for x in written) != versions
     if late or compat.of_hook(error) or (aside and not acts):
         raise error

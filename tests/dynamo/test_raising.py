@@ -198,6 +198,24 @@ def test_what_somebodys_own_backend_raises_is_no_reason_to_run_in_eager() -> Non
         compiled(torch.ones(3))
 
 
+def test_what_an_operator_in_python_raises_is_eagers() -> None:
+    with torch.library._scoped_library("raising", "FRAGMENT"):
+
+        @torch.library.custom_op("raising::refuse", mutates_args=())
+        def refuse(x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("not this one")
+
+        refuse.register_fake(torch.empty_like)
+
+        def f(a: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            a.add_(1)
+            return refuse(a)
+
+        given = torch.zeros(3), torch.zeros(3)
+        expected = outcome(f, *(x.clone() for x in given))
+        assert outcome(mc.compile(f), *(x.clone() for x in given)) == expected
+
+
 @contextlib.contextmanager
 def noted(log: list[str]) -> Iterator[None]:
     log.append("in")
