@@ -86,8 +86,9 @@ NO_DIMENSIONS = re.compile(
 
 
 def said(text: str) -> str:
-    """What an exception says. Which of these eager says of a tensor without dimensions depends on a size that
-    it reads where there is none."""
+    """What an exception says, without addresses in torch's C++. Which of two things eager says of a tensor
+    without dimensions depends on a size that it reads where there is none."""
+    text = text.partition("\nException raised from ")[0]
     return "index out of range" if NO_DIMENSIONS.fullmatch(text) else text
 
 
