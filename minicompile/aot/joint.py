@@ -32,7 +32,7 @@ from minicompile.aot.layout import (
     geometry,
     is_dense,
 )
-from minicompile.aot.parts import find_parts, with_inputs
+from minicompile.aot.parts import find_parts
 from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.vjps import own_gradients
@@ -214,8 +214,8 @@ def record(
     flags = tuple(map(requires_grad, returned))
     if any(flags) and not wanted:
         raise Unsupported("only tensors that the graph makes are differentiated")
-    # autograd is to go on to those inputs alone that eager's would reach: another's graph may be used up
-    gradients = {i: x for i, x in gradients.items() if x is not None} or gradients
+    # autograd goes on to those inputs alone that eager's would reach: another's graph may be used up
+    gradients = {i: x for i, x in gradients.items() if x is not None}
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),
@@ -228,7 +228,7 @@ def record(
         view_sizes=tuple(symbolic),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
-        parts=with_inputs([part.among(gradients) for part in parts]),
+        parts=tuple(part.among(gradients) for part in parts),
     )
     found = tuple(returned), tuple(gradients.values())
     traced = tracer.finish(found, metadata.graph_name)

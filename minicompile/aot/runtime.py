@@ -198,7 +198,7 @@ def training_call(
                 if groups:
                     return None, *itertools.chain(*in_groups())
                 run, arguments, _ = prepared(ctx, given, metadata, about, backward)
-                return None, *without_casts(run, arguments)
+                return None, *(without_casts(run, arguments) if wanted else (None,))
 
             if torch.is_grad_enabled():
                 every = FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
@@ -210,6 +210,8 @@ def training_call(
     if groups:
         places = [[wanted[i] for i in group.outputs] for group in groups]
         return chained(apply, places, device, compat.direct_apply(Link))
+    if not wanted:  # results require grad all the same
+        return lambda inputs: apply(inputs, torch.empty(0, requires_grad=True))[:-1]
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
 
 
