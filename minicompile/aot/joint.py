@@ -39,7 +39,7 @@ from minicompile.aot.vjps import own_gradients
 from minicompile.compat import settings
 from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
-from minicompile.ops.nodes import is_inplace_view, writes, written_arguments
+from minicompile.ops.nodes import is_inplace_view, is_size, writes, written_arguments
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
 from minicompile.shapes.symnode import size_expr
 
@@ -73,6 +73,8 @@ class JointTracer(Tracer):
 
         The tensor that an in-place operator returns keeps the node it has.
         """
+        if after := self.after.union(*map(tangents_before, node.all_input_nodes)):
+            node.meta["after"] = after
         if not isinstance(value, torch.Tensor):
             return super().bind(value, node)
         if not self.knows(value) or is_inplace_view(node.target):
@@ -120,11 +122,14 @@ class JointTracer(Tracer):
                 self.hooks[node] = [node.register_prehook(enter), node.register_hook(leave)]
                 found.extend(following for following, _ in node.next_functions)
 
-    def enter(self, origins: Origins, *_: Any) -> None:
+    def enter(self, origins: Origins, gradients: Any) -> None:
+        """What the node makes is for its gradients, even zeros that it makes without reading them."""
         self.running = origins
+        nodes = (self.argument(x) for x in gradients if self.knows(x))
+        self.after = frozenset[int]().union(*map(tangents_before, nodes))
 
     def leave(self, origins: Origins, edges: Any, gradients: Any, *_: Any) -> None:
-        self.running = NO_ORIGINS
+        self.running, self.after = NO_ORIGINS, frozenset()
         self.sent = [pair for pair in zip(gradients, edges) if pair[0] is not None]
         for _, edge in self.sent:
             self.readers[edge] = self.readers.get(edge, NO_ORIGINS) | origins
@@ -233,6 +238,11 @@ def record(
     found = tuple(returned), tuple(gradients.values())
     traced = tracer.finish(found, metadata.graph_name)
     return traced, metadata, written
+
+
+def tangents_before(node: fx.Node) -> frozenset[int]:
+    """The tangents that a node of a backward was computed from, or for."""
+    return frozenset() if is_size(node) else node.meta.get("after", frozenset())
 
 
 def history(value: Any) -> Any:
@@ -495,7 +505,9 @@ def run_backward(results: list[Any], wanted: list[Any], tracer: JointTracer) -> 
     for index, result in enumerate(results):
         tracer.origins = origins_of(tracer.argument(result))
         tangent = empty_dense(tracer.mode, result)
+        tracer.after = frozenset({index} if len(results) > 1 else ())
         tangents.append(tracer.placeholder(f"tangents_{index}", tangent))
+    tracer.after = frozenset()
     # loss.backward() belongs outside of autocast
     with refusing("the backward pass", None), compat.without_autocast():
         gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True)

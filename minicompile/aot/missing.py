@@ -57,14 +57,6 @@ def backwards(
     return made
 
 
-def note_tangents(tangents: Sequence[fx.Node]) -> None:
-    """Tell every node of a backward as it was recorded which of several tangents it is computed from: zeros
-    like a tangent, for instance, are numbers later."""
-    for number, tangent in enumerate(tangents if len(tangents) > 1 else ()):
-        for node in dependents([tangent]):
-            node.meta["after"] = node.meta.get("after", frozenset()) | {number}
-
-
 def without(
     backward: Graph, saved: int, missing: Set[int], of_part: Collection[int] | None = None
 ) -> tuple[Graph, list[int]]:

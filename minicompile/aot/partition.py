@@ -268,8 +268,9 @@ def does_work(node: fx.Node) -> bool:
 
 
 def is_constant(node: fx.Node) -> bool:
-    """Made from nothing but numbers: never worth keeping."""
-    return not (node.op == "placeholder" or node.all_input_nodes or is_random(node))
+    """Made from nothing but numbers and sizes: never worth keeping."""
+    from_sizes = all(map(is_size, node.all_input_nodes))
+    return from_sizes and not (node.op == "placeholder" or is_size(node) or is_random(node))
 
 
 def is_heavy(node: fx.Node) -> bool:
