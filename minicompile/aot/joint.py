@@ -32,6 +32,7 @@ from minicompile.aot.layout import (
     geometry,
     is_dense,
 )
+from minicompile.aot.missing import tangents_before
 from minicompile.aot.parts import find_parts
 from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
@@ -39,7 +40,7 @@ from minicompile.aot.vjps import own_gradients
 from minicompile.compat import settings
 from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
-from minicompile.ops.nodes import is_inplace_view, is_size, writes, written_arguments
+from minicompile.ops.nodes import is_inplace_view, writes, written_arguments
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
 from minicompile.shapes.symnode import size_expr
 
@@ -238,11 +239,6 @@ def record(
     found = tuple(returned), tuple(gradients.values())
     traced = tracer.finish(found, metadata.graph_name)
     return traced, metadata, written
-
-
-def tangents_before(node: fx.Node) -> frozenset[int]:
-    """The tangents that a node of a backward was computed from, or for."""
-    return frozenset() if is_size(node) else node.meta.get("after", frozenset())
 
 
 def history(value: Any) -> Any:

@@ -57,6 +57,11 @@ def backwards(
     return made
 
 
+def tangents_before(node: fx.Node) -> frozenset[int]:
+    """The tangents that a node of a backward was computed from, or for."""
+    return frozenset() if is_size(node) else node.meta.get("after", frozenset())
+
+
 def without(
     backward: Graph, saved: int, missing: Set[int], of_part: Collection[int] | None = None
 ) -> tuple[Graph, list[int]]:
