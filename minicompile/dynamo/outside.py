@@ -353,6 +353,15 @@ class Outside(Interpreter):
         if container.contents is not None:
             container.contents[key] = value
 
+    def is_as_before(self, container: VariableTracker, key: Any, value: Any) -> bool:
+        """Whether a written key ends as it was read: guards say what that is."""
+        before, source = dict.get(container.value, key, MISSING), self.item_source(container, key)
+        if is_constant(before):
+            known = self.guards.get(("equals", source, None))
+            return known is not None and is_constant(value) and same_constant(value, before)
+        owner = self.tracker(value)
+        return owner is not None and before is value and owner.source == source
+
     def dict_delete(self, container: VariableTracker, key: Any) -> None:
         """Raises KeyError if there is no such key."""
         if self.dict_get(container, key) is MISSING:
@@ -527,11 +536,3 @@ class Outside(Interpreter):
 def is_users(frame: Frame) -> bool:
     """Whether a frame runs code of the user's, or of a library other than torch and Python's."""
     return not is_fixed(frame.function.__globals__.get("__name__") or "")
-
-
-def unchanged(tracker: VariableTracker, key: Any, value: Any) -> bool:
-    """Whether a written key ends as it began."""
-    before = tracker.value.get(key, MISSING) if isinstance(tracker.value, dict) else MISSING
-    return before is value or (
-        before is not MISSING and is_constant(before) and same_constant(value, before)
-    )
