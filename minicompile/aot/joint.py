@@ -374,6 +374,10 @@ def classify(
             specs.append(OutputSpec("fresh") if symbolic else OutputSpec("constant", value=value))
             continue
         storage = compat.storage_id(value)
+        made = value.requires_grad and compat.is_view(value) and compat.creation_meta(value)
+        alone = (
+            sharers[storage] == 1 and is_dense(value) and not (value.is_conj() or value.is_neg())
+        )
         same = first_seen.setdefault(id(value), position)
         if id(value) in input_itself:
             spec = OutputSpec("input", input_itself[id(value)])
@@ -385,17 +389,17 @@ def classify(
             index = viewed_input(tracer.argument(value), of_input)
             spec = view_of("input_view", index, value, inputs[index])
         elif (
-            sharers[storage] == 1
-            and is_dense(value)
-            and not (value.is_conj() or value.is_neg())
+            alone
             and (value.grad_fn or not value.requires_grad)
-            and not (value.requires_grad and one_of_several(value))
+            and made not in (compat.VIEW_OF_SEVERAL, compat.VIEW_OF_FUNCTION)
         ):
             # not so a view made under no_grad, which autograd takes to be a leaf
             results.append(value)
             spec = OutputSpec("fresh")
         else:
-            base = bases.setdefault(storage, tracer.first_in_storage(storage))
+            # what a custom Function gives is its own base: its gradient is not a view's
+            own = alone and made == compat.VIEW_OF_FUNCTION
+            base = bases.setdefault(storage, value if own else tracer.first_in_storage(storage))
             if not is_dense(base) or base.storage_offset() != 0:
                 raise Unsupported("outputs are views of a tensor whose memory has gaps")
             spec = view_of("view", list(bases).index(storage), value, base)
@@ -407,11 +411,6 @@ def is_own_leaf(value: torch.Tensor) -> bool:
     """Does it require grad, though nothing that it was made of does?"""
     base = value._base
     return value.requires_grad and value.is_leaf and (base is None or not base.requires_grad)
-
-
-def one_of_several(value: torch.Tensor) -> bool:
-    """Is it a view that autograd refuses to write to, since its operator gave several?"""
-    return value._base is not None and compat.creation_meta(value) == compat.VIEW_OF_SEVERAL
 
 
 def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:

@@ -314,7 +314,7 @@ class Seen(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
+        return gradient * 3
 
 
 def test_a_view_of_a_custom_function_is_refused_at_every_call() -> None:
@@ -329,3 +329,24 @@ def test_a_view_of_a_custom_function_is_refused_at_every_call() -> None:
     compiled, x = mc.compile(f), torch.ones(4, requires_grad=True)
     for _ in range(3):
         assert torch.equal(compiled(x), f(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: Seen.apply(x * 2),
+        lambda x: Seen.apply(x * 2)[1:],
+        lambda x: (Seen.apply(x * 2).t(), x.sin()),
+        lambda x: (Seen.apply(x), x.sin()),
+    ],
+)
+def test_a_view_of_a_custom_function_is_refused_writes_where_it_was_returned(function: Any) -> None:
+    found = []
+    for call in (function, mc.compile(function)):
+        x = torch.ones(3, 3, requires_grad=True)
+        first, *_ = results if isinstance(results := call(x), tuple) else (results,)
+        first.sum().backward(retain_graph=True)
+        found.append(x.grad)
+        with pytest.raises(RuntimeError, match="custom Function"):
+            first.mul_(2)
+    torch.testing.assert_close(*found)
