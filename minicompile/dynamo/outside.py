@@ -294,6 +294,9 @@ class Outside(Interpreter):
             self.unsupported("tensor-kind", "a tensor that outlived its torch.func transform")
         if value.is_inference():
             self.unsupported("tensor-kind", "a tensor made in inference mode", "use torch.no_grad")
+        if compat.has_forgotten_history(value):
+            what = "a view that was made before its base required grad"
+            self.unsupported("tensor-kind", what, "make the view after that change")
         try:
             _ = value.is_leaf
         except RuntimeError:  # made in no_grad mode, and its base was changed outside of it
