@@ -20,7 +20,7 @@ import torch
 from minicompile.codegen.cpp_loops import LoopPrinter, least, operands
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, Loop
-from minicompile.codegen.phases import cone, cost
+from minicompile.codegen.phases import cone, cost, float_sums
 from minicompile.codegen.plan import KernelPlan
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import Value, varying
@@ -29,10 +29,14 @@ from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
 LONG_ROW = 8192
 """Float sums over longer rows are summed in blocks, so that rounding errors don't pile up."""
 
-BLOCK = 1024
+BLOCK = 2048
+
+SHORT_ROW = 256
+"""Rows up to this, or four times that as a kernel's only sum, are written to memory for a helper, which is
+quicker than the loop that computes them. So many of them are summed as floats, else as doubles."""
 
 COLUMN_BLOCK = 64
-"""The same for columns, whose sums have one accumulator each: longer ones are summed in such blocks."""
+"""The same as BLOCK for columns, whose sums have one accumulator each."""
 
 STACK_BYTES = 128 * 1024
 """Scratch rows that have more bytes together lie on the heap."""
@@ -47,7 +51,7 @@ class ReductionPrinter(LoopPrinter):
     lanes = 1
     summed = BLOCK
     """Iterations after which the sum of a long row goes into its total."""
-    fewest = 64
+    fewest = 1
     """Iterations of the inner loop from which each of the outer one adds to totals."""
 
     def __init__(self, plan: KernelPlan) -> None:
@@ -273,11 +277,10 @@ class RowPrinter(ReductionPrinter):
         """Rows known to be long; and others whose sums no helper takes care of."""
         size, sums = self.r_loops[-1].size, float_sums(values)
         known = isinstance(size, int)
-        if any(self._layers(values).values()):
+        if any(self._layers(values).values()) or not all(map(self.by_row, sums)):
             return not known or size > BLOCK
-        if size_hint(size, self.plan.hints) > LONG_ROW or (self.split and not known):
-            return bool(sums or any(v.op == "reduction" and self.by_row(v) for v in values))
-        return not known and not all(map(self.by_row, sums))
+        long = size_hint(size, self.plan.hints) > LONG_ROW or (self.split and not known)
+        return long and any(v.op == "reduction" and self.by_row(v) for v in values)
 
     def innermost(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
         """The innermost loop: values, stores, what row reductions will read, other reductions."""
@@ -321,19 +324,29 @@ class RowPrinter(ReductionPrinter):
     def by_row(self, value: Value) -> bool:
         """A helper reduces a row of floats in memory; other reductions ride along in the loop.
 
-        Of sums those of plain loads and of what is kept anyway: others are added up where they are computed,
-        and a vector's lanes one after the other. The largest and the smallest number and their places always,
-        since vectors that compare may drop a NaN.
+        Of sums those of what is written anyway, and of short rows. The largest and the smallest number and
+        their places always, since vectors that compare may drop a NaN.
         """
         source = value.inputs[0]
-        written = source in self.plan.stashed or self._lies_in_memory(source)
         single = source.dtype is torch.float32
         extremum = value.kind in ("max", "min") and source.dtype.is_floating_point
-        known = extremum or (
-            single and (value.kind in POSITIONS or (value.kind == "sum" and written))
-        )
-        in_memory = source in self.plan.loop and self.plan.vector_width > 1
-        return known and in_memory
+        summed = value.kind == "sum" and self._helper(source) != ""
+        known = extremum or (single and (value.kind in POSITIONS or summed))
+        return known and source in self.plan.loop and self.plan.vector_width > 1
+
+    def _helper(self, source: Value) -> str:
+        """What sums a row of this, or "" where a loop that computes it is as quick."""
+        size, rows = self.r_loops[-1].size, product(self.plan.ranges.values())
+        known, written = size if isinstance(size, int) else BLOCK, self._written(source)
+        sums = [v for v in float_sums(self.plan.body.values) if not self._written(v.inputs[0])]
+        many = known <= SHORT_ROW <= size_hint(rows, self.plan.hints)
+        if not written and not 16 * many <= known <= (SHORT_ROW if sums[1:] else 4 * SHORT_ROW):
+            return ""
+        return "mc_short_sum" if many else "mc_row_sum"
+
+    def _written(self, source: Value) -> bool:
+        """A row that is in memory anyway."""
+        return source in self.plan.stashed or self._lies_in_memory(source)
 
     def _filled(self, values: Sequence[Value]) -> list[Value]:
         """What row reductions and other layers read: the loop must write it to memory for them."""
@@ -352,6 +365,7 @@ class RowPrinter(ReductionPrinter):
         ctype = CTYPES[value.inputs[0].dtype]
         place = value.kind in POSITIONS
         helper = f"mc_row_{value.kind[place and 3 :]}" + ("_double" if ctype == "double" else "")
+        helper = self._helper(value.inputs[0]) if value.kind == "sum" else helper
         best = f"{name}{'_best' if place else ''}"
         found = best if at_once else f"{name}_part"
         self.line(f"{ctype} {found} = {helper}({row}, {count});", value.origins)
@@ -580,12 +594,6 @@ class ColumnPrinter(ReductionPrinter):
         self.line(f"bool {moves} = {better};", value.origins)
         self.line(f"{best} = {moves} ? {source} : {best};", value.origins)
         self.line(f"{total} = {moves} ? {position} : {total};", value.origins)
-
-
-def float_sums(values: Iterable[Value]) -> list[Value]:
-    """Reductions in which rounding errors pile up."""
-    sums = (v for v in values if v.op == "reduction" and v.kind == "sum")
-    return [v for v in sums if v.dtype.is_floating_point]
 
 
 def _start_of(loop: Loop) -> sympy.Expr:

@@ -20,6 +20,40 @@ def test_sums_of_a_row_are_as_exact_as_eager(n: int, fn: Any) -> None:
     assert found < 1.05 * eager
 
 
+def squares(x: torch.Tensor) -> torch.Tensor:
+    return ((x - 0.5) * (x + 0.25)).sum(-1)
+
+
+def in_places(found: torch.Tensor, terms: torch.Tensor) -> float:
+    """The largest error of sums of float32 `terms` in units of their results' last place."""
+    exact = terms.double().sum(-1)
+    place = torch.finfo(torch.float32).eps * exact.abs().log2().floor().exp2()
+    return float(((found - exact).abs() / place).max())
+
+
+@pytest.mark.parametrize("n", [1, 5, 12, 16, 25, 31])
+def test_short_sums_in_a_few_rows_are_rounded_once(n: int) -> None:
+    """However much cancels: of loads, of what the loop computes, and of what is kept."""
+    torch.manual_seed(0)
+    x = torch.randn(40, n)
+    for fn, terms in (
+        (squares, (x - 0.5) * (x + 0.25)),
+        (lambda x: x.sum(-1), x),
+        (lambda x: (x - (x * 2).sum(-1, keepdim=True) * 0).sum(-1), x),
+    ):
+        assert in_places(mc.compile(fn)(x), terms) < 0.51
+
+
+@pytest.mark.parametrize("n", [24, 200, 1000])
+@pytest.mark.parametrize("rows", [100, 2000])
+def test_sums_of_what_a_loop_computes_are_as_exact_as_eager(n: int, rows: int) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(rows, n)
+    exact = ((x - 0.5) * (x + 0.25)).double().sum(-1)
+    found, eager = ((fn(x) - exact).norm() for fn in (mc.compile(squares), squares))
+    assert found < 1.05 * eager
+
+
 def test_gradients_of_softmax_are_as_exact_as_in_eager() -> None:
     """Small differences of large numbers: few of many rows err by more than twice as much as eager's."""
 
