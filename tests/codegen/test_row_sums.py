@@ -1,4 +1,4 @@
-"""Sums of rows on the CPU, and what is computed from them, err as little as eager's."""
+"""Sums of rows and columns on the CPU, and what is computed from them, err as little as eager's."""
 
 from __future__ import annotations
 
@@ -42,6 +42,29 @@ def test_short_sums_in_a_few_rows_are_rounded_once(n: int) -> None:
         (lambda x: (x - (x * 2).sum(-1, keepdim=True) * 0).sum(-1), x),
     ):
         assert in_places(mc.compile(fn)(x), terms) < 0.51
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 15])
+def test_short_sums_of_a_few_columns_are_rounded_once(n: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, n, 7)
+    terms = (x - 0.5) * (x + 0.25)
+
+    def fn(x: torch.Tensor) -> Any:
+        return ((x - 0.5) * (x + 0.25)).sum(1), x.sum(1), x.mean(1, keepdim=True) * x
+
+    (squares, sums, _), found = mc.compile(fn)(x), [t.transpose(1, 2) for t in (terms, x)]
+    assert max(map(in_places, (squares, sums), found)) < 0.51
+
+
+def test_variances_of_columns_are_near() -> None:
+    """Mean and variance of a few numbers: within 3 units of the last place, as the mean is rounded once."""
+    torch.manual_seed(0)
+    x = torch.randn(50, 5, 4)
+    variance, mean = mc.compile(lambda x: torch.var_mean(x, 1))(x)
+    exact, place = torch.var_mean(x.double(), 1), torch.finfo(torch.float32).eps
+    assert ((variance - exact[0]).abs() < 3 * place * exact[0]).all()
+    assert ((mean - exact[1]).abs() < 1.5 * place * exact[1].abs()).all()
 
 
 @pytest.mark.parametrize("n", [24, 200, 1000])
