@@ -115,7 +115,7 @@ class ColumnPrinter(ReductionPrinter):
         return not others and 0 < sum(map(cost, values)) + 1 < DEAR and self.plan.vector_width > 1
 
     def _at_once(self, values: Sequence[Value], loop: Loop, ctype: str, text: str) -> None:
-        """A few iterations, whose sums are {1} in `text`; {0} and {2} are the accumulators of all, and their totals."""
+        """A few iterations, whose sums are {1} in `text`; {0} are the accumulators, {2} their totals."""
         with self.loop(self.columns, self._simd(values, self.x_loops[-1].var)):
             for value in self.in_order(operands(values) & self.arrays.keys() - set(values)):
                 self.declare(value, self.arrays[value])
