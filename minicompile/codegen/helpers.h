@@ -412,15 +412,40 @@ static inline void mc_release(void* row) {
     for (; i < n; i++) found = next; \
     return found;
 
-static inline mc_lanes mc_lanes_sum(mc_lanes a, mc_lanes b) { return a + b; }
-static inline float mc_whole_sum(const float* x, int64_t n) { MC_ROW(0.0f, mc_lanes_sum, found) }
-// what fills no vector is summed apart: each addition to the whole sum would round by its size
-static inline float mc_block_sum(const float* x, int64_t n) {
+// for short rows of which there are many, where doubles would take longer. What fills no vector is summed apart:
+// each addition to the whole sum would round by its size
+static inline mc_lanes mc_both(mc_lanes a, mc_lanes b) { return a + b; }
+static inline float mc_whole_sum(const float* x, int64_t n) { MC_ROW(0.0f, mc_both, found) }
+static inline float mc_short_sum(const float* x, int64_t n) {
     float rest = 0.0f;
     for (int64_t i = n & -16; i < n; i++) rest += x[i];
     return mc_whole_sum(x, n & -16) + rest;
 }
-// added up as doubles, four floats at a time: rounding errors don't pile up
+
+// a sum in 64 lanes; they are added up as doubles, and so is what fills no vector
+static inline double mc_lanes_sum(double* lanes) {
+    for (int k = 0; k < 8; k++) lanes[k] += lanes[k + 8];
+    for (int k = 0; k < 4; k++) lanes[k] += lanes[k + 4];
+    return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+static inline double mc_block_sum(const float* x, int64_t n) {
+    mc_lanes a = {0}, b = a, c = a, d = a;
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        a += mc_at(x + i);
+        b += mc_at(x + i + 16);
+        c += mc_at(x + i + 32);
+        d += mc_at(x + i + 48);
+    }
+    for (; i + 16 <= n; i += 16) a += mc_at(x + i);
+    a = (a + b) + (c + d);
+    double lanes[16];
+    for (int k = 0; k < 16; k++) lanes[k] = a[k];
+    double total = n < 16 ? 0.0 : mc_lanes_sum(lanes);
+    for (; i < n; i++) total += x[i];
+    return total;
+}
+// of a long row four floats at a time go into doubles: rounding errors don't pile up
 static inline float mc_row_sum(const float* x, int64_t n) {
     if (n < 2048) return mc_block_sum(x, n);
     double lanes[16] = {0};
@@ -429,10 +454,7 @@ static inline float mc_row_sum(const float* x, int64_t n) {
         mc_lanes four = (mc_at(x + i) + mc_at(x + i + 16)) + (mc_at(x + i + 32) + mc_at(x + i + 48));
         for (int k = 0; k < 16; k++) lanes[k] += four[k];
     }
-    for (int k = 0; k < 8; k++) lanes[k] += lanes[k + 8];
-    for (int k = 0; k < 4; k++) lanes[k] += lanes[k + 4];
-    double total = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
-    return i < n ? total + mc_block_sum(x + i, n - i) : total;
+    return mc_lanes_sum(lanes) + mc_block_sum(x + i, n - i);
 }
 
 // NaN stays: it is taken, and nothing compares better than it

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import statistics
 import types
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -420,3 +421,9 @@ def beyond(eager: torch.Tensor, ours: torch.Tensor, double: torch.Tensor, length
     allowed = 2 * length**0.5 * place.clamp(min=about.tiny * about.eps)
     allowed = allowed.maximum(2 * (one - exact).abs().max())
     return float(((other - exact).abs() / allowed).max())
+
+
+def medians(ratios: list[list[float]]) -> list[float]:
+    """Of each tensor the median of its ratios over draws of the numbers, one list a draw: what is beyond in
+    one draw by chance isn't in most; an operator that errs more than is allowed is."""
+    return [statistics.median(of_one) for of_one in zip(*ratios, strict=True)]
