@@ -274,9 +274,11 @@ def or_in_eager(
     )
     written = [f"inputs[{i}]" for i, one in enumerate(recorder.inputs) if one in recorder.mutated]
     versions, random = "".join(f"{one}._version, " for one in written), recorder.mode.random
-    noted = ", written, versions" * bool(written) + ", states=states" * random
+    kept = bool(written) and acts
+    noted = ", written, versions" * bool(written) + ", before" * kept + ", states=states" * random
     return [
         *([f"written, versions = ({', '.join(written)},), ({versions})"] if written else []),
+        *(["before = held_by(written)"] if kept else []),
         *(["states = random_states()"] if random else []),
         "try:",
         *(f"    {line}" for line in call),

@@ -277,6 +277,46 @@ def test_handlers_of_the_frame_run_once() -> None:
     assert (outcome(compiled, *(x.clone() for x in given)), log) == expected
 
 
+def survives(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.mul_(2)
+    try:
+        a.mul_(torch.linalg.cholesky(b).sum())
+    except RuntimeError:
+        return a * 3
+    return a + b
+
+
+def cleans_up(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    try:
+        a.mul_(2 * b)
+        return a + torch.linalg.cholesky(a.detach())
+    finally:
+        b.add_(1)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("backend", ["eager", lambda gm, inputs: gm.forward, "aot_eager"])
+@pytest.mark.parametrize("function", [survives, cleans_up])
+def test_handlers_run_after_a_graph_has_written_to_inputs(
+    function: Any, backend: Any, trained: bool
+) -> None:
+    compiled = mc.compile(function, backend=backend)
+    for sign in (1, -1, 1, -1):
+        found = []
+        for call in (function, compiled):
+            leaf = torch.ones(3, 3, requires_grad=trained)
+            a, b = leaf * 1, torch.eye(3) * sign
+            try:
+                result = call(a, b)
+            except RuntimeError as error:
+                assert sign < 0 and "cholesky" in str(error)
+                result = None
+            if trained:
+                a.sum().backward()
+            found.append((result, a, b, leaf.grad))
+        torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_what_a_hook_raises_is_the_callers(backend: str) -> None:
     packed: list[torch.Tensor] = []
