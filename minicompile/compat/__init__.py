@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 from torch.fx.node import map_aggregate
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
 from torch.utils._pytree import _broadcast_to_and_flatten as tree_spread
@@ -219,11 +220,28 @@ def has_saved_tensors_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+class WatchedHooks:
+    """The user's hooks on saved tensors while a graph runs. As `torch.utils.checkpoint` ends a second run by
+    what its hook raises, that waits in `ended`: what eager changed before, the graph's caller has yet to."""
+
+    def __init__(self) -> None:
+        autograd, self.ended = torch._C._autograd, None  # type: Any, Exception | None
+        self.pack, unpack = autograd._top_saved_tensors_default_hooks(True)
+        autograd._push_saved_tensors_default_hooks(self, unpack)
+        self.leave = autograd._pop_saved_tensors_default_hooks
+
+    def __call__(self, saved: torch.Tensor) -> Any:
+        try:
+            return saved if self.ended else self.pack(saved)
+        except checkpoint._StopRecomputationError as error:
+            self.ended = error
+            return saved
+
+
 def of_hook(error: BaseException) -> bool:
-    """Did the user's hook for what is saved raise it? (`torch.utils.checkpoint` ends a second run so.)"""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    codes = {getattr(f, "__code__", None) for f in (top[0], type(top[0]).__call__)} if top else ()
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+    """Did the user's hook for what is saved raise it?"""
+    code = WatchedHooks.__call__.__code__
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 UNPACKS_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -223,6 +224,27 @@ def test_a_checkpoint_that_ends_early_is_no_failure_of_the_graph() -> None:
     assert mc.explain(compiled)(x).eager_calls == 0
 
 
+class Counted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls = torch.nn.BatchNorm1d(4), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.norm(x.sin())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_checkpoint_that_ends_early_leaves_what_eager_leaves(backend: str) -> None:
+    found = []
+    for wrap in (lambda module: module, lambda module: mc.compile(module, backend=backend)):
+        module, x = Counted(), torch.linspace(-1, 1, 8).view(2, 4).requires_grad_()
+        checkpoint(wrap(module), x, use_reentrant=False).exp().sum().backward()
+        assert module.calls == 2
+        found.append([x.grad, *module.buffers()])
+    torch.testing.assert_close(*found)
+
+
 def test_what_somebodys_own_backend_raises_is_no_reason_to_run_in_eager() -> None:
     def backend(graph: Any, inputs: Any) -> Any:
         def run(*given: Any) -> Any:
@@ -317,17 +339,25 @@ def test_handlers_run_after_a_graph_has_written_to_inputs(
         torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, functools.partial])
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_what_a_hook_raises_is_the_callers(backend: str) -> None:
+def test_what_a_hook_raises_is_the_callers(backend: str, wrap: Any) -> None:
     packed: list[torch.Tensor] = []
 
+    @wrap
     def pack(x: torch.Tensor) -> torch.Tensor:
         packed.append(x)
         if len(packed) == 1:
             raise KeyError("full")
         return x
 
-    compiled = mc.compile(lambda x: (x.sin() * x.cos()).sum(), backend=backend)
+    def f(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return (x.sin() * x.cos()).sum()
+        finally:
+            packed.append(x)
+
+    compiled = mc.compile(f, backend=backend)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), pytest.raises(KeyError):
         compiled(torch.ones(4, requires_grad=True))
     assert len(packed) == 1
