@@ -215,9 +215,8 @@ VIEW_OF_FUNCTION = torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION
 VIEW_OF_SEVERAL = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 
 
-def has_saved_tensors_hooks() -> bool:
-    """Will the user's hooks get what is saved for the backward?"""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+"""Called with True: the user's functions that get what is saved for the backward, and give it; or None."""
 
 
 class WatchedHooks:
@@ -226,7 +225,7 @@ class WatchedHooks:
 
     def __init__(self) -> None:
         autograd, self.ended = torch._C._autograd, None  # type: Any, Exception | None
-        self.pack, unpack = autograd._top_saved_tensors_default_hooks(True)
+        self.pack, unpack = top_saved_tensors_hooks(True)
         autograd._push_saved_tensors_default_hooks(self, unpack)
         self.leave = autograd._pop_saved_tensors_default_hooks
 
@@ -449,7 +448,7 @@ def quiet_fakes() -> Iterator[list[warnings.WarningMessage]]:
 def without_saved_tensor_hooks() -> Iterator[None]:
     """Hides the user's hooks on saved tensors: they are not meant for fake ones."""
     found, autograd = [], torch._C._autograd
-    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
+    while (top := top_saved_tensors_hooks(True)) is not None:
         found.append(top)
         autograd._pop_saved_tensors_default_hooks()
     try:

@@ -274,7 +274,7 @@ def or_in_eager(
     code.names.update(
         random_states=random_states, raised=functools.partial(raised, acts), Raised=Raised
     )
-    code.names.update(WatchedHooks=compat.WatchedHooks, has_hooks=compat.has_saved_tensors_hooks)
+    code.names.update(WatchedHooks=compat.WatchedHooks, top_hooks=compat.top_saved_tensors_hooks)
     written = [f"inputs[{i}]" for i, one in enumerate(recorder.inputs) if one in recorder.mutated]
     versions, random = "".join(f"{one}._version, " for one in written), recorder.mode.random
     kept = bool(written) and acts
@@ -283,7 +283,7 @@ def or_in_eager(
         *([f"written, versions = ({', '.join(written)},), ({versions})"] if written else []),
         *(["before = held_by(written)"] if kept else []),
         *(["states = random_states()"] if random else []),
-        "hooks = WatchedHooks() if has_hooks() else None",
+        "hooks = WatchedHooks() if top_hooks(True) else None",
         "try:",
         *(f"    {line}" for line in call),
         "except Exception as error:",
