@@ -194,6 +194,23 @@ def test_a_view_made_before_its_base_required_grad_is_refused_as_in_eager(
         assert (found[0][0] == "no exception") is not refused
 
 
+def test_views_of_one_base_are_told_apart_by_how_they_were_made() -> None:
+    compiled = mc.compile(writes_both, backend="aot_eager")
+
+    def without_grad(base: torch.Tensor) -> Any:
+        with torch.no_grad():
+            return base[0], base[1]
+
+    makers = (lambda base: (base[0], base[1]), without_grad, torch.unbind)
+    for make in makers:
+        found = []
+        for call in (compiled, writes_both):
+            base, x = torch.ones(2, 4, requires_grad=True) * 1, torch.ones(4)
+            found.append(outcome(call, *make(base), x))
+        assert found[0] == found[1]
+        assert (found[0][0] == "no exception") is (make is makers[0])
+
+
 def test_a_refused_write_that_the_frame_handles_cuts_it_from_then_on() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = (x * 2).chunk(2)[0]
