@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 
+import pytest
 import torch
 
 from minicompile.lowering.context import lowering
+from minicompile.lowering.rules.common import aten
 from tests.opinfo import models
 from tests.opinfo.compare import beyond, medians
-from tests.opinfo.test_opinfo import aten, scaled
+from tests.opinfo.test_opinfo import scaled
 
 
 def noisy(bad: float) -> list[list[float]]:
@@ -31,7 +33,9 @@ def test_chance_is_in_one_draw_and_four_times_the_error_in_one_tensor_is_in_most
     assert max(medians(worse)) > 1.5 and medians(worse).index(max(medians(worse))) == 7
 
 
-def test_a_model_with_an_inexact_operator_is_found(monkeypatch, capsys) -> None:
+def test_a_model_with_an_inexact_operator_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     chosen = ["models", "--models", "gpt2_block", "--draws", "3"]
     monkeypatch.setattr("sys.argv", chosen)
     assert models.main() == 0
