@@ -140,7 +140,7 @@ def differentiate(capture: Capture, options: Options) -> AotResult:
         options,
         training=capture.grad_enabled,
         shape_env=capture.shape_env,
-        continues=capture.stopped_by is not None,
+        continues=capture.continues,
     )
     capture.watch.tell("aot", aot)
     return aot

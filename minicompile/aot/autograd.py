@@ -11,11 +11,10 @@ from minicompile import compat
 from minicompile.aot.functionalize import functionalize, keep_strides
 from minicompile.aot.joint import trace
 from minicompile.aot.levels import LevelGraph, lower_to, verify
-from minicompile.aot.missing import note_tangents
 from minicompile.aot.partition import partition
 from minicompile.aot.passes import known_passes
 from minicompile.aot.result import AotResult
-from minicompile.ops.graph import Graph, PassRecord, copied, placeholders
+from minicompile.ops.graph import Graph, PassRecord, copied
 from minicompile.options import Options
 from minicompile.passes.manager import check_names, run_passes
 from minicompile.passes.patterns import Replacement
@@ -55,7 +54,6 @@ def ahead_of_time(
     traced, metadata = trace(graph.gm, fakes, mode, training=training)
     name = metadata.graph_name
     recorded = Graph(traced, name, "recording")
-    note_tangents(placeholders(traced.graph)[len(fakes) + len(metadata.memories) :])
     functional = functionalize(traced, metadata, mode, options.assert_indirect_indexing)
     full = LevelGraph(functional, name, "functionalization")
     run("joint", full)

@@ -32,7 +32,8 @@ from minicompile.aot.layout import (
     geometry,
     is_dense,
 )
-from minicompile.aot.parts import find_parts, with_inputs
+from minicompile.aot.missing import tangents_before
+from minicompile.aot.parts import find_parts
 from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.vjps import own_gradients
@@ -73,6 +74,8 @@ class JointTracer(Tracer):
 
         The tensor that an in-place operator returns keeps the node it has.
         """
+        if after := self.after.union(*map(tangents_before, node.all_input_nodes)):
+            node.meta["after"] = after
         if not isinstance(value, torch.Tensor):
             return super().bind(value, node)
         if not self.knows(value) or is_inplace_view(node.target):
@@ -120,11 +123,14 @@ class JointTracer(Tracer):
                 self.hooks[node] = [node.register_prehook(enter), node.register_hook(leave)]
                 found.extend(following for following, _ in node.next_functions)
 
-    def enter(self, origins: Origins, *_: Any) -> None:
+    def enter(self, origins: Origins, gradients: Any) -> None:
+        """What the node makes is for its gradients, even zeros that it makes without reading them."""
         self.running = origins
+        nodes = (self.argument(x) for x in gradients if self.knows(x))
+        self.after = frozenset[int]().union(*map(tangents_before, nodes))
 
     def leave(self, origins: Origins, edges: Any, gradients: Any, *_: Any) -> None:
-        self.running = NO_ORIGINS
+        self.running, self.after = NO_ORIGINS, frozenset()
         self.sent = [pair for pair in zip(gradients, edges) if pair[0] is not None]
         for _, edge in self.sent:
             self.readers[edge] = self.readers.get(edge, NO_ORIGINS) | origins
@@ -214,8 +220,8 @@ def record(
     flags = tuple(map(requires_grad, returned))
     if any(flags) and not wanted:
         raise Unsupported("only tensors that the graph makes are differentiated")
-    # autograd is to go on to those inputs alone that eager's would reach: another's graph may be used up
-    gradients = {i: x for i, x in gradients.items() if x is not None} or gradients
+    # autograd goes on to those inputs alone that eager's would reach: another's graph may be used up
+    gradients = {i: x for i, x in gradients.items() if x is not None}
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),
@@ -228,7 +234,7 @@ def record(
         view_sizes=tuple(symbolic),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
-        parts=with_inputs([part.among(gradients) for part in parts]),
+        parts=tuple(part.among(gradients) for part in parts),
     )
     found = tuple(returned), tuple(gradients.values())
     traced = tracer.finish(found, metadata.graph_name)
@@ -368,6 +374,10 @@ def classify(
             specs.append(OutputSpec("fresh") if symbolic else OutputSpec("constant", value=value))
             continue
         storage = compat.storage_id(value)
+        made = value.requires_grad and compat.is_view(value) and compat.creation_meta(value)
+        alone = (
+            sharers[storage] == 1 and is_dense(value) and not (value.is_conj() or value.is_neg())
+        )
         same = first_seen.setdefault(id(value), position)
         if id(value) in input_itself:
             spec = OutputSpec("input", input_itself[id(value)])
@@ -379,17 +389,17 @@ def classify(
             index = viewed_input(tracer.argument(value), of_input)
             spec = view_of("input_view", index, value, inputs[index])
         elif (
-            sharers[storage] == 1
-            and is_dense(value)
-            and not (value.is_conj() or value.is_neg())
+            alone
             and (value.grad_fn or not value.requires_grad)
-            and not (value.requires_grad and one_of_several(value))
+            and made not in (compat.VIEW_OF_SEVERAL, compat.VIEW_OF_FUNCTION)
         ):
             # not so a view made under no_grad, which autograd takes to be a leaf
             results.append(value)
             spec = OutputSpec("fresh")
         else:
-            base = bases.setdefault(storage, tracer.first_in_storage(storage))
+            # what a custom Function gives is its own base: its gradient is not a view's
+            own = alone and made == compat.VIEW_OF_FUNCTION
+            base = bases.setdefault(storage, value if own else tracer.first_in_storage(storage))
             if not is_dense(base) or base.storage_offset() != 0:
                 raise Unsupported("outputs are views of a tensor whose memory has gaps")
             spec = view_of("view", list(bases).index(storage), value, base)
@@ -401,11 +411,6 @@ def is_own_leaf(value: torch.Tensor) -> bool:
     """Does it require grad, though nothing that it was made of does?"""
     base = value._base
     return value.requires_grad and value.is_leaf and (base is None or not base.requires_grad)
-
-
-def one_of_several(value: torch.Tensor) -> bool:
-    """Is it a view that autograd refuses to write to, since its operator gave several?"""
-    return value._base is not None and compat.creation_meta(value) == compat.VIEW_OF_SEVERAL
 
 
 def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
@@ -495,7 +500,9 @@ def run_backward(results: list[Any], wanted: list[Any], tracer: JointTracer) -> 
     for index, result in enumerate(results):
         tracer.origins = origins_of(tracer.argument(result))
         tangent = empty_dense(tracer.mode, result)
+        tracer.after = frozenset({index} if len(results) > 1 else ())
         tangents.append(tracer.placeholder(f"tangents_{index}", tangent))
+    tracer.after = frozenset()
     # loss.backward() belongs outside of autocast
     with refusing("the backward pass", None), compat.without_autocast():
         gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True)

@@ -57,12 +57,9 @@ def backwards(
     return made
 
 
-def note_tangents(tangents: Sequence[fx.Node]) -> None:
-    """Tell every node of a backward as it was recorded which of several tangents it is computed from: zeros
-    like a tangent, for instance, are numbers later."""
-    for number, tangent in enumerate(tangents if len(tangents) > 1 else ()):
-        for node in dependents([tangent]):
-            node.meta["after"] = node.meta.get("after", frozenset()) | {number}
+def tangents_before(node: fx.Node) -> frozenset[int]:
+    """The tangents that a node of a backward was computed from, or for."""
+    return frozenset() if is_size(node) else node.meta.get("after", frozenset())
 
 
 def without(

@@ -85,7 +85,7 @@ def partition(
     copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
     parts = JointParts(joint.gm, fakes)
     naive, budget = save_all(parts), options.memory_budget
-    method = options.partitioner
+    method, never = options.partitioner, parts.given - naive.keys() if continues else set[fx.Node]()
     if method == "min_cut" and not allowed(
         "partitioner", joint.name, partial(", ".join, (n.name for n in naive)), lambda: report
     ):
@@ -93,9 +93,9 @@ def partition(
     if method == "default" or budget == 1:
         reasons = naive
     elif budget is None:
-        reasons = min_cut(parts, parts.given - naive.keys() if continues else ())
+        reasons = min_cut(parts, never)
     else:
-        reasons = within_budget(parts, naive, budget)
+        reasons = within_budget(parts, naive, budget, never)
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
     shaped = [] if len(metadata.parts) > 1 else parts.tangents  # each part gets its own tangents
@@ -268,8 +268,9 @@ def does_work(node: fx.Node) -> bool:
 
 
 def is_constant(node: fx.Node) -> bool:
-    """Made from nothing but numbers: never worth keeping."""
-    return not (node.op == "placeholder" or node.all_input_nodes or is_random(node))
+    """Made from nothing but numbers and sizes: never worth keeping."""
+    from_sizes = all(map(is_size, node.all_input_nodes))
+    return from_sizes and not (node.op == "placeholder" or is_size(node) or is_random(node))
 
 
 def is_heavy(node: fx.Node) -> bool:
@@ -359,8 +360,11 @@ def min_cut(parts: JointParts, never: Collection[fx.Node] = ()) -> Saved:
     return Cut(parts, bans, parts.parameters, extra, never).saved()
 
 
-def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
-    """Between the fewest bytes at all (budget 0) and those of `naive` (budget 1), not counting inputs.
+def within_budget(
+    parts: JointParts, naive: Saved, budget: float, never: Collection[fx.Node] = ()
+) -> Saved:
+    """Between the fewest bytes (budget 0) and those of `naive` (budget 1), not counting inputs; those in
+    `never` can't be kept.
 
     A knapsack: the values of `naive` with the most work per byte are kept first, each one that fits. More
     budget never keeps fewer bytes: where two budgets first differ, the smaller found the value too large.
@@ -372,7 +376,7 @@ def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
         return work / max(bytes_of(node), 1)
 
     bans = {node: why_never_recomputed(node) for node in parts.candidates}
-    cut = Cut(parts, bans, parts.primals)
+    cut = Cut(parts, bans, parts.primals, never=never)
     least, most = cut.width // ONE_BYTE, sum(map(bytes_of, naive.keys() - set(parts.primals)))
     limit = least + budget * (most - least)
     for node in sorted(naive, key=work_per_byte, reverse=True):

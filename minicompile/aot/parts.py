@@ -67,18 +67,6 @@ def find_parts(results: Sequence[torch.Tensor], inputs: Mapping[int, Any]) -> li
     return found
 
 
-def with_inputs(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Results of which no input gets a gradient (a leaf that the graph makes does) join a part of which one
-    does: they still require grad."""
-    found = [part for part in parts if part.inputs] or [*parts[:1]]
-    others = [part for part in parts if part not in found]
-    if others:
-        joined = [found[0], *others]
-        results = sorted(i for part in joined for i in part.results)
-        found[0] = Part(tuple(results), found[0].inputs, all(part.again for part in joined))
-    return tuple(found)
-
-
 def backward_of(aot: AotResult) -> list[tuple[Graph, Sequence[int]]]:
     """The backward graph of each part, and the numbers of the saved values that it takes."""
     whole, saved = aot.backward, aot.metadata.saved

@@ -198,7 +198,7 @@ def training_call(
                 if groups:
                     return None, *itertools.chain(*in_groups())
                 run, arguments, _ = prepared(ctx, given, metadata, about, backward)
-                return None, *without_casts(run, arguments)
+                return None, *(without_casts(run, arguments) if wanted else (None,))
 
             if torch.is_grad_enabled():
                 every = FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
@@ -210,6 +210,8 @@ def training_call(
     if groups:
         places = [[wanted[i] for i in group.outputs] for group in groups]
         return chained(apply, places, device, compat.direct_apply(Link))
+    if not wanted:  # results require grad all the same
+        return lambda inputs: apply(inputs, torch.empty(0, requires_grad=True))[:-1]
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
 
 
@@ -394,6 +396,8 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
     specs = metadata.outputs
     if all(spec.kind == "fresh" for spec in specs) and not mutated and not metadata.relaid:
         return compute
+    changed = list(itertools.compress(mutated, histories))
+    changed += itertools.chain(*(memory.members for memory in memories)) if changed else ()
     first_size = returned - len(metadata.view_sizes)
     positions = {size: first_size + i for i, size in enumerate(metadata.view_sizes)}
     relaid = [(spec, numbers_of(spec, positions)) for spec in metadata.relaid]
@@ -413,6 +417,8 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         inputs.extend([shared_memory(inputs, memory) for memory in memories])
+        if any(compat.has_forgotten_history(inputs[i]) for i in changed):
+            raise RuntimeError("a view that is written to was made before its base required grad")
         kept = {i: inputs[i] for i in used}
         results = compute(inputs)
         for index, new, history in zip(mutated, results[returned:], histories):

@@ -269,6 +269,21 @@ is_view = torch.Tensor._is_view
 """Whether autograd follows writes from the tensor to the one it was made of."""
 
 
+def has_forgotten_history(view: torch.Tensor) -> bool:
+    """Has a view's base come to require grad since it was made? Autograd takes it for a leaf, and refuses
+    writes, until somebody asks for its history: so what is asked here is a write, of what doesn't fit."""
+    if not is_view(view) or creation_meta(view) != VIEW_AS_USUAL:
+        return False
+    if not autograd_base(view).requires_grad:
+        return False
+    try:
+        with torch.enable_grad():
+            view.add_(torch.empty(()).expand(2, *[1] * view.dim()))
+    except RuntimeError as error:
+        return str(error).startswith("a leaf Variable")
+    return False
+
+
 def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor of which autograd takes this one to be a view; itself if it is none."""
     return tensor if tensor._base is None else tensor._base

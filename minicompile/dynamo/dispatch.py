@@ -218,6 +218,13 @@ class Dispatcher:
         """What stands for nested frames, if anything does."""
         return self.nested if self.above is None else self.above()
 
+    @property
+    def is_inner(self) -> bool:
+        """Does the compiled function go on when this one returns, which it calls?"""
+        root = self.before or self
+        uncut, _ = self.function.__dict__.get("_minicompile_uncut", (self.function, 0))
+        return root.above is not None or uncut.__code__ is not root.function.__code__
+
     def values(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
         """A call's arguments by name."""
         return dict(zip(self.signature.parameters, arguments, strict=True))
@@ -296,6 +303,7 @@ class Dispatcher:
             capture = frame.capture
             capture.watch = watch
             watch.tell("capture", capture)
+            capture.continues = frame.stopped_by is not None or self.is_inner
             if frame.stopped_by is not None:
                 capture.stopped_by = graph_break(frame.stopped_by, "instruction")
             known = len(shape_guards(capture.shape_env))

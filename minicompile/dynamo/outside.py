@@ -294,6 +294,9 @@ class Outside(Interpreter):
             self.unsupported("tensor-kind", "a tensor that outlived its torch.func transform")
         if value.is_inference():
             self.unsupported("tensor-kind", "a tensor made in inference mode", "use torch.no_grad")
+        if compat.has_forgotten_history(value):
+            what = "a view that was made before its base required grad"
+            self.unsupported("tensor-kind", what, "make the view after that change")
         try:
             _ = value.is_leaf
         except RuntimeError:  # made in no_grad mode, and its base was changed outside of it
@@ -334,6 +337,10 @@ class Outside(Interpreter):
         if key in container.writes:
             found = container.writes[key]
             return MISSING if found is DELETED else found
+        return self.dict_before(container, key, reason)
+
+    def dict_before(self, container: VariableTracker, key: Any, reason: str = ABSENT) -> Any:
+        """The item that it had before the frame, MISSING if none, with a guard."""
         if dict.__contains__(container.value, key):
             found = dict.__getitem__(container.value, key)
             return self.wrap(found, self.item_source(container, key))
@@ -350,6 +357,15 @@ class Outside(Interpreter):
         if container.contents is not None:
             container.contents[key] = value
 
+    def is_as_before(self, container: VariableTracker, key: Any, value: Any) -> bool:
+        """Whether a written key ends as it was read: guards say what that is."""
+        before, source = dict.get(container.value, key, MISSING), self.item_source(container, key)
+        if is_constant(before):
+            known = self.guards.get(("equals", source, None))
+            return known is not None and is_constant(value) and same_constant(value, before)
+        owner = self.tracker(value)
+        return owner is not None and before is value and owner.source == source
+
     def dict_delete(self, container: VariableTracker, key: Any) -> None:
         """Raises KeyError if there is no such key."""
         if self.dict_get(container, key) is MISSING:
@@ -357,10 +373,10 @@ class Outside(Interpreter):
         self.mark_written(container)
         if container.contents is not None:
             del container.contents[key]
-        if dict.__contains__(container.value, key):
-            container.writes[key] = DELETED
-        else:
+        if self.dict_before(container, key) is MISSING:
             del container.writes[key]
+        else:
+            container.writes[key] = DELETED
 
     def dict_keys(self, container: VariableTracker) -> list[Any]:
         """All keys in order, guarded."""
@@ -524,11 +540,3 @@ class Outside(Interpreter):
 def is_users(frame: Frame) -> bool:
     """Whether a frame runs code of the user's, or of a library other than torch and Python's."""
     return not is_fixed(frame.function.__globals__.get("__name__") or "")
-
-
-def unchanged(tracker: VariableTracker, key: Any, value: Any) -> bool:
-    """Whether a written key ends as it began."""
-    before = tracker.value.get(key, MISSING) if isinstance(tracker.value, dict) else MISSING
-    return before is value or (
-        before is not MISSING and is_constant(before) and same_constant(value, before)
-    )

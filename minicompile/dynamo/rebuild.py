@@ -25,7 +25,6 @@ from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.containers import Lazily
 from minicompile.dynamo.guards import SourceCode
 from minicompile.dynamo.interpreter import DELETED, Frame, Lazy, TracedGenerator
-from minicompile.dynamo.outside import unchanged
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source, describe
 from minicompile.dynamo.tracer import Tracer
@@ -319,7 +318,7 @@ class Rebuild:
 
     def store(self, tracker: VariableTracker, key: Any, value: Any) -> list[str]:
         if isinstance(tracker.value, dict):
-            if unchanged(tracker, key, value):
+            if self.tracer.is_as_before(tracker, key, value):
                 return []
             source = self.tracer.item_source(tracker, key)
             place = f"{self.outside(tracker)}[{self.expression(key)}]"

@@ -392,6 +392,8 @@ class Capture(Shown):
     """The `shapes.env.ShapeEnv` of symbolic sizes, None when all sizes are plain ints."""
     stopped_by: GraphBreak | None = None
     """Why the graph ends before the frame does."""
+    continues: bool = False
+    """Does the compiled function go on after the frame, or after the graph?"""
     watch: Watch = field(
         default_factory=lambda: Watch(Compilation(0, 0, "", Options())), repr=False
     )

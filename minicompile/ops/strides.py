@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from minicompile.ops.warned import at_once
 from minicompile.shapes.expr import contiguous_strides, to_size
+from minicompile.shapes.symnode import hint
 
 aten = torch.ops.aten
 
@@ -133,25 +134,37 @@ def exactly_as_eager(
     empty = name.rstrip("_") in REFUSING and any(map(is_empty, args))
     if not empty and (op._schema.is_mutable or not any(map(has_free_strides, found))):
         return result
-    try:
-        with eagerly():
-            strides = strides_in_eager(
-                op, described(args), described(tuple((kwargs or {}).items()))
-            )
-    except TypeError:  # symbolic sizes can't be hashed
-        return result
+    with eagerly():
+        strides = strides_in_eager(op, described(args), described(tuple((kwargs or {}).items())))
     if isinstance(strides, Exception):
         if empty and isinstance(strides, IndexError | RuntimeError):
             raise type(strides)(*strides.args)
         return result
-    for i, stride in enumerate(() if op._schema.is_mutable else strides):
-        if stride is None or found[i].stride() == stride:
+    for i, wanted in enumerate(() if op._schema.is_mutable else strides):
+        if wanted is None or hints(found[i].stride()) == wanted:
             continue
+        shape = found[i].shape
+        stride: Sequence[Any] = wanted
+        if any(type(size) is not int for size in shape):  # in the same order, whatever they are
+            stride = in_order(shape, wanted)
+            if hints(stride) != wanted:
+                continue
         if name == "view":
-            found[i] = args[0].as_strided(found[i].shape, stride, args[0].storage_offset())
+            found[i] = args[0].as_strided(shape, stride, args[0].storage_offset())
         else:
-            found[i] = found[i].new_empty_strided(found[i].shape, stride)
+            found[i] = found[i].new_empty_strided(shape, stride)
     return found[0] if isinstance(result, torch.Tensor) else tuple(found)
+
+
+def in_order(size: Sequence[Any], stride: Sequence[int]) -> list[Any]:
+    """Strides without gaps whose dimensions lie in memory in the order of these."""
+    inner_first = sorted(range(len(size)), key=lambda dim: (stride[dim], hint(size[dim]), dim))
+    return dense_strides(size, inner_first[::-1])
+
+
+def hints(numbers: Iterable[Any]) -> tuple[Any, ...]:
+    """Numbers that may be symbolic, by their values while compiling."""
+    return tuple(map(hint, numbers))
 
 
 def has_free_strides(value: Any) -> bool:
@@ -168,10 +181,10 @@ def is_empty(value: Any) -> bool:
 def described(value: Any) -> Any:
     """An argument by what decides about layouts; hashable."""
     if isinstance(value, torch.Tensor):
-        return torch.Tensor, value.dtype, tuple(value.shape), value.stride()
+        return torch.Tensor, value.dtype, hints(value.shape), hints(value.stride())
     if isinstance(value, tuple | list):  # of subclasses, such as torch.Size, any would do
         return (list if isinstance(value, list) else tuple), *map(described, value)
-    return (torch.device, "cpu") if isinstance(value, torch.device) else (None, value)
+    return (torch.device, "cpu") if isinstance(value, torch.device) else (None, hint(value))
 
 
 @functools.lru_cache(4096)

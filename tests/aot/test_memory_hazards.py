@@ -9,6 +9,7 @@ import torch
 
 import minicompile as mc
 from minicompile import compat
+from tests.dynamo.helpers import in_eager
 
 
 def add_overlapping(x):
@@ -132,17 +133,33 @@ def test_a_view_of_a_view_is_no_easier_to_write_to_than_the_first(several):
     assert not several or messages[0] == messages[1]
 
 
+def scaled(x, w, kept):
+    return w * kept(x)
+
+
+def scaled_after_a_break(x, w, kept):
+    ends = x.sum().item()
+    return w * kept(x) * (ends / ends)
+
+
+def scaled_for_eager_code(x, w, kept):
+    return w * kept(x)
+
+
+@pytest.mark.parametrize("product", [scaled, scaled_after_a_break, scaled_for_eager_code])
 @pytest.mark.parametrize("kept", [torch.abs, torch.clone, lambda x: x > 0, lambda x: x * 2 + 1])
-def test_what_a_frame_writes_to_after_a_break_was_not_kept_for_the_backward(kept):
+def test_what_a_frame_writes_to_after_a_break_was_not_kept_for_the_backward(kept, product):
     def fn(x, w, numbers):
-        y = w * kept(x)
+        y = product(x, w, kept)
+        if product is scaled_for_eager_code:
+            x.frac()
         numbers.append(x.sum().item())
         x[0] = 2
         return y
 
     mc.reset()
     found = []
-    for call in (fn, mc.compile(fn, backend="aot_eager")):
+    for call in (fn, in_eager(fn, backend="aot_eager")):
         w = torch.ones(3, requires_grad=True)
         call(torch.arange(3.0), w, []).sum().backward()
         found.append(w.grad)

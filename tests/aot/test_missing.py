@@ -76,14 +76,20 @@ def steps_behind(x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return y.sqrt().round().sum(), y.exp(), torch.sign(y.sqrt()) * y
 
 
+def slopes_that_read_no_tangent(x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = (x * h).exp()
+    return torch.copysign(x.detach(), y), y.mean(), torch.copysign(h, x.sin().sum())
+
+
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("fn", [steps, steps_behind])
+@pytest.mark.parametrize("fn", [steps, steps_behind, slopes_that_read_no_tangent])
 def test_a_slope_of_zero_is_not_asked_for_either(
-    fn: Callable[..., Any], backend: str, used: tuple[int, ...]
+    fn: Callable[..., Any], backend: str, dynamic: bool | None, used: tuple[int, ...]
 ) -> None:
     found = []
-    for call in (fn, mc.compile(fn, backend=backend)):
+    for call in (fn, mc.compile(fn, backend=backend, dynamic=dynamic)):
         x, h = torch.tensor([0.0, 0.5, 2]).requires_grad_(), torch.ones(3, requires_grad=True)
         results = call(x, h)
         torch.autograd.backward([results[i].sum() for i in used])

@@ -54,6 +54,18 @@ def without_gradients(x: Any, w: Any) -> Any:
     return x.detach() * 2, x > 0, x.sin(), (w.detach() + 1).long(), w.cos()
 
 
+def no_input_is_reached(x: Any, w: Any) -> Any:
+    with torch.no_grad():
+        row = x[0]
+    return row.exp(), row.sin() + 1, (w * row).exp()
+
+
+def not_one_input_is_reached(x: Any, w: Any) -> Any:
+    with torch.no_grad():
+        row = x[0]
+    return row.exp(), (row * w.detach()).sin()
+
+
 def slopes_of_zero(x: Any, w: Any) -> Any:
     return x.floor(), x * 2, w.round(), torch.where(w > 0, x, w)
 
@@ -81,6 +93,8 @@ PROGRAMS = [
     equal_results,
     one_result_in_another,
     without_gradients,
+    no_input_is_reached,
+    not_one_input_is_reached,
     slopes_of_zero,
     views,
     written_to,
@@ -127,7 +141,9 @@ def test_results_can_be_differentiated_one_after_the_other_where_eager_does_it(
     check(fn, mc.compile(fn, backend="aot_eager", dynamic=dynamic))
 
 
-@pytest.mark.parametrize("fn", [shared_operations_that_keep_nothing, written_to, views])
+@pytest.mark.parametrize(
+    "fn", [shared_operations_that_keep_nothing, written_to, views, not_one_input_is_reached]
+)
 def test_kernels_of_each_part_give_the_same(fn: Program) -> None:
     check(fn, mc.compile(fn))
     check(fn, mc.compile(fn), retain_graph=True)

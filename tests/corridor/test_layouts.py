@@ -260,3 +260,13 @@ def test_strides_that_lead_to_no_element_are_eagers(name: str, dynamic: bool | N
         want, have = fn(given), mc.compile(fn, dynamic=dynamic)(given)
         assert torch.equal(want, have)
         assert (want.stride(), want.storage_offset()) == (have.stride(), have.storage_offset())
+
+
+def test_a_dimension_of_size_1_has_eagers_stride_whatever_the_sizes() -> None:
+    def fn(b: torch.Tensor) -> torch.Tensor:
+        return b.t().contiguous().t() * b.unsqueeze(0)
+
+    call = mc.compile(fn, dynamic=True)
+    for rows in (5, 9):
+        for b in (torch.randn(rows, 7), torch.randn(7, rows).t()):
+            assert call(b).stride() == fn(b).stride()

@@ -156,6 +156,43 @@ def test_what_autograd_says_of_a_view_is_eagers(function: Any) -> None:
         assert outcome(compiled, *made()) == outcome(function, *made())
 
 
+def writes_both(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    a.add_(x)
+    b.mul_(2)  # refused: b, made by the caller, doesn't know yet that its base requires grad now
+    return a + b
+
+
+def writes_after_a_break(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    a.add_(x)
+    print(x.sum().item() > 0)
+    b.mul_(2)
+    return a + b
+
+
+def writes_one(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return b.mul_(2) + x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [writes_both, writes_after_a_break, writes_one])
+def test_a_view_made_before_its_base_required_grad_is_refused_as_in_eager(
+    function: Any, dynamic: bool
+) -> None:
+    compiled = mc.compile(function, backend="aot_eager", dynamic=dynamic)
+    for history in ("before", "none", "since", "before", "since"):
+        found = []
+        for call in (compiled, function):
+            base, x = torch.ones(2, 4), torch.ones(4, requires_grad=True)
+            base = base * x if history == "before" else base
+            a, b = base[0], base[1]
+            if history == "since":
+                a.mul_(x)
+            found.append(outcome(call, a, b, x))
+        assert found[0] == found[1]
+        refused = history == "since" or (history == "none" and function is not writes_one)
+        assert (found[0][0] == "no exception") is not refused
+
+
 def test_a_refused_write_that_the_frame_handles_cuts_it_from_then_on() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = (x * 2).chunk(2)[0]
@@ -277,7 +314,7 @@ class Seen(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
+        return gradient * 3
 
 
 def test_a_view_of_a_custom_function_is_refused_at_every_call() -> None:
@@ -292,3 +329,24 @@ def test_a_view_of_a_custom_function_is_refused_at_every_call() -> None:
     compiled, x = mc.compile(f), torch.ones(4, requires_grad=True)
     for _ in range(3):
         assert torch.equal(compiled(x), f(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: Seen.apply(x * 2),
+        lambda x: Seen.apply(x * 2)[1:],
+        lambda x: (Seen.apply(x * 2).t(), x.sin()),
+        lambda x: (Seen.apply(x), x.sin()),
+    ],
+)
+def test_a_view_of_a_custom_function_is_refused_writes_where_it_was_returned(function: Any) -> None:
+    found = []
+    for call in (function, mc.compile(function)):
+        x = torch.ones(3, 3, requires_grad=True)
+        first, *_ = results if isinstance(results := call(x), tuple) else (results,)
+        first.sum().backward(retain_graph=True)
+        found.append(x.grad)
+        with pytest.raises(RuntimeError, match="custom Function"):
+            first.mul_(2)
+    torch.testing.assert_close(*found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -172,3 +173,69 @@ def test_a_generator_left_inside_try_is_closed_where_it_is_dropped(
     for _ in range(3):
         assert torch.equal(run(torch.ones(2)), torch.ones(2))
         assert capsys.readouterr().out == "closed\nafter\n"
+
+
+class Holder:
+    def __init__(self, **given: Any) -> None:
+        vars(self).update(given)
+
+
+MODE: Any = None
+
+
+def set_global(holder: Holder) -> None:
+    global MODE
+    MODE = None
+
+
+def set_item(holder: Holder) -> None:
+    holder.__dict__["kept"] = None
+
+
+def set_attribute(holder: Holder) -> None:
+    holder.kept = None  # type: ignore[attr-defined]
+
+
+def set_object(holder: Holder) -> None:
+    holder.kept = holder.other  # type: ignore[attr-defined]
+
+
+def set_back(holder: Holder) -> None:
+    before = holder.kept  # type: ignore[attr-defined]
+    holder.kept = 5  # type: ignore[attr-defined]
+    holder.kept = before  # type: ignore[attr-defined]
+
+
+def set_and_deleted(holder: Holder) -> None:
+    holder.kept = 5  # type: ignore[attr-defined]
+    del holder.kept  # type: ignore[attr-defined]
+
+
+WRITERS = set_global, set_item, set_attribute, set_object, set_back, set_and_deleted
+
+
+@pytest.mark.parametrize("fn", WRITERS)
+def test_what_is_written_where_it_stood_already_is_written_where_it_does_not(
+    fn: Callable[[Holder], None],
+) -> None:
+    global MODE
+    thing = Thing()
+
+    def function(holder: Holder, a: torch.Tensor) -> torch.Tensor:
+        fn(holder)
+        return a + 1
+
+    values = None, thing, 3, None, "absent"
+    for run, kept in [
+        *product([compiled(function)], values),
+        *product([compiled(function)], values[1:]),
+    ]:
+        holder, MODE = Holder(other=thing), kept
+        if kept != "absent" or fn is set_back:
+            holder.kept = kept  # type: ignore[attr-defined]
+        expected = Holder(**vars(holder))
+        fn(expected)
+        wanted, MODE = MODE, kept
+        run(holder, x)
+        assert vars(holder) == vars(expected)
+        assert MODE is wanted

@@ -276,6 +276,7 @@ class Maker:
                 "table.pop('y', None)",
                 "del table['x']",
                 f"table.update(x={t}, w={i})",
+                f"table['w'] = {self.pick('0', 'None', 'box', 'flag', 'items[0]')}",
                 "table = {key: v for key, v in table.items()}",
             )
         )
@@ -284,14 +285,15 @@ class Maker:
         t, i = self.t(), self.i()
         return line(
             self.pick(
-                "COUNT += 1",
+                f"COUNT {self.pick('+= 1', '= 1')}",
                 f"SEEN.append({i})",
                 f"box.value = {t}",
                 f"box.steps = {i}",
                 f"box.bump({t}, {i})",
                 f"box.extra = {t}",
                 "del box.extra",
-                f"net.calls = {i}",
+                f"box.extra = {self.pick('0', 'None', 'net', 'box.value')}",
+                f"net.calls = {self.pick(i, '0')}",
                 "net.train(flag)",
                 "net.linear.weight.requires_grad_(flag)",
                 f"net.seen = {t}",

@@ -153,6 +153,21 @@ def test_a_mistake_would_be_noticed(mistake: Callable[..., Any]) -> None:
     assert compare(PLAIN, lambda function: functools.partial(mistake, function)) != ""
 
 
+def test_rounding_does_not_add_up_over_calls() -> None:
+    """It is allowed in a gradient, which trains the parameters that the next call reads."""
+    waves = "torch.sin(net.linear.weight.detach() * 1e7)"
+    program = str(Program(0, [line(f"return net(a.float()), {waves}")]))
+
+    def rounded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            y, same = function(*args)
+            return y * (1 + 1e-5), same
+
+        return call
+
+    assert compare(program, rounded, tolerance=1e-3) == ""
+
+
 def test_failures_are_made_small() -> None:
     program = generate(3)
     deep = Statement([("if flag:", [line("COUNT += 7"), line("COUNT += 1")])])

@@ -201,7 +201,7 @@ def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
             continue
         if alias_root(node) in returned:
             continue
-        made_for = node.meta.get("after") if not node.all_input_nodes else None
+        made_for = node.meta.get("after") if all(map(is_size, node.all_input_nodes)) else None
         key = (
             node.target,
             frozen(node.args),
