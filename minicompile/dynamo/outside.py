@@ -358,13 +358,15 @@ class Outside(Interpreter):
             container.contents[key] = value
 
     def is_as_before(self, container: VariableTracker, key: Any, value: Any) -> bool:
-        """Whether a written key ends as it was read: guards say what that is."""
+        """Whether a written key ends as it began; then it is guarded that it begins so."""
         before, source = dict.get(container.value, key, MISSING), self.item_source(container, key)
-        if is_constant(before):
-            known = self.guards.get(("equals", source, None))
-            return known is not None and is_constant(value) and same_constant(value, before)
-        owner = self.tracker(value)
-        return owner is not None and before is value and owner.source == source
+        if is_constant(before) and is_constant(value) and same_constant(value, before):
+            self.guard("equals", source, before, "written, as it was")
+        elif before is not value:
+            return False
+        else:
+            self.wrap(before, source)
+        return True
 
     def dict_delete(self, container: VariableTracker, key: Any) -> None:
         """Raises KeyError if there is no such key."""

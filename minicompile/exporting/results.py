@@ -70,7 +70,7 @@ class Structure:
         self.paths = {id(value): path for path, value in leaves(arguments, containers=True)}
         self.paths |= {id(v): p for p, v in leaves(arguments) if isinstance(v, torch.Tensor)}
         values = call.frame(arguments)
-        names |= {"graph": lambda inputs: outs}
+        names |= {"graph": lambda inputs: outs, "held_by": lambda inputs: ()}
         given = ", ".join(["inputs", *(f"L_{name}" for name in values)])
         run = generate(f"replay({given})", captured.lines, names)
         modules = [] if owner is None else list(owner.modules())

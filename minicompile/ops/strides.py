@@ -158,8 +158,12 @@ def exactly_as_eager(
 
 def in_order(size: Sequence[Any], stride: Sequence[int]) -> list[Any]:
     """Strides without gaps whose dimensions lie in memory in the order of these."""
-    inner_first = sorted(range(len(size)), key=lambda dim: (stride[dim], hint(size[dim]), dim))
-    return dense_strides(size, inner_first[::-1])
+
+    def place(dim: int) -> tuple[bool, int, bool, int, int]:  # outside of a size 0, strides are 0
+        extent = hint(size[dim])
+        return stride[dim] == 0, stride[dim], extent == 0, extent, dim
+
+    return dense_strides(size, sorted(range(len(size)), key=place)[::-1])
 
 
 def hints(numbers: Iterable[Any]) -> tuple[Any, ...]:

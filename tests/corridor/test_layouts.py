@@ -262,10 +262,16 @@ def test_strides_that_lead_to_no_element_are_eagers(name: str, dynamic: bool | N
         assert (want.stride(), want.storage_offset()) == (have.stride(), have.storage_offset())
 
 
-def test_a_dimension_of_size_1_has_eagers_stride_whatever_the_sizes() -> None:
-    def fn(b: torch.Tensor) -> torch.Tensor:
-        return b.t().contiguous().t() * b.unsqueeze(0)
+FREE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "size 1": lambda b: b.t().contiguous().t() * b.unsqueeze(0),
+    "size 0": lambda b: b * b[None, None].diff(dim=0),
+    "size 0 inside": lambda b: b[:, None].diff(dim=1) * 2,
+}
 
+
+@pytest.mark.parametrize("name", FREE)
+def test_strides_that_lead_to_no_element_are_eagers_whatever_the_sizes(name: str) -> None:
+    fn = FREE[name]
     call = mc.compile(fn, dynamic=True)
     for rows in (5, 9):
         for b in (torch.randn(rows, 7), torch.randn(7, rows).t()):
