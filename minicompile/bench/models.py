@@ -39,11 +39,13 @@ class Model:
     """Too large to be timed on a CPU unless it is asked for."""
     mode: str | None = None
 
-    def make_inputs(self, device: str, dtype: torch.dtype, small: bool = False) -> list[Any]:
+    def make_inputs(
+        self, device: str, dtype: torch.dtype, small: bool = False, seed: int = 0
+    ) -> list[Any]:
         """The module, its tensors and, for a step, the optimizer: the same numbers at every call. What a
         block gets comes from other layers: it has a gradient, as data has not."""
         with torch.random.fork_rng(), torch.device(device):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             module, tensors = self.build(small)
         module.to(dtype).train(self.training)
         tensors = [t.to(dtype if t.is_floating_point() else t.dtype) for t in tensors]

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import sympy
 
+from minicompile.codegen.cpp_columns import ColumnPrinter
 from minicompile.codegen.cpp_loops import LoopPrinter, PointwisePrinter
 from minicompile.codegen.cpp_ops import STORAGE, prelude
-from minicompile.codegen.cpp_reductions import ColumnPrinter, RowPrinter
+from minicompile.codegen.cpp_reductions import RowPrinter
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource
 from minicompile.shapes.expr import is_float
 

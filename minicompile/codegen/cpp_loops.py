@@ -5,7 +5,8 @@
     rows        for each x: loops over r in vectors, one per phase, scratch rows between them
     columns     for each tile of x: loops over r, inside them a loop over the tile in vectors
 
-The first two are here, after what all have in common; those with reductions are in `cpp_reductions.py`.
+The first two are here, after what all have in common; those with reductions are in `cpp_reductions.py`
+and `cpp_columns.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `ReductionPrinter` has what kernels of rows and kernels of columns (see cpp_loops.py) have in common. They
 differ in the innermost loop, and in what accumulates: a reduction has one accumulator in a kernel of rows,
-and an array of them, one for each column of a tile, in a kernel of columns.
+and an array of them, one for each column of a tile, in a kernel of columns (cpp_columns.py).
 
 In both, threads can share chunks of the outermost r: partial results are combined in the order of the chunks.
 A scan is accumulated likewise, and is what has been accumulated so far: its loop along r is neither in
@@ -17,22 +17,26 @@ from collections.abc import Iterable, Iterator, Sequence
 import sympy
 import torch
 
-from minicompile.codegen.cpp_loops import LoopPrinter, least, operands
+from minicompile.codegen.cpp_loops import LoopPrinter, least
 from minicompile.codegen.cpp_ops import CTYPES
-from minicompile.codegen.cpp_values import ALIGNED, Loop
-from minicompile.codegen.phases import cone, cost
+from minicompile.codegen.cpp_values import Loop
+from minicompile.codegen.phases import cone, cost, float_sums
 from minicompile.codegen.plan import KernelPlan
 from minicompile.ops.table import POSITIONS
-from minicompile.scheduling.body import Value, varying
+from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
 
 LONG_ROW = 8192
 """Float sums over longer rows are summed in blocks, so that rounding errors don't pile up."""
 
-BLOCK = 1024
+BLOCK = 2048
 
-COLUMN_BLOCK = 64
-"""The same for columns, whose sums have one accumulator each: longer ones are summed in such blocks."""
+SHORT_ROW = 256
+"""Rows up to this, or four times that as a kernel's only sum, are written to memory for a helper, which is
+quicker than the loop that computes them."""
+
+MANY = 256
+"""So many short sums are sums of floats: doubles would take longer."""
 
 STACK_BYTES = 128 * 1024
 """Scratch rows that have more bytes together lie on the heap."""
@@ -47,7 +51,7 @@ class ReductionPrinter(LoopPrinter):
     lanes = 1
     summed = BLOCK
     """Iterations after which the sum of a long row goes into its total."""
-    fewest = 64
+    fewest = 1
     """Iterations of the inner loop from which each of the outer one adds to totals."""
 
     def __init__(self, plan: KernelPlan) -> None:
@@ -273,11 +277,10 @@ class RowPrinter(ReductionPrinter):
         """Rows known to be long; and others whose sums no helper takes care of."""
         size, sums = self.r_loops[-1].size, float_sums(values)
         known = isinstance(size, int)
-        if any(self._layers(values).values()):
+        if any(self._layers(values).values()) or not all(map(self.by_row, sums)):
             return not known or size > BLOCK
-        if size_hint(size, self.plan.hints) > LONG_ROW or (self.split and not known):
-            return bool(sums or any(v.op == "reduction" and self.by_row(v) for v in values))
-        return not known and not all(map(self.by_row, sums))
+        long = size_hint(size, self.plan.hints) > LONG_ROW or (self.split and not known)
+        return long and any(v.op == "reduction" and self.by_row(v) for v in values)
 
     def innermost(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
         """The innermost loop: values, stores, what row reductions will read, other reductions."""
@@ -321,19 +324,29 @@ class RowPrinter(ReductionPrinter):
     def by_row(self, value: Value) -> bool:
         """A helper reduces a row of floats in memory; other reductions ride along in the loop.
 
-        Of sums those of plain loads and of what is kept anyway: others are added up where they are computed,
-        and a vector's lanes one after the other. The largest and the smallest number and their places always,
-        since vectors that compare may drop a NaN.
+        Of sums those of what is written anyway, and of short rows. The largest and the smallest number and
+        their places always, since vectors that compare may drop a NaN.
         """
         source = value.inputs[0]
-        written = source in self.plan.stashed or self._lies_in_memory(source)
         single = source.dtype is torch.float32
         extremum = value.kind in ("max", "min") and source.dtype.is_floating_point
-        known = extremum or (
-            single and (value.kind in POSITIONS or (value.kind == "sum" and written))
-        )
-        in_memory = source in self.plan.loop and self.plan.vector_width > 1
-        return known and in_memory
+        summed = value.kind == "sum" and self._helper(source) != ""
+        known = extremum or (single and (value.kind in POSITIONS or summed))
+        return known and source in self.plan.loop and self.plan.vector_width > 1
+
+    def _helper(self, source: Value) -> str:
+        """What sums a row of this, or "" where a loop that computes it is as quick."""
+        size, rows = self.r_loops[-1].size, product(self.plan.ranges.values())
+        known, written = size if isinstance(size, int) else BLOCK, self._written(source)
+        sums = [v for v in float_sums(self.plan.body.values) if not self._written(v.inputs[0])]
+        many = known <= SHORT_ROW and size_hint(rows, self.plan.hints) >= MANY
+        if not written and not 16 * many <= known <= (SHORT_ROW if sums[1:] else 4 * SHORT_ROW):
+            return ""
+        return "mc_short_sum" if many else "mc_row_sum"
+
+    def _written(self, source: Value) -> bool:
+        """A row that is in memory anyway."""
+        return source in self.plan.stashed or self._lies_in_memory(source)
 
     def _filled(self, values: Sequence[Value]) -> list[Value]:
         """What row reductions and other layers read: the loop must write it to memory for them."""
@@ -352,6 +365,7 @@ class RowPrinter(ReductionPrinter):
         ctype = CTYPES[value.inputs[0].dtype]
         place = value.kind in POSITIONS
         helper = f"mc_row_{value.kind[place and 3 :]}" + ("_double" if ctype == "double" else "")
+        helper = self._helper(value.inputs[0]) if value.kind == "sum" else helper
         best = f"{name}{'_best' if place else ''}"
         found = best if at_once else f"{name}_part"
         self.line(f"{ctype} {found} = {helper}({row}, {count});", value.origins)
@@ -397,195 +411,6 @@ class RowPrinter(ReductionPrinter):
             return f"{self.names[source]}_part"
         offset = self.index(place.xreplace({loop.var: _start_of(loop)}))
         return base if offset == "0" else f"{base} + {offset}"
-
-
-class ColumnPrinter(ReductionPrinter):
-    """For each tile of the last x: loops over r, inside them a loop over the columns in vectors."""
-
-    summed = COLUMN_BLOCK
-    fewest = 16
-
-    def __init__(self, plan: KernelPlan) -> None:
-        super().__init__(plan)
-        self.lanes = plan.tiles["x"]
-        """Columns of a tile."""
-        self.columns = self.x_loops[-1]
-        """The loop over them."""
-        self.lane = ""
-        """The column at hand: its place in the tile."""
-        self.arrays: dict[Value, str] = {}
-        """Where values stand that another phase than their own reads."""
-        self.sums: dict[Value, str] = {}
-        """What accumulates four iterations, while they are printed."""
-        self.divided: Sequence[Value] = ()
-        """Reductions whose chunks are still to be combined, by the loop that comes next."""
-
-    def nest(self) -> None:
-        self._chunks()
-        *outer, last = self.x_loops
-        inner, size = last.var, last.size
-        tiled = not isinstance(size, int) or size > self.lanes
-        first = self.plan.phases[0]
-        fixed = self._fixed(first.values) if first.level == "row" else frozenset()
-        together = len(outer) + (tiled and not fixed)  # loops without anything in between
-        shared = bool(outer or tiled) and not self.split
-        pragma = self._parallel(max(together, 1)) if shared else ""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.loops(outer, pragma))
-            self.compute(self.in_order(fixed))
-            self.lane = str(inner)
-            if tiled:
-                start = f"{inner}_start"
-                tiles = Loop(start, size, step=self.lanes)
-                stack.enter_context(self.loop(tiles, "" if outer else pragma))
-                self._end(inner, start, self.lanes, self.index(size))
-                self.columns = Loop(inner, size, start, f"{inner}_end")
-                self.lane = f"{inner} - {start}"
-            at_hand = self._at_hand() - fixed
-            carried = self.in_order(self._carried() - fixed - at_hand)
-            self._scratch([v for v in carried if v.op != "reduction"], "_tile", self.lanes)
-            self.arrays = {v: self.accumulator(v) for v in carried}
-            for phase in self.plan.phases:
-                values = [v for v in phase.values if v not in fixed | at_hand]
-                values = [*self.in_order(operands(values) & at_hand), *values]
-                if phase.level == "loop":
-                    if self.divided:  # the sweep reads what the last one found
-                        with self.each_lane():
-                            self._first()
-                    self._loop_phase(values)
-                elif values:
-                    self._over_columns(values)
-
-    def _over_columns(self, values: Sequence[Value]) -> None:
-        self._inner(self.columns, values, self._simd(values, self.x_loops[-1].var), self.arrays)
-
-    def _first(self) -> None:
-        """Combine what chunks have found, once."""
-        divided, self.divided = self.divided, ()
-        if divided:
-            self._combine(divided)
-
-    def innermost(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
-        """One row of the tile."""
-        still = self._fixed(values, self.arrays)
-        with self.loop(loop):
-            self.compute(v for v in values if v in still)
-            self._over_columns([v for v in values if v not in still])
-
-    def in_fours(self, values: Sequence[Value]) -> bool:
-        """Sums alone, whose four summands stay in registers: quicker and more exact than sums in memory."""
-        size = self.r_loops[-1].size
-        others = {v for v in values if v.op in ("store", "reduction", "scan") or v.check}
-        others -= {v for v in float_sums(values) if v.dtype is torch.float32}
-        known = isinstance(size, int) and size >= self.fewest and self.plan.vector_width > 1
-        return known and not others and 0 < sum(map(cost, values)) + 1 < DEAR
-
-    def _fours(self, values: Sequence[Value], loop: Loop) -> Loop | None:
-        var, size, start, stop, _ = loop
-        sums, column = float_sums(values), self.x_loops[-1].var
-        fours = Loop(f"{var}_four", size, start, f"{stop} - 3", 4)
-        with self.loop(fours), self.loop(self.columns, self._simd(values, column)):
-            for value in self.in_order(operands(values) & self.arrays.keys() - set(values)):
-                self.declare(value, self.arrays[value])
-            self.sums = {v: f"{self.names[v]}_four" for v in sums}
-            for value in sums:
-                self.line(f"float {self.sums[value]} = 0;", value.origins)
-            self.line("#pragma GCC unroll 4")
-            with self.loop(Loop("k", 4)):
-                self.line(f"const int64_t {var} = {fours.var} + k;")
-                self.compute(values, self.accumulate)
-            for value in sums:
-                total = self.accumulator(value, "_total")
-                self.line(f"{total} += {self.sums[value]};", value.origins)
-            self.sums = {}
-        lengths = (size, 0 if start == "0" else self.plan.tiles["r"])
-        if all(length % 4 == 0 for length in lengths):
-            return None
-        return loop._replace(start=f"{stop} - ({stop} - {start}) % 4")
-
-    def in_blocks(self, values: Sequence[Value]) -> bool:
-        """Columns of which more is summed than fits a block, or may be."""
-        size = self.r_loops[-1].size
-        if isinstance(size, int):
-            chunk = self.plan.tiles.get("r", size) if len(self.r_loops) == 1 else size
-            return bool(float_sums(values)) and min(size, chunk) > COLUMN_BLOCK
-        return bool(float_sums(values))
-
-    def _fixed(self, values: Sequence[Value], carried: Iterable[Value] = ()) -> frozenset[Value]:
-        """Those that are the same in all columns of a tile, whose loop can read them from outside."""
-        written = {store.buffer for store in self.plan.body.stores}
-        effects = (
-            v for v in values if v.op in ("store", "reduction", "scan") or v.buffer in written
-        )
-        along = {self.x_loops[-1].var}
-        return frozenset(values) - varying(values, along, {*effects, *carried})
-
-    def _at_hand(self) -> frozenset[Value]:
-        """Plain loads of row values: each phase loads for itself what it reads."""
-        rows = (v for phase in self.plan.phases if phase.level == "row" for v in phase.values)
-        written = {store.buffer for store in self.plan.body.stores}
-        plain = (v for v in rows if v.op == "load" and v.mask is None and not v.indirect)
-        return frozenset(v for v in plain if v.buffer not in written)
-
-    def _carried(self) -> frozenset[Value]:
-        """Row values and reductions that another phase than their own reads."""
-        read = (operands(phase.values) - set(phase.values) for phase in self.plan.phases)
-        found = frozenset[Value]().union(*read)
-        return frozenset(v for v in found - self.plan.loop if v.op != "constant")
-
-    # ---- accumulators: arrays with a place for each column
-
-    def accumulator(self, value: Value, suffix: str = "") -> str:
-        if not suffix and value in self.sums:
-            return self.sums[value]
-        return f"{self.names[value]}{suffix}_tile[{self.lane}]"
-
-    @contextlib.contextmanager
-    def each_lane(self) -> Iterator[None]:
-        outside, self.lane = self.lane, "j"
-        with self.loop(Loop("j", self.lanes), "simd"):
-            yield
-        self.lane = outside
-
-    def _part(self, value: Value, suffix: str = "") -> str:
-        return f"{self.names[value]}{suffix}_parts[c * {self.lanes} + {self.lane}]"
-
-    def _divided(self, reductions: Sequence[Value]) -> None:
-        for value in reductions:
-            for suffix, ctype, _ in self.accumulators(value):
-                self._declare_array(value, suffix, ctype)
-        self.divided = reductions
-
-    def _declare_accumulator(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
-        if ctype:
-            self._declare_array(value, suffix, ctype)
-        with self.each_lane():
-            self._set(value, suffix, ctype, initial)
-
-    def _set(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
-        super()._set(value, suffix, "", initial)  # the array is declared
-
-    def _declare_array(self, value: Value, suffix: str, ctype: str) -> None:
-        array = f"{self.names[value]}{suffix}_tile[{self.lanes}]"
-        self.line(f"{ctype} {array} {ALIGNED};", value.origins)
-
-    def _take(self, value: Value, source: str, position: str) -> None:
-        if value.kind not in POSITIONS:
-            super()._take(value, source, position)
-            return
-        total = self.accumulator(value, self.accumulators(value)[0][0])
-        best = self.accumulator(value, "_best")
-        better = self.better(value, source, best)
-        moves = f"{self.names[value]}_moves"  # without a branch, so that it vectorises
-        self.line(f"bool {moves} = {better};", value.origins)
-        self.line(f"{best} = {moves} ? {source} : {best};", value.origins)
-        self.line(f"{total} = {moves} ? {position} : {total};", value.origins)
-
-
-def float_sums(values: Iterable[Value]) -> list[Value]:
-    """Reductions in which rounding errors pile up."""
-    sums = (v for v in values if v.op == "reduction" and v.kind == "sum")
-    return [v for v in sums if v.dtype.is_floating_point]
 
 
 def _start_of(loop: Loop) -> sympy.Expr:

@@ -33,12 +33,12 @@ MC_INLINE float mc_poly6(float x, float a, float b, float c, float d, float e, f
     return mc_poly2(x, mc_poly4(x, a, b, c, d, e), f, g);
 }
 
-// exp(r) - 1 for |r| up to ln(2) / 2, and p 2^n for a shifted n (below) in two steps, so that 2^128 and denormals
-// are reached; one of them is the same for most n
-MC_INLINE float mc_exp_part(float r) {
-    float p = mc_poly4(r, 0.0013815033f, 0.00836878549f, 0.0416683927f, 0.166665196f, 0.49999994f);
-    return mc_fma(r * r, p, r);
+// exp(r) = 1 + r (1 + r P(r)) for |r| up to ln(2) / 2, and p 2^n for a shifted n (below) in two steps, so that
+// 2^128 and denormals are reached; one of them is the same for most n
+MC_INLINE float mc_exp_poly(float r) {
+    return mc_poly4(r, 0.0013815033f, 0.00836878549f, 0.0416683927f, 0.166665196f, 0.49999994f);
 }
+MC_INLINE float mc_exp_near(float r) { return mc_fma(r, mc_fma(r, mc_exp_poly(r), 1.0f), 1.0f); }
 MC_INLINE float mc_scaled(float p, float shifted) {
     bool low = shifted < 12582912.0f - 60.0f;
     uint32_t power = (uint32_t)mc_bits(shifted) << 23;
@@ -54,7 +54,7 @@ MC_INLINE float mc_exp(float x) {
     float shifted = mc_fma(c, 1.44269504f, 12582912.0f);
     float n = shifted - 12582912.0f;
     float r = mc_fma(n, -1.42860677e-6f, mc_fma(n, -0.693145752f, c));
-    float found = mc_scaled(mc_exp_part(r) + 1.0f, shifted);
+    float found = mc_scaled(mc_exp_near(r), shifted);
     return gone ? 0.0f : found;
 }
 
@@ -64,7 +64,7 @@ MC_INLINE float mc_exp2(float x) {
     c = gone ? 0.0f : c;
     float shifted = c + 12582912.0f;
     float r = c - (shifted - 12582912.0f);
-    float p = mc_exp_part(mc_fma(r, 0.693147182f, r * -1.90465421e-9f)) + 1.0f;
+    float p = mc_exp_near(mc_fma(r, 0.693147182f, r * -1.90465421e-9f));
     float found = mc_scaled(p, shifted);
     return gone ? 0.0f : found;
 }
@@ -77,7 +77,8 @@ MC_INLINE float mc_expm1(float x) {
     float n = shifted - 12582912.0f;
     float r = mc_fma(n, -1.42860677e-6f, mc_fma(n, -0.693145752f, c));
     float half = mc_float((mc_bits(shifted) - 0x4b400000 + 126) << 23);
-    float found = 2.0f * mc_fma(mc_exp_part(r), half, half - 0.5f);
+    float part = mc_fma(r * r, mc_exp_poly(r), r);
+    float found = 2.0f * mc_fma(part, half, half - 0.5f);
     return fabsf(x) < 1e-9f ? x : found;
 }
 
@@ -237,7 +238,7 @@ MC_INLINE float mc_erf(float x) {
     float shifted = mc_fma(q, 1.44269504f, 12582912.0f);
     float r = mc_fma(shifted - 12582912.0f, -0.693147182f, q);
     uint32_t power = (uint32_t)mc_bits(shifted) << 23;
-    float far = 1.0f - mc_float((int32_t)((uint32_t)mc_bits(mc_exp_part(r) + 1.0f) + power));
+    float far = 1.0f - mc_float((int32_t)((uint32_t)mc_bits(mc_exp_near(r)) + power));
     return a >= 0.9f ? copysignf(far, x) : near;
 }
 
@@ -412,15 +413,40 @@ static inline void mc_release(void* row) {
     for (; i < n; i++) found = next; \
     return found;
 
-static inline mc_lanes mc_lanes_sum(mc_lanes a, mc_lanes b) { return a + b; }
-static inline float mc_whole_sum(const float* x, int64_t n) { MC_ROW(0.0f, mc_lanes_sum, found) }
-// what fills no vector is summed apart: each addition to the whole sum would round by its size
-static inline float mc_block_sum(const float* x, int64_t n) {
+// for short rows of which there are many, where doubles would take longer. What fills no vector is summed apart:
+// each addition to the whole sum would round by its size
+static inline mc_lanes mc_both(mc_lanes a, mc_lanes b) { return a + b; }
+static inline float mc_whole_sum(const float* x, int64_t n) { MC_ROW(0.0f, mc_both, found) }
+static inline float mc_short_sum(const float* x, int64_t n) {
     float rest = 0.0f;
     for (int64_t i = n & -16; i < n; i++) rest += x[i];
     return mc_whole_sum(x, n & -16) + rest;
 }
-// added up as doubles, four floats at a time: rounding errors don't pile up
+
+// a sum in 64 lanes; they are added up as doubles, and so is what fills no vector
+static inline double mc_lanes_sum(double* lanes) {
+    for (int k = 0; k < 8; k++) lanes[k] += lanes[k + 8];
+    for (int k = 0; k < 4; k++) lanes[k] += lanes[k + 4];
+    return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+static inline double mc_block_sum(const float* x, int64_t n) {
+    mc_lanes a = {0}, b = a, c = a, d = a;
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        a += mc_at(x + i);
+        b += mc_at(x + i + 16);
+        c += mc_at(x + i + 32);
+        d += mc_at(x + i + 48);
+    }
+    for (; i + 16 <= n; i += 16) a += mc_at(x + i);
+    a = (a + b) + (c + d);
+    double lanes[16];
+    for (int k = 0; k < 16; k++) lanes[k] = a[k];
+    double total = n < 16 ? 0.0 : mc_lanes_sum(lanes);
+    for (; i < n; i++) total += x[i];
+    return total;
+}
+// of a long row four floats at a time go into doubles: rounding errors don't pile up
 static inline float mc_row_sum(const float* x, int64_t n) {
     if (n < 2048) return mc_block_sum(x, n);
     double lanes[16] = {0};
@@ -429,10 +455,7 @@ static inline float mc_row_sum(const float* x, int64_t n) {
         mc_lanes four = (mc_at(x + i) + mc_at(x + i + 16)) + (mc_at(x + i + 32) + mc_at(x + i + 48));
         for (int k = 0; k < 16; k++) lanes[k] += four[k];
     }
-    for (int k = 0; k < 8; k++) lanes[k] += lanes[k + 8];
-    for (int k = 0; k < 4; k++) lanes[k] += lanes[k + 4];
-    double total = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
-    return i < n ? total + mc_block_sum(x + i, n - i) : total;
+    return mc_lanes_sum(lanes) + mc_block_sum(x + i, n - i);
 }
 
 // NaN stays: it is taken, and nothing compares better than it

@@ -44,6 +44,12 @@ def stages(body: LoopBody, riders: Mapping[Value, Value] = NO_RIDERS) -> dict[Va
     return found
 
 
+def float_sums(values: Iterable[Value]) -> list[Value]:
+    """Reductions in which rounding errors pile up."""
+    sums = (v for v in values if v.op == "reduction" and v.kind == "sum")
+    return [v for v in sums if v.dtype.is_floating_point]
+
+
 def riders(body: LoopBody, loop: Collection[Value], kind: str) -> dict[Value, Value]:
     """Reductions that need no loop of their own, and those in whose loop they ride.
 

@@ -337,6 +337,10 @@ class Outside(Interpreter):
         if key in container.writes:
             found = container.writes[key]
             return MISSING if found is DELETED else found
+        return self.dict_before(container, key, reason)
+
+    def dict_before(self, container: VariableTracker, key: Any, reason: str = ABSENT) -> Any:
+        """The item that it had before the frame, MISSING if none, with a guard."""
         if dict.__contains__(container.value, key):
             found = dict.__getitem__(container.value, key)
             return self.wrap(found, self.item_source(container, key))
@@ -369,10 +373,10 @@ class Outside(Interpreter):
         self.mark_written(container)
         if container.contents is not None:
             del container.contents[key]
-        if dict.__contains__(container.value, key):
-            container.writes[key] = DELETED
-        else:
+        if self.dict_before(container, key) is MISSING:
             del container.writes[key]
+        else:
+            container.writes[key] = DELETED
 
     def dict_keys(self, container: VariableTracker) -> list[Any]:
         """All keys in order, guarded."""

@@ -92,7 +92,7 @@ def test_exponentials_are_kept_while_a_row_fits_the_cache(
 def test_sums_of_computed_terms_ride_along(
     size: tuple[int, int, int], dtype: torch.dtype, dynamic: bool
 ) -> None:
-    """The terms of several sums, chosen by a comparison, are never written down."""
+    """The terms of several sums, chosen by a comparison, are written down in short rows alone."""
 
     def fn(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> Any:
         normal = (x.float() - 0.5) * scale
@@ -111,8 +111,9 @@ def test_sums_of_computed_terms_ride_along(
         for ours, exact in zip(found, expected, strict=True):
             torch.testing.assert_close(ours.double(), exact, equal_nan=True, **close)
     (kernel,) = mc.trace(compiled, x, y, scale).kernels
-    assert "_part[" not in kernel.text
-    assert "reduction(+:" in kernel.text
+    short = size[2] <= 256 and not dynamic
+    assert ("_part[" in kernel.text) == short
+    assert ("reduction(+:" in kernel.text) != short
 
 
 def one_reduction(

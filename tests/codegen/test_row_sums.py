@@ -1,4 +1,4 @@
-"""Sums of rows on the CPU, and what is computed from them, err as little as eager's."""
+"""Sums of rows and columns on the CPU, and what is computed from them, err as little as eager's."""
 
 from __future__ import annotations
 
@@ -20,6 +20,63 @@ def test_sums_of_a_row_are_as_exact_as_eager(n: int, fn: Any) -> None:
     assert found < 1.05 * eager
 
 
+def squares(x: torch.Tensor) -> torch.Tensor:
+    return ((x - 0.5) * (x + 0.25)).sum(-1)
+
+
+def in_places(found: torch.Tensor, terms: torch.Tensor) -> float:
+    """The largest error of sums of float32 `terms` in units of their results' last place."""
+    exact = terms.double().sum(-1)
+    place = torch.finfo(torch.float32).eps * exact.abs().log2().floor().exp2()
+    return float(((found - exact).abs() / place).max())
+
+
+@pytest.mark.parametrize("n", [1, 5, 12, 16, 25, 31])
+def test_short_sums_in_a_few_rows_are_rounded_once(n: int) -> None:
+    """However much cancels: of loads, of what the loop computes, and of what is kept."""
+    torch.manual_seed(0)
+    x = torch.randn(40, n)
+    for fn, terms in (
+        (squares, (x - 0.5) * (x + 0.25)),
+        (lambda x: x.sum(-1), x),
+        (lambda x: (x - (x * 2).sum(-1, keepdim=True) * 0).sum(-1), x),
+    ):
+        assert in_places(mc.compile(fn)(x), terms) < 0.51
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 15])
+def test_short_sums_of_a_few_columns_are_rounded_once(n: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, n, 7)
+    terms = (x - 0.5) * (x + 0.25)
+
+    def fn(x: torch.Tensor) -> Any:
+        return ((x - 0.5) * (x + 0.25)).sum(1), x.sum(1), x.mean(1, keepdim=True) * x
+
+    (squares, sums, _), found = mc.compile(fn)(x), [t.transpose(1, 2) for t in (terms, x)]
+    assert max(map(in_places, (squares, sums), found)) < 0.51
+
+
+def test_variances_of_columns_are_near() -> None:
+    """Mean and variance of a few numbers: within 3 units of the last place, as the mean is rounded once."""
+    torch.manual_seed(0)
+    x = torch.randn(50, 5, 4)
+    variance, mean = mc.compile(lambda x: torch.var_mean(x, 1))(x)
+    exact, place = torch.var_mean(x.double(), 1), torch.finfo(torch.float32).eps
+    assert ((variance - exact[0]).abs() < 3 * place * exact[0]).all()
+    assert ((mean - exact[1]).abs() < 1.5 * place * exact[1].abs()).all()
+
+
+@pytest.mark.parametrize("n", [24, 200, 1000])
+@pytest.mark.parametrize("rows", [100, 2000])
+def test_sums_of_what_a_loop_computes_are_as_exact_as_eager(n: int, rows: int) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(rows, n)
+    exact = ((x - 0.5) * (x + 0.25)).double().sum(-1)
+    found, eager = ((fn(x) - exact).norm() for fn in (mc.compile(squares), squares))
+    assert found < 1.05 * eager
+
+
 def test_gradients_of_softmax_are_as_exact_as_in_eager() -> None:
     """Small differences of large numbers: few of many rows err by more than twice as much as eager's."""
 
@@ -35,3 +92,12 @@ def test_gradients_of_softmax_are_as_exact_as_in_eager() -> None:
     eager, ours = ((gradient(fn, x) - exact).abs().amax(1) for fn in (softmax, compiled))
     assert ours.mean() < 1.05 * eager.mean()
     assert (ours > 2 * eager).double().mean() < 0.15
+
+
+def test_roots_of_halves_keep_their_digits_from_one_operation_to_the_next() -> None:
+    """The gradient of a number over its own size is 0: a difference of two that are alike."""
+    torch.manual_seed(0)
+    x, grad = torch.randn(2, 1, 40, dtype=torch.bfloat16)
+    compiled = mc.compile(lambda x: torch.nn.functional.normalize(x, p=0.5, dim=0))
+    (found,) = torch.autograd.grad(compiled(x.requires_grad_()), x, grad)
+    assert found.abs().max() < 1e-4

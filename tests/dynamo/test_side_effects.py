@@ -206,7 +206,15 @@ def set_back(holder: Holder) -> None:
     holder.kept = before  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("fn", [set_global, set_item, set_attribute, set_object, set_back])
+def set_and_deleted(holder: Holder) -> None:
+    holder.kept = 5  # type: ignore[attr-defined]
+    del holder.kept  # type: ignore[attr-defined]
+
+
+WRITERS = set_global, set_item, set_attribute, set_object, set_back, set_and_deleted
+
+
+@pytest.mark.parametrize("fn", WRITERS)
 def test_what_is_written_where_it_stood_already_is_written_where_it_does_not(
     fn: Callable[[Holder], None],
 ) -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import statistics
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -191,6 +192,10 @@ class Verdict:
     length: int = 1
     ratio: float = 0.0
     """The worst error as a multiple of what `beyond` says is allowed, forward and backward."""
+    eagers: float = 0.0
+    """The same with eager judged by ours."""
+    typical: tuple[float, float] = (0.0, 0.0)
+    """Where the ratio is above 1, the medians of both in other draws of the sample's numbers."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -224,6 +229,13 @@ def check(case: Case, sides: str = "both", way: Way = Way()) -> Verdict:
         finish()
         verdict.theirs = bool(graphs.operators - wrapped)
     return verdict
+
+
+def typically(verdict: Verdict, draws: Iterable[Case], way: Way) -> None:
+    """What is beyond in one draw by chance isn't in most: judge a verdict by the same call of others."""
+    found = [check(case, "minicompile", way) for case in draws if case.name == verdict.case]
+    ours, eagers = medians([[v.ratio, v.eagers] for v in found])
+    verdict.typical = ours, eagers
 
 
 def difference(case: Case, eager: Outcome, ours: Outcome, verdict: Verdict) -> str:
@@ -376,6 +388,7 @@ def nearer(verdict: Verdict, eager: Outcome, ours: Outcome, reference: Outcome) 
             double = doubles[index] if index < len(doubles) else one
             double = one if double is None else double
             verdict.ratio = max(verdict.ratio, beyond(one, other, double, verdict.length))
+            verdict.eagers = max(verdict.eagers, beyond(other, one, double, verdict.length))
             if not near(one, other, double):
                 return f"{what} {index}: values {shown(other)}, eager {shown(one)}"
     return ""
@@ -420,3 +433,9 @@ def beyond(eager: torch.Tensor, ours: torch.Tensor, double: torch.Tensor, length
     allowed = 2 * length**0.5 * place.clamp(min=about.tiny * about.eps)
     allowed = allowed.maximum(2 * (one - exact).abs().max())
     return float(((other - exact).abs() / allowed).max())
+
+
+def medians(ratios: list[list[float]]) -> list[float]:
+    """Of each tensor the median of its ratios over draws of the numbers, one list a draw: what is beyond in
+    one draw by chance isn't in most; an operator that errs more than is allowed is."""
+    return [statistics.median(of_one) for of_one in zip(*ratios, strict=True)]

@@ -112,7 +112,7 @@ static void dot_columns(int64_t columns, int64_t depth, float* out, const float*
         for (; k + LANES <= depth; k += LANES)
             _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) sum[i] += mc_at(x + k) * mc_at(b + i * column + k);
         for (int i = 0; i < 4; i++) {
-            float total = mc_row_sum((float*)&sum[i], LANES);
+            float total = mc_short_sum((float*)&sum[i], LANES);
             for (int64_t r = k; r < depth; r++) total += x[r] * b[i * column + r];
             out[j + i] += alpha * total;
         }
