@@ -398,8 +398,6 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
     specs = metadata.outputs
     if all(spec.kind == "fresh" for spec in specs) and not mutated and not metadata.relaid:
         return compute
-    changed = list(itertools.compress(mutated, histories))
-    changed += itertools.chain(*(memory.members for memory in memories)) if changed else ()
     first_size = returned - len(metadata.view_sizes)
     positions = {size: first_size + i for i, size in enumerate(metadata.view_sizes)}
     relaid = [(spec, numbers_of(spec, positions)) for spec in metadata.relaid]
@@ -419,8 +417,6 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         inputs.extend([shared_memory(inputs, memory) for memory in memories])
-        if any(compat.has_forgotten_history(inputs[i]) for i in changed):
-            raise RuntimeError("a view that is written to was made before its base required grad")
         kept = {i: inputs[i] for i in used}
         results = compute(inputs)
         for index, new, history in zip(mutated, results[returned:], histories):

@@ -286,13 +286,19 @@ is_view = torch.Tensor._is_view
 """Whether autograd follows writes from the tensor to the one it was made of."""
 
 
+def how_made(tensor: torch.Tensor) -> Any:
+    """What autograd lets be done in place to a view; None if it is none."""
+    return (creation_meta(tensor), has_forgotten_history(tensor)) if is_view(tensor) else None
+
+
 def has_forgotten_history(view: torch.Tensor) -> bool:
     """Has a view's base come to require grad since it was made? Autograd takes it for a leaf, and refuses
     writes, until somebody asks for its history: so what is asked here is a write, of what doesn't fit."""
     if not is_view(view) or creation_meta(view) != VIEW_AS_USUAL:
         return False
-    if not autograd_base(view).requires_grad:
-        return False
+    base = autograd_base(view)
+    if base.is_leaf or not base.requires_grad:
+        return base.requires_grad and view.is_leaf  # of a leaf none may be written to
     try:
         with torch.enable_grad():
             view.add_(torch.empty(()).expand(2, *[1] * view.dim()))

@@ -27,7 +27,7 @@ from minicompile import compat
 from minicompile.compat import settings
 from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
-from minicompile.dynamo.guards import SourceCode, guard_rules, memory_places, types_from
+from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Raised, changed, raised, random_states
 from minicompile.dynamo.outside import is_users
@@ -302,15 +302,15 @@ def check_memory(tracer: Tracer) -> None:
     if len(inputs) > 1:
         sources = tuple(tracker.source for tracker in inputs)
         tracer.guard("different", sources, None, "each is an input of its own")
-    if not mutated or len(inputs) == 1:
+    if not mutated:
         return
     ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)
     sources = tuple(tracker.source for tracker in ordered)
-    places = memory_places(len(mutated), *(tracker.real for tracker in ordered))
+    places, made = memory_facts(len(mutated), *(tracker.real for tracker in ordered))
     if any(place and free_dims(tracker.value) for tracker, place in zip(ordered, places)):
         what = "an input with symbolic sizes shares memory that is changed"
         raise refusal("shared-memory", what)
-    tracer.guard("memory", sources, (len(mutated), places), "changed by the graph")
+    tracer.guard("memory", sources, (len(mutated), (places, made)), "changed by the graph")
 
 
 def pristine_fakes(tracer: Tracer) -> dict[VariableTracker, Any]:

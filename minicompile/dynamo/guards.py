@@ -126,7 +126,7 @@ def memory_places(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
     bases = list(map(compat.autograd_base, tensors))
     first = {id(base): i for i, base in reversed([*enumerate(bases)])}
     layouts = [(b.requires_grad, tuple(b.shape), b.stride(), b.storage_offset()) for b in bases]
-    made = [base is x or compat.creation_meta(x) for x, base in zip(tensors, bases)]
+    made = map(compat.how_made, tensors)
     return tuple(
         (memory.index(storage), tensor.storage_offset(), how, first[id(base)], layout)
         if storage in changed and memory.count(storage) > 1
@@ -135,11 +135,16 @@ def memory_places(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
     )
 
 
+def memory_facts(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
+    """Those places, and how the first tensors were made, which the graph changes."""
+    return memory_places(mutated, *tensors), tuple(map(compat.how_made, tensors[:mutated]))
+
+
 HELPERS: dict[str, Any] = {"math": math} | {
     helper.__name__: helper
     for helper in (
         *(member, closure_cell, namespace_of, base_length, items_of, same_items),
-        *(hook_free, same_class, memory_places, lookup, same_constant, operator.is_),
+        *(hook_free, same_class, memory_facts, lookup, same_constant, operator.is_),
     )
 }
 PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)

@@ -203,8 +203,8 @@ GUARD_KINDS = {
     "distinct": GuardKind("different objects: {all}", found="one object under two names"),
     "memory": GuardKind(
         "what is changed of {all} shares memory as before",
-        "memory_places({e}[0], {all}) == {e}[1]",
-        "other places in memory",
+        "memory_facts({e}[0], {all}) == {e}[1]",
+        "other places in memory, or views made in another way",
     ),
     "shape": GuardKind("{e}"),
     "number": GuardKind("{e}"),

@@ -194,21 +194,43 @@ def test_a_view_made_before_its_base_required_grad_is_refused_as_in_eager(
         assert (found[0][0] == "no exception") is not refused
 
 
-def test_views_of_one_base_are_told_apart_by_how_they_were_made() -> None:
-    compiled = mc.compile(writes_both, backend="aot_eager")
+def writes_unseen(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    a.detach().mul_(2)
+    return a * x  # whose history is made anew, where it may be
 
-    def without_grad(base: torch.Tensor) -> Any:
-        with torch.no_grad():
-            return base[0], base[1]
 
-    makers = (lambda base: (base[0], base[1]), without_grad, torch.unbind)
-    for make in makers:
+def made_without_grad(base: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return base[0], base[1]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [writes_both, writes_unseen])
+def test_views_are_told_apart_by_how_they_were_made(function: Any, dynamic: bool) -> None:
+    compiled = mc.compile(function, backend="aot_eager", dynamic=dynamic)
+    makers = (lambda base: (base[0], base[1]), made_without_grad, torch.unbind)
+    for make in (*makers, *makers):
         found = []
-        for call in (compiled, writes_both):
+        for call in (compiled, function):
             base, x = torch.ones(2, 4, requires_grad=True) * 1, torch.ones(4)
             found.append(outcome(call, *make(base), x))
         assert found[0] == found[1]
         assert (found[0][0] == "no exception") is (make is makers[0])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_made_before_its_base_was_made_a_leaf_gets_a_history_by_a_write(
+    dynamic: bool,
+) -> None:
+    compiled, found = mc.compile(writes_unseen, backend="aot_eager", dynamic=dynamic), []
+    compiled(*made_without_grad(torch.ones(2, 4)), torch.ones(4))
+    for call in (compiled, writes_unseen):
+        base = torch.ones(2, 4)
+        a, b = base[0], base[1]
+        base.requires_grad_()
+        call(a, b, torch.ones(4)).sum().backward()
+        found.append(base.grad)
+    torch.testing.assert_close(*found)
 
 
 def test_a_refused_write_that_the_frame_handles_cuts_it_from_then_on() -> None:
