@@ -16,6 +16,7 @@ from typing import Any
 from minicompile.debug import dump, gates, logs, progress  # noqa: F401 (they observe compilations)
 from minicompile.dynamo.dispatch import Backend, Dispatcher, all_dispatchers, plain_backend
 from minicompile.dynamo.history import Explanation, Timeline
+from minicompile.dynamo.modes import AtOnce
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
 from minicompile.dynamo.result import Capture
 from minicompile.dynamo.sizes import mark_dynamic
@@ -78,7 +79,7 @@ def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -
         run = function(capture.graph.gm, capture.fakes)
         if not callable(run):
             raise OptionError(f"the backend gave a {type(run).__name__}, not a callable")
-        return lambda inputs: run(*inputs)
+        return AtOnce(run)
 
     return compile_with
 

@@ -166,7 +166,9 @@ def training_call(
             ctx.set_materialize_grads(False)
             saved = results[first_saved:first_size]
             saved = no_results(saved, results[:first_saved]) if several else saved
-            ctx.strides = [v.stride() for v in saved] if compat.has_saved_tensors_hooks() else ()
+            ctx.strides = (
+                [v.stride() for v in saved] if compat.top_saved_tensors_hooks(True) else ()
+            )
             ctx.save_for_backward(anchor, *saved)
             ctx.sizes = results[first_size:]
             if large:

@@ -33,12 +33,12 @@ MC_INLINE float mc_poly6(float x, float a, float b, float c, float d, float e, f
     return mc_poly2(x, mc_poly4(x, a, b, c, d, e), f, g);
 }
 
-// exp(r) - 1 for |r| up to ln(2) / 2, and p 2^n for a shifted n (below) in two steps, so that 2^128 and denormals
-// are reached; one of them is the same for most n
-MC_INLINE float mc_exp_part(float r) {
-    float p = mc_poly4(r, 0.0013815033f, 0.00836878549f, 0.0416683927f, 0.166665196f, 0.49999994f);
-    return mc_fma(r * r, p, r);
+// exp(r) = 1 + r (1 + r P(r)) for |r| up to ln(2) / 2, and p 2^n for a shifted n (below) in two steps, so that
+// 2^128 and denormals are reached; one of them is the same for most n
+MC_INLINE float mc_exp_poly(float r) {
+    return mc_poly4(r, 0.0013815033f, 0.00836878549f, 0.0416683927f, 0.166665196f, 0.49999994f);
 }
+MC_INLINE float mc_exp_near(float r) { return mc_fma(r, mc_fma(r, mc_exp_poly(r), 1.0f), 1.0f); }
 MC_INLINE float mc_scaled(float p, float shifted) {
     bool low = shifted < 12582912.0f - 60.0f;
     uint32_t power = (uint32_t)mc_bits(shifted) << 23;
@@ -54,7 +54,7 @@ MC_INLINE float mc_exp(float x) {
     float shifted = mc_fma(c, 1.44269504f, 12582912.0f);
     float n = shifted - 12582912.0f;
     float r = mc_fma(n, -1.42860677e-6f, mc_fma(n, -0.693145752f, c));
-    float found = mc_scaled(mc_exp_part(r) + 1.0f, shifted);
+    float found = mc_scaled(mc_exp_near(r), shifted);
     return gone ? 0.0f : found;
 }
 
@@ -64,7 +64,7 @@ MC_INLINE float mc_exp2(float x) {
     c = gone ? 0.0f : c;
     float shifted = c + 12582912.0f;
     float r = c - (shifted - 12582912.0f);
-    float p = mc_exp_part(mc_fma(r, 0.693147182f, r * -1.90465421e-9f)) + 1.0f;
+    float p = mc_exp_near(mc_fma(r, 0.693147182f, r * -1.90465421e-9f));
     float found = mc_scaled(p, shifted);
     return gone ? 0.0f : found;
 }
@@ -77,7 +77,8 @@ MC_INLINE float mc_expm1(float x) {
     float n = shifted - 12582912.0f;
     float r = mc_fma(n, -1.42860677e-6f, mc_fma(n, -0.693145752f, c));
     float half = mc_float((mc_bits(shifted) - 0x4b400000 + 126) << 23);
-    float found = 2.0f * mc_fma(mc_exp_part(r), half, half - 0.5f);
+    float part = mc_fma(r * r, mc_exp_poly(r), r);
+    float found = 2.0f * mc_fma(part, half, half - 0.5f);
     return fabsf(x) < 1e-9f ? x : found;
 }
 
@@ -237,7 +238,7 @@ MC_INLINE float mc_erf(float x) {
     float shifted = mc_fma(q, 1.44269504f, 12582912.0f);
     float r = mc_fma(shifted - 12582912.0f, -0.693147182f, q);
     uint32_t power = (uint32_t)mc_bits(shifted) << 23;
-    float far = 1.0f - mc_float((int32_t)((uint32_t)mc_bits(mc_exp_part(r) + 1.0f) + power));
+    float far = 1.0f - mc_float((int32_t)((uint32_t)mc_bits(mc_exp_near(r)) + power));
     return a >= 0.9f ? copysignf(far, x) : near;
 }
 

@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _BoxedCodeGen
 from torch.fx.node import map_aggregate
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
 from torch.utils._pytree import _broadcast_to_and_flatten as tree_spread
@@ -214,16 +215,32 @@ VIEW_OF_FUNCTION = torch._C._autograd.CreationMeta.IN_CUSTOM_FUNCTION
 VIEW_OF_SEVERAL = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
 
 
-def has_saved_tensors_hooks() -> bool:
-    """Will the user's hooks get what is saved for the backward?"""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+"""Called with True: the user's functions that get what is saved for the backward, and give it; or None."""
+
+
+class WatchedHooks:
+    """The user's hooks on saved tensors while a graph runs. As `torch.utils.checkpoint` ends a second run by
+    what its hook raises, that waits in `ended`: what eager changed before, the graph's caller has yet to."""
+
+    def __init__(self) -> None:
+        autograd, self.ended = torch._C._autograd, None  # type: Any, Exception | None
+        self.pack, unpack = top_saved_tensors_hooks(True)
+        autograd._push_saved_tensors_default_hooks(self, unpack)
+        self.leave = autograd._pop_saved_tensors_default_hooks
+
+    def __call__(self, saved: torch.Tensor) -> Any:
+        try:
+            return saved if self.ended else self.pack(saved)
+        except checkpoint._StopRecomputationError as error:
+            self.ended = error
+            return saved
 
 
 def of_hook(error: BaseException) -> bool:
-    """Did the user's hook for what is saved raise it? (`torch.utils.checkpoint` ends a second run so.)"""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    codes = {getattr(f, "__code__", None) for f in (top[0], type(top[0]).__call__)} if top else ()
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+    """Did the user's hook for what is saved raise it?"""
+    code = WatchedHooks.__call__.__code__
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 UNPACKS_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")
@@ -431,7 +448,7 @@ def quiet_fakes() -> Iterator[list[warnings.WarningMessage]]:
 def without_saved_tensor_hooks() -> Iterator[None]:
     """Hides the user's hooks on saved tensors: they are not meant for fake ones."""
     found, autograd = [], torch._C._autograd
-    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
+    while (top := top_saved_tensors_hooks(True)) is not None:
         found.append(top)
         autograd._pop_saved_tensors_default_hooks()
     try:

@@ -248,6 +248,8 @@ def finished(
     code.names["tensors_hold"] = compat.tensor_guards(
         [tracker.real for tracker in inputs], free, different="different" in guard_rules
     )
+    if recorder.calls:
+        end.append("if hooks is not None and hooks.ended: raise hooks.ended")
     end.append("return result" if traced.rest is None else "return go_on(rest, result)")
     return CapturedFrame(
         capture,
@@ -272,16 +274,22 @@ def or_in_eager(
     code.names.update(
         random_states=random_states, raised=functools.partial(raised, acts), Raised=Raised
     )
+    code.names.update(WatchedHooks=compat.WatchedHooks, top_hooks=compat.top_saved_tensors_hooks)
     written = [f"inputs[{i}]" for i, one in enumerate(recorder.inputs) if one in recorder.mutated]
     versions, random = "".join(f"{one}._version, " for one in written), recorder.mode.random
-    noted = ", written, versions" * bool(written) + ", states=states" * random
+    kept = bool(written) and acts
+    noted = ", written, versions" * bool(written) + ", before" * kept + ", states=states" * random
     return [
         *([f"written, versions = ({', '.join(written)},), ({versions})"] if written else []),
+        *(["before = held_by(written)"] if kept else []),
         *(["states = random_states()"] if random else []),
+        "hooks = WatchedHooks() if top_hooks(True) else None",
         "try:",
         *(f"    {line}" for line in call),
         "except Exception as error:",
         f"    out = raised(error{noted})",
+        "finally:",
+        "    if hooks is not None: hooks.leave()",
         "if type(out) is Raised:",
         f"    return graph_raised(out, ({''.join(f'L_{name}, ' for name in parameters)}))",
     ]

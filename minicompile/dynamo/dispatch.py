@@ -34,7 +34,7 @@ from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.modes import Raised
+from minicompile.dynamo.modes import AtOnce, Raised
 from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
@@ -71,8 +71,7 @@ _lock = threading.RLock()
 
 def plain_backend(capture: Capture) -> BoxedGraph:
     """Runs the captured graph as it is: backend "eager"."""
-    run = capture.graph.gm.forward
-    return lambda inputs: run(*inputs)
+    return AtOnce(capture.graph.gm.forward)
 
 
 def capture_alone(

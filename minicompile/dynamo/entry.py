@@ -18,7 +18,7 @@ from minicompile.dynamo.breaks import run
 from minicompile.dynamo.capture import CapturedFrame
 from minicompile.dynamo.guards import FETCH_ERRORS, SourceCode, failures, generate, guard_rules
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.modes import Raised
+from minicompile.dynamo.modes import AtOnce, Raised, held_by
 from minicompile.dynamo.result import SHAPE_KINDS, WHOLE, GraphInput, Guard, GuardFailure, Source
 from minicompile.dynamo.snapshot import Facts, NotCoveredError
 
@@ -106,6 +106,7 @@ class Entry:
             ERRORS=FETCH_ERRORS,
             entry=self,
             graph=compiled,
+            held_by=held_by if isinstance(compiled, AtOnce) else lambda inputs: (),
             graph_raised=graph_raised,
             state_holds=captured.make_state_check(),
         )

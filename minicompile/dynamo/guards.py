@@ -117,7 +117,8 @@ def hook_free(module: Any) -> bool:
 
 def memory_places(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
     """Of each tensor that shares memory with one of the first ones, which the graph changes: with which,
-    where it starts, and the tensor that autograd takes it to be a view of. Empty if none does."""
+    where it starts, the tensor that autograd takes it to be a view of, and what may be done in place to such
+    a view. Empty if none does."""
     memory = list(map(compat.storage_id, tensors))
     changed = set(memory[:mutated])
     if len(changed) == mutated and changed.isdisjoint(memory[mutated:]):
@@ -125,11 +126,12 @@ def memory_places(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
     bases = list(map(compat.autograd_base, tensors))
     first = {id(base): i for i, base in reversed([*enumerate(bases)])}
     layouts = [(b.requires_grad, tuple(b.shape), b.stride(), b.storage_offset()) for b in bases]
+    made = [base is x or compat.creation_meta(x) for x, base in zip(tensors, bases)]
     return tuple(
-        (memory.index(storage), tensor.storage_offset(), base is tensor, first[id(base)], layout)
+        (memory.index(storage), tensor.storage_offset(), how, first[id(base)], layout)
         if storage in changed and memory.count(storage) > 1
         else None
-        for tensor, base, storage, layout in zip(tensors, bases, memory, layouts)
+        for tensor, base, how, storage, layout in zip(tensors, bases, made, memory, layouts)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -193,6 +194,23 @@ def test_a_view_made_before_its_base_required_grad_is_refused_as_in_eager(
         assert (found[0][0] == "no exception") is not refused
 
 
+def test_views_of_one_base_are_told_apart_by_how_they_were_made() -> None:
+    compiled = mc.compile(writes_both, backend="aot_eager")
+
+    def without_grad(base: torch.Tensor) -> Any:
+        with torch.no_grad():
+            return base[0], base[1]
+
+    makers = (lambda base: (base[0], base[1]), without_grad, torch.unbind)
+    for make in makers:
+        found = []
+        for call in (compiled, writes_both):
+            base, x = torch.ones(2, 4, requires_grad=True) * 1, torch.ones(4)
+            found.append(outcome(call, *make(base), x))
+        assert found[0] == found[1]
+        assert (found[0][0] == "no exception") is (make is makers[0])
+
+
 def test_a_refused_write_that_the_frame_handles_cuts_it_from_then_on() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = (x * 2).chunk(2)[0]
@@ -221,6 +239,27 @@ def test_a_checkpoint_that_ends_early_is_no_failure_of_the_graph() -> None:
         grads.append(x.grad)
     torch.testing.assert_close(*grads)
     assert mc.explain(compiled)(x).eager_calls == 0
+
+
+class Counted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls = torch.nn.BatchNorm1d(4), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.norm(x.sin())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_checkpoint_that_ends_early_leaves_what_eager_leaves(backend: str) -> None:
+    found = []
+    for wrap in (lambda module: module, lambda module: mc.compile(module, backend=backend)):
+        module, x = Counted(), torch.linspace(-1, 1, 8).view(2, 4).requires_grad_()
+        checkpoint(wrap(module), x, use_reentrant=False).exp().sum().backward()
+        assert module.calls == 2
+        found.append([x.grad, *module.buffers()])
+    torch.testing.assert_close(*found)
 
 
 def test_what_somebodys_own_backend_raises_is_no_reason_to_run_in_eager() -> None:
@@ -277,17 +316,65 @@ def test_handlers_of_the_frame_run_once() -> None:
     assert (outcome(compiled, *(x.clone() for x in given)), log) == expected
 
 
+def survives(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.mul_(2)
+    try:
+        a.mul_(torch.linalg.cholesky(b).sum())
+    except RuntimeError:
+        return a * 3
+    return a + b
+
+
+def cleans_up(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    try:
+        a.mul_(2 * b)
+        return a + torch.linalg.cholesky(a.detach())
+    finally:
+        b.add_(1)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("backend", ["eager", lambda gm, inputs: gm.forward, "aot_eager"])
+@pytest.mark.parametrize("function", [survives, cleans_up])
+def test_handlers_run_after_a_graph_has_written_to_inputs(
+    function: Any, backend: Any, trained: bool
+) -> None:
+    compiled = mc.compile(function, backend=backend)
+    for sign in (1, -1, 1, -1):
+        found = []
+        for call in (function, compiled):
+            leaf = torch.ones(3, 3, requires_grad=trained)
+            a, b = leaf * 1, torch.eye(3) * sign
+            try:
+                result = call(a, b)
+            except RuntimeError as error:
+                assert sign < 0 and "cholesky" in str(error)
+                result = None
+            if trained:
+                a.sum().backward()
+            found.append((result, a, b, leaf.grad))
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, functools.partial])
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_what_a_hook_raises_is_the_callers(backend: str) -> None:
+def test_what_a_hook_raises_is_the_callers(backend: str, wrap: Any) -> None:
     packed: list[torch.Tensor] = []
 
+    @wrap
     def pack(x: torch.Tensor) -> torch.Tensor:
         packed.append(x)
         if len(packed) == 1:
             raise KeyError("full")
         return x
 
-    compiled = mc.compile(lambda x: (x.sin() * x.cos()).sum(), backend=backend)
+    def f(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return (x.sin() * x.cos()).sum()
+        finally:
+            packed.append(x)
+
+    compiled = mc.compile(f, backend=backend)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), pytest.raises(KeyError):
         compiled(torch.ones(4, requires_grad=True))
     assert len(packed) == 1

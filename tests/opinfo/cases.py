@@ -111,16 +111,24 @@ def spread(items: list[Any], count: int) -> list[tuple[int, Any]]:
 
 
 def cases(
-    op: Any, variants: tuple[str, ...], kinds: tuple[str, ...], samples: int, others: int = 0
+    op: Any,
+    variants: tuple[str, ...],
+    kinds: tuple[str, ...],
+    samples: int,
+    others: int = 0,
+    seed: int = 0,
 ) -> Iterator[Case]:
-    """`samples` calls of each variant in each kind of dtype; `others`, if given, of kinds but "float"."""
+    """`samples` calls of each variant in each kind of dtype; `others`, if given, of kinds but "float".
+    Another seed gives them other numbers."""
     for dtype, variant in itertools.product(dtypes_of(op, kinds), variants_of(op, variants)):
         grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
         if variant == "inplace_grad" and not grad:
             continue
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         wanted = grad and variant in ("function", "method", "inplace_grad")
-        made = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=wanted), 64))
+        own = seed == 0  # the database seeds each sample itself
+        given = op.sample_inputs("cpu", dtype, requires_grad=wanted, set_seed=own)
+        made = list(itertools.islice(given, 64))
         count = samples if dtype in KINDS["float"] else others or samples
         for number, sample in spread(made, count):
             case = Case(

@@ -15,7 +15,7 @@ import functools
 import itertools
 import statistics
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -192,6 +192,10 @@ class Verdict:
     length: int = 1
     ratio: float = 0.0
     """The worst error as a multiple of what `beyond` says is allowed, forward and backward."""
+    eagers: float = 0.0
+    """The same with eager judged by ours."""
+    typical: tuple[float, float] = (0.0, 0.0)
+    """Where the ratio is above 1, the medians of both in other draws of the sample's numbers."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -225,6 +229,13 @@ def check(case: Case, sides: str = "both", way: Way = Way()) -> Verdict:
         finish()
         verdict.theirs = bool(graphs.operators - wrapped)
     return verdict
+
+
+def typically(verdict: Verdict, draws: Iterable[Case], way: Way) -> None:
+    """What is beyond in one draw by chance isn't in most: judge a verdict by the same call of others."""
+    found = [check(case, "minicompile", way) for case in draws if case.name == verdict.case]
+    ours, eagers = medians([[v.ratio, v.eagers] for v in found])
+    verdict.typical = ours, eagers
 
 
 def difference(case: Case, eager: Outcome, ours: Outcome, verdict: Verdict) -> str:
@@ -377,6 +388,7 @@ def nearer(verdict: Verdict, eager: Outcome, ours: Outcome, reference: Outcome) 
             double = doubles[index] if index < len(doubles) else one
             double = one if double is None else double
             verdict.ratio = max(verdict.ratio, beyond(one, other, double, verdict.length))
+            verdict.eagers = max(verdict.eagers, beyond(other, one, double, verdict.length))
             if not near(one, other, double):
                 return f"{what} {index}: values {shown(other)}, eager {shown(one)}"
     return ""

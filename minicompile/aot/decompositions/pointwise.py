@@ -105,7 +105,8 @@ def power(x: Tensor, exponent: Number) -> Tensor:
             x = x.to(torch.get_default_dtype())
         elif exponent < 0:
             return NotImplemented
-    return POWERS[exponent](wide(x))
+    single = abs(exponent) == 0.5 or exponent == -1
+    return POWERS[exponent](x if single else wide(x))  # one operation's digits aren't cut
 
 
 @decompose(aten.pow.Scalar, to="prims")
