@@ -134,7 +134,7 @@ class Sizes:
             if tensor.requires_grad and not tensor.is_leaf:
                 made = made.copy_(torch.empty((), dtype=made.dtype, requires_grad=True))
             if compat.is_view(tensor):
-                made = made.view_as(made)
+                made = torch.ops.aten.alias(made)  # view_as may choose strides of size 1
                 compat.set_creation_meta(made, compat.creation_meta(tensor))
             return made.requires_grad_() if tensor.requires_grad and tensor.is_leaf else made
 
