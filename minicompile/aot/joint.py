@@ -569,6 +569,8 @@ def stand_ins(
             # it may be written to, which gives it another history
             source = compat.new_fake(mode, (), (), like.dtype, like.device)
             made.copy_(source.requires_grad_())
+        elif training and like.requires_grad and compat.is_view(like):
+            made = torch.ops.aten.alias(made)  # its views under no_grad require no grad
         inputs.append(made.requires_grad_(training and like.requires_grad))
     return inputs
 

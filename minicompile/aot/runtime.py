@@ -476,7 +476,7 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
                 made = made.detach() if spec.detached else made
         if spec.cut:
             with torch.enable_grad():
-                made = made.view_as(made)
+                made = torch.ops.aten.alias(made)  # view_as may choose strides of size 1
         if creation is not None and compat.creation_meta(made) != creation:
             compat.set_creation_meta(made, creation)
         return made

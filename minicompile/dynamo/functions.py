@@ -169,9 +169,9 @@ def apply_function(tracer: Calls, cls: Any, /, *args: Any, **kwargs: Any) -> Any
     context = Context(tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args))
     if not torch.is_grad_enabled():
         results, several = run_forward(tracer, cls, context, args)
-        # an input that is given back comes back as another tensor
+        # an input that is given back comes back as another tensor, which requires no grad
         results = [
-            tracer.torch_call(torch.Tensor.view_as, (r, r), {}) if any(r is a for a in args) else r
+            tracer.torch_call(torch.Tensor.detach, (r,), {}) if any(r is a for a in args) else r
             for r in results
         ]
         return tuple(results) if several else results[0]

@@ -307,9 +307,7 @@ class Rebuild:
         return stores
 
     def as_before(self, tracker: VariableTracker) -> bool:
-        """Whether a list or set that was changed ends as it began."""
-        if isinstance(tracker.value, set):
-            return bool(tracker.value == tracker.contents)
+        """Whether a list or set that was changed ends as it began: 1 and True are equal, yet not the same."""
         known = self.tracer.trackers
         before = [known[id(item)].value if id(item) in known else item for item in tracker.value]
         return len(before) == len(tracker.contents) and all(

@@ -60,6 +60,7 @@ OF_TENSORS = (
     ("tensor-memory", "`.{}()`: a captured tensor has no memory", "data_ptr storage"),
     ("tensor-memory", "`.{}()`: a captured tensor has no memory", "untyped_storage"),
     ("tensor-memory", "`.{}()` is no part of the guards", "storage_offset is_shared is_pinned"),
+    ("tensor-memory", "`.{}()` is no part of the guards", "is_set_to _is_view"),
     ("tensor-attribute", "{} of a tensor", "__hash__ __repr__ __str__ __format__"),
     ("tensor-attribute", "{} of a tensor", "__reduce_ex__ __deepcopy__"),
 )

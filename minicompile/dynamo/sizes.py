@@ -137,7 +137,7 @@ class Sizes:
                 made = made.copy_(torch.empty((), dtype=made.dtype, requires_grad=True))
             if is_view:
                 with torch.set_grad_enabled(not cut):
-                    made = made.view_as(made)
+                    made = torch.ops.aten.alias(made)  # view_as may choose strides of size 1
                 compat.set_creation_meta(made, compat.creation_meta(tensor))
             return made.requires_grad_() if tensor.requires_grad and leaf and not cut else made
 

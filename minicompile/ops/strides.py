@@ -203,11 +203,12 @@ def strides_in_eager(
         kind, *rest = spec
         if kind is torch.Tensor:
             dtype, size, stride = rest
-            reach = 1 + sum((n - 1) * step for n, step in zip(size, stride) if n)
-            elements += max(reach, 0)
+            ends = ((n - 1) * step for n, step in zip(size, stride))
+            reach = 0 if 0 in size else 1 + sum(ends)
+            elements += reach
             if elements > SMALL or math.prod(size) > SMALL:
                 raise OverflowError("too large to be asked about")
-            return torch.zeros(max(reach, 0), dtype=dtype, device="cpu").as_strided(size, stride)
+            return torch.zeros(reach, dtype=dtype, device="cpu").as_strided(size, stride)
         return kind(map(made, rest)) if kind in (tuple, list) else rest[0]
 
     try:

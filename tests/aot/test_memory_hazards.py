@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -312,3 +313,17 @@ def test_a_view_that_is_made_a_leaf_is_one(given: bool) -> None:
         return (x if given else x * 2).detach()[0].requires_grad_()
 
     assert mc.compile(f)(torch.ones(3, 4)).requires_grad
+
+
+@pytest.mark.parametrize("make", [lambda x: x, torch.t, lambda x: x[:2]])
+def test_views_without_history_of_an_input_that_is_a_view_itself(make: Any) -> None:
+    """They require grad if what is viewed does in the end: a leaf that views data does not count."""
+
+    def fn(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            y = x[0]
+        return y * 3, x * 2
+
+    for given in (make(torch.ones(3, 3)).requires_grad_(), make(torch.ones(3, 3).requires_grad_())):
+        want, have = fn(given), mc.compile(fn, backend="aot_eager")(given)
+        assert [x.requires_grad for x in want] == [x.requires_grad for x in have]

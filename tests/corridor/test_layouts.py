@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import minicompile as mc
+from minicompile import compat
 from tests.aot.peak_memory import Residual
 
 FORMATS = {"rows": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -255,7 +256,7 @@ SMALL = {
     + [(name, True) for name in SMALL if name != "a flipped row"],  # asked of eager's own kernel
 )
 def test_strides_that_lead_to_no_element_are_eagers(name: str, dynamic: bool | None) -> None:
-    fn, x = SMALL[name], torch.randn(4, 4)
+    fn, x = SMALL[name], torch.arange(16.0).view(4, 4) - 8  # sums are exact
     for given in (x, x.clone().requires_grad_()):
         want, have = fn(given), mc.compile(fn, dynamic=dynamic)(given)
         assert torch.equal(want, have)
@@ -276,3 +277,26 @@ def test_strides_that_lead_to_no_element_are_eagers_whatever_the_sizes(name: str
     for rows in (5, 9):
         for b in (torch.randn(rows, 7), torch.randn(7, rows).t()):
             assert call(b).stride() == fn(b).stride()
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_strides_of_a_view_of_size_1_are_the_inputs(dynamic: bool) -> None:
+    """As they were given: a view of the same shape may choose others."""
+
+    def made_without_history(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            y = x.transpose(0, 1)
+        return y.transpose(0, 1), y
+
+    x = torch.randn(8, 1, 5).transpose(0, -1)
+    for fn, given in ((lambda x: x * 2, x), (made_without_history, (x * 1).requires_grad_() * 1)):
+        want, have = fn(given), mc.compile(fn, dynamic=dynamic)(given)
+        for one, other in zip(*map(compat.tree_leaves, (want, have)), strict=True):
+            assert one.stride() == other.stride()
+
+
+def test_large_sizes_without_elements_have_eagers_strides() -> None:
+    x = torch.empty(300, 64, 0)
+    for dynamic in (True, False):
+        found = mc.compile(lambda x: x.sum((0, 1), keepdim=True), dynamic=dynamic)(x)
+        assert found.stride() == x.sum((0, 1), keepdim=True).stride()

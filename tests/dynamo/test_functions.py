@@ -513,3 +513,24 @@ def test_a_number_that_a_backward_reads_is_the_one_of_now_or_an_error(
     monkeypatch.setattr(ScaledLater, "factor", 10)
     with pytest.raises(RuntimeError, match="what backward reads changed"):
         y.sum().backward()
+
+
+class GivesBack(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def test_an_input_given_back_under_no_grad_requires_none() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            y = GivesBack.apply(x)
+        return y, y * 3, y is x
+
+    for requires_grad in (True, False):
+        x = torch.ones(3, requires_grad=requires_grad)
+        assert equal(compiled(fn)(x), fn(x))

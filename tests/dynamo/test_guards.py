@@ -155,6 +155,11 @@ def test_two_arguments_that_are_one_tensor() -> None:
     assert graphs(run) == 2
 
 
+def test_whether_two_tensors_are_one_place_in_memory() -> None:
+    run, a, b = lenient(lambda a, b: a.is_set_to(b)), torch.ones(3), torch.ones(3)
+    assert run(a, a) and not run(a, b) and run(a[:], a) and not run(b, a)
+
+
 @pytest.mark.parametrize(
     "values",
     [

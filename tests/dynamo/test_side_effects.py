@@ -239,3 +239,26 @@ def test_what_is_written_where_it_stood_already_is_written_where_it_does_not(
         run(holder, x)
         assert vars(holder) == vars(expected)
         assert MODE is wanted
+
+
+def swap_in_set(items: Any) -> None:
+    items.discard(1)
+    items.add(True)
+
+
+def swap_in_list(items: Any) -> None:
+    items.append(items.pop(0))
+
+
+@pytest.mark.parametrize("fn", [swap_in_set, swap_in_list])
+def test_equal_members_of_another_type_are_written(fn: Callable[[Any], None]) -> None:
+    def function(items: Any, a: torch.Tensor) -> torch.Tensor:
+        fn(items)
+        return a + 1
+
+    run, kind = compiled(function), set if fn is swap_in_set else list
+    for members in ([1], [True], [1, 2], [1.0], [1, True], [2, 2.0]):
+        items, expected = kind(members), kind(members)
+        run(items, x)
+        fn(expected)
+        assert list(map(repr, items)) == list(map(repr, expected))
