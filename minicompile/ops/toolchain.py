@@ -32,9 +32,11 @@ BASE_FLAGS = (
 )  # fmt: skip
 """Nothing here may change what NaN and infinities do, or the order of additions."""
 
-GCC_FLAGS = ("-fno-thread-jumps", "-fno-tree-pre")
+GCC_FLAGS = ("-fno-thread-jumps", "-fno-tree-pre", "-fno-ivopts")
 """Jump threading and partial redundancy elimination make branches of `x > 0 ? x : 0` and what compares it:
-gcc 12 can't vectorise some, and keeps sums beside others in memory. clang doesn't know these flags."""
+gcc 12 can't vectorise some, and keeps sums beside others in memory. Its choice of induction variables reaches
+one array from another's address, and takes a write to the first for one to the second: scratch rows were read
+before they were written. clang doesn't know these flags."""
 
 ON_GNU_THREADS = Path(__file__).with_name("clang_openmp.h")
 """What clang expects of OpenMP, on the threads that torch has."""

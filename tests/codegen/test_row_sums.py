@@ -101,3 +101,17 @@ def test_roots_of_halves_keep_their_digits_from_one_operation_to_the_next() -> N
     compiled = mc.compile(lambda x: torch.nn.functional.normalize(x, p=0.5, dim=0))
     (found,) = torch.autograd.grad(compiled(x.requires_grad_()), x, grad)
     assert found.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("columns", [40, 72, 136, 200])
+def test_a_row_is_read_after_it_is_written(columns: int) -> None:
+    """Whatever gcc takes the address of the scratch row to be a part of."""
+
+    def largest(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        row = torch.cat([p, q], -1)
+        return row.amax(-1), row.amin(-1), row.argmax(-1)
+
+    p, q = torch.randn(2, 16, columns)
+    for one, other in zip(mc.compile(largest)(p, q), largest(p, q), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(mc.compile(lambda p, q: largest(p, q)[0])(p, q), largest(p, q)[0])

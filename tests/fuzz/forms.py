@@ -265,7 +265,7 @@ LIBRARY = (
     "torch.expm1({t}.float().clamp(max=3)) + torch.log1p({u}.float().abs())",
     "torch.sign({steps}) * torch.round({steps} / 3 + 0.137)",
     "torch.isclose({t}.float(), {u}.float())",
-    "torch.nan_to_num({t}.float() / {t}.float().relu(), posinf={i})",
+    "torch.nan_to_num({t}.float() / {t}.float().relu(), posinf={i}, neginf=-1)",
     "torch.isfinite({t} / {u}) & torch.isnan({t} - {u}).logical_not()",
     "torch.bitwise_xor({steps}.to({whole}), {i})",
     "torch.gcd({steps}.long(), torch.tensor(6))",
