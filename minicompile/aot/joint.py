@@ -510,8 +510,7 @@ def run_backward(results: list[Any], wanted: list[Any], tracer: JointTracer) -> 
     return list(gradients)
 
 
-# What the graph is traced on: stand-ins for its inputs, which it may write to, and for memory that several
-# of them share
+# What the graph is traced on: stand-ins for inputs, which it may write to, and for memory that some share
 
 
 def refuse_layouts(fakes: list[Any]) -> None:
