@@ -55,8 +55,8 @@ MOVES = {
     "load": r"\w+ tmp = (tmp \? )?(ptr|tmp_\w+)\[.*\]( : 0)?;|tmp = tl\.load\(.*|mc_transpose.*",
     "scratch": r".*aligned\(64\).*",
     "cast": r"\w+ tmp = (\(\w+\)|mc_(to|from)_b?f16)\(?tmp\)?;|tmp = tmp\.to\(.*\)",
-    "column sum": r"float tmp_four = 0;|tmp_four = tmp_four \+ tmp;|"
-    r"tmp_(total_)?tile\[\w+\] \+?= (0(\.0)?|tmp_four|tmp_(total_)?tile\[\w+\]( \+ tmp)?);",
+    "column sum": r"float tmp_part = 0;|tmp_part = tmp_part \+ tmp;|"
+    r"tmp_(total_)?tile\[\w+\] \+?= (0(\.0)?|tmp_part|tmp_(total_)?tile\[\w+\]( \+ tmp)?);",
     "index": r"int\d+_t tmp = [^t]*;|tmp = \([^t]*\)\.to\(.*\)",
 }
 """Lines that compute nothing; and the ways to sum a column."""
