@@ -137,7 +137,8 @@ def memory_places(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
 
 def memory_facts(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
     """Those places, and how the first tensors were made, which the graph changes."""
-    return memory_places(mutated, *tensors), tuple(map(compat.how_made, tensors[:mutated]))
+    places = memory_places(mutated, *tensors) if len(tensors) > 1 else ()
+    return places, tuple(map(compat.how_made, tensors[:mutated]))
 
 
 HELPERS: dict[str, Any] = {"math": math} | {
