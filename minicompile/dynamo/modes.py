@@ -108,10 +108,8 @@ def raised(
     again where eager may not run the frame: a hook has been called, inputs have other versions than these and
     it isn't known what they held; and, unless the frame `acts`, memory ran out or code raised that is neither
     torch's nor ours, nor an operator's."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    names = [
-        f.f_globals.get("__name__", "minicompile") for f in frames
-    ]  # generated code is in no module
+    frames = traceback.walk_tb(error.__traceback__)  # generated code is in no module
+    names = [frame.f_globals.get("__name__", "minicompile") for frame, _ in frames]
     foreign = names[-1].partition(".")[0] not in ("torch", "minicompile")
     aside = (foreign and "torch._ops" not in names) or isinstance(error, torch.OutOfMemoryError)
     late = tuple(x._version for x in written) != versions

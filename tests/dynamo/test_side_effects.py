@@ -176,6 +176,9 @@ def test_a_generator_left_inside_try_is_closed_where_it_is_dropped(
 
 
 class Holder:
+    kept: Any
+    other: Any
+
     def __init__(self, **given: Any) -> None:
         vars(self).update(given)
 
@@ -193,22 +196,22 @@ def set_item(holder: Holder) -> None:
 
 
 def set_attribute(holder: Holder) -> None:
-    holder.kept = None  # type: ignore[attr-defined]
+    holder.kept = None
 
 
 def set_object(holder: Holder) -> None:
-    holder.kept = holder.other  # type: ignore[attr-defined]
+    holder.kept = holder.other
 
 
 def set_back(holder: Holder) -> None:
-    before = holder.kept  # type: ignore[attr-defined]
-    holder.kept = 5  # type: ignore[attr-defined]
-    holder.kept = before  # type: ignore[attr-defined]
+    before = holder.kept
+    holder.kept = 5
+    holder.kept = before
 
 
 def set_and_deleted(holder: Holder) -> None:
-    holder.kept = 5  # type: ignore[attr-defined]
-    del holder.kept  # type: ignore[attr-defined]
+    holder.kept = 5
+    del holder.kept
 
 
 WRITERS = set_global, set_item, set_attribute, set_object, set_back, set_and_deleted
@@ -232,7 +235,7 @@ def test_what_is_written_where_it_stood_already_is_written_where_it_does_not(
     ]:
         holder, MODE = Holder(other=thing), kept
         if kept != "absent" or fn is set_back:
-            holder.kept = kept  # type: ignore[attr-defined]
+            holder.kept = kept
         expected = Holder(**vars(holder))
         fn(expected)
         wanted, MODE = MODE, kept
