@@ -124,6 +124,20 @@ def test_channels_last_inside_of_a_graph_changes_no_result(
         compare(model, lambda x: model(x), many if dynamic else many[:1], dynamic)
 
 
+@pytest.mark.parametrize("channels", [4, 16])
+def test_a_weights_gradient_that_the_library_misreads_is_taken_of_rows(channels: int) -> None:
+    """Of few channels side by side, without AVX-512: its numbers were whatever lay in memory."""
+    first = [nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, channels, 3), nn.ReLU()]
+    model = nn.Sequential(*first, nn.Conv2d(channels, 24, 1, 2))
+    args = images("rows", (4, 18))[0]
+    moved = [str(rewrite) for rewrite in layout_record(mc.trace(model, *args)).rewrites]
+    assert sum("convolution_backward" in text for text in moved) == (2 if channels == 4 else 3)
+    want, call = results(model, model, args), mc.compile(model)
+    for _ in range(5):
+        for a, b in zip(results(call, model, args), want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("made", [tower, Mixed])
 def test_channels_last_on_a_gpu_changes_no_result(made: Callable[[], nn.Module]) -> None:

@@ -35,6 +35,8 @@ FOLLOWING = {aten.cat.default, aten.constant_pad_nd.default, aten.clone.default}
 VIEWS = {aten.permute, aten.expand, aten.slice, aten.select, aten.squeeze, aten.unsqueeze}
 """They view what lies in any order."""
 ROWS, LAST = torch.contiguous_format, torch.channels_last
+VECTOR = 16
+"""Floats in the longest vector of a CPU."""
 
 
 @graph_pass("channels_last", stage="prims", order=80, option="layout_optimization")
@@ -62,6 +64,18 @@ def is_convolution(node: fx.Node) -> bool:
     return image is not None and image.dim() == 4
 
 
+def is_misread(node: fx.Node) -> bool:
+    """Does oneDNN compute this weight's gradient of memory that isn't the image's? It does so for kernels of one
+    place that skip some, where fewer channels lie side by side than fill a vector."""
+    if node.target is not aten.convolution_backward.default:
+        return False
+    (_, image, weight), stride, mask = node.args[:3], node.args[4], node.args[10]
+    value, kernel = image.meta["val"], weight.meta["val"].shape[2:]  # type: ignore[union-attr]
+    one = mask[1] and all(size == 1 for size in kernel)  # type: ignore[index]
+    few = value.device.type == "cpu" and hint(value.shape[1]) < VECTOR
+    return one and few and any(step != 1 for step in stride)  # type: ignore[union-attr]
+
+
 def is_last(node: fx.Node) -> bool:
     """Does an image have its channels side by side?"""
     value = node.meta["val"]
@@ -84,7 +98,7 @@ class Images:
     def run(self) -> list[Rewrite]:
         done = []
         for node in list(self.graph.nodes):
-            if is_convolution(node):
+            if is_convolution(node) and not is_misread(node):
                 before, count = statement(node), CONVOLUTIONS[node.target]
                 for image in node.args[:count]:
                     node.replace_input_with(image, self.copy(image, node, LAST))  # type: ignore[arg-type]
