@@ -56,7 +56,7 @@ lint:
 
 # Two processes, a file of tests in one of them; in order, since some files must come last.
 tests:
-	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 ## make lessons    lint the lessons' text, execute them all and compare (as `make check`, without setting up)
 lessons:
