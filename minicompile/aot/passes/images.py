@@ -42,7 +42,8 @@ VECTOR = 16
 @graph_pass("channels_last", stage="prims", order=80, option="layout_optimization")
 def channels_last(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
     """Not where more would be copied than half of what the convolutions read and write, nor where a weight's
-    gradient is larger than all images (the library takes scratch memory for it): says so then."""
+    gradient is larger than all images (the library takes scratch memory for it): says so then. Convolutions
+    that the library gets wrong so stay as they are."""
     if not any(map(is_convolution, gm.graph.nodes)):
         return "no convolution of images"
     if gm.graph.find_nodes(op="call_function", target=aten.as_strided.default):
@@ -65,15 +66,14 @@ def is_convolution(node: fx.Node) -> bool:
 
 
 def is_misread(node: fx.Node) -> bool:
-    """Does oneDNN compute this weight's gradient of memory that isn't the image's? It does so for kernels of one
-    place that skip some, where fewer channels lie side by side than fill a vector."""
+    """Does oneDNN compute this weight's gradient of memory that isn't the image's? Channels-last it does so
+    for kernels of one place that skip some, where fewer channels lie side by side than fill a vector."""
     if node.target is not aten.convolution_backward.default:
         return False
-    (_, image, weight), stride, mask = node.args[:3], node.args[4], node.args[10]
-    value, kernel = image.meta["val"], weight.meta["val"].shape[2:]  # type: ignore[union-attr]
-    one = mask[1] and all(size == 1 for size in kernel)  # type: ignore[index]
-    few = value.device.type == "cpu" and hint(value.shape[1]) < VECTOR
-    return one and few and any(step != 1 for step in stride)  # type: ignore[union-attr]
+    args: Any = node.args
+    image, weight = args[1].meta["val"], args[2].meta["val"]
+    skips = any(step != 1 for step in args[4]) and all(size == 1 for size in weight.shape[2:])
+    return skips and args[10][1] and image.device.type == "cpu" and hint(image.shape[1]) < VECTOR
 
 
 def is_last(node: fx.Node) -> bool:
