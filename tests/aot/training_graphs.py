@@ -105,9 +105,9 @@ class Residual(nn.Module):
 class ResNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8)
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
         self.blocks = nn.Sequential(
-            Residual(8, 8, 1), Residual(8, 16, 2), Residual(16, 16, 1), Residual(16, 32, 2)
+            Residual(16, 16, 1), Residual(16, 24, 2), Residual(24, 24, 1), Residual(24, 32, 2)
         )
         self.head = nn.Linear(32, 5)
 

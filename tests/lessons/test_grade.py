@@ -239,7 +239,7 @@ def test_ordinary_python_is_not_refused(text: str):
     assert grading.refusal(text, setup, checks(LESSON).exercises["ex1"]) == ""
 
 
-DIES, SLOW = "the kernel died", "longer than 8 seconds"
+DIES, SLOW = "the kernel died", "longer than 30 seconds"  # for right answers on a slow machine
 ENDLESS = [
     {
         "ex1": ("import os\ngetattr(os, '_' + 'exit')(0)\n", DIES),
@@ -262,7 +262,7 @@ def test_an_exercise_that_never_ends_costs_its_points_alone(
         by_id(notebook)[f"{exercise}-answer"].source = text
     path = tmp_path / f"{LESSON}_mine.ipynb"
     nbformat.write(notebook, path)
-    first, second, third = grading.grade(path, ["ex1", "ex2", "ex3"], seconds=8).grades
+    first, second, third = grading.grade(path, ["ex1", "ex2", "ex3"], seconds=30).grades
     for grade in (first, second):
         assert grade.earned == 0
         assert answers[grade.exercise][1] in grade.feedback
