@@ -16,7 +16,7 @@ import torch
 def operators() -> list[Any]:
     """The OpInfos. Importing them asks for a package of which nothing is used, and forbids to set
     torch's flags, which other tests do. Their samples search the whole stack, and its source, for a
-    `unittest.TestCase` that they belong to, for a third of a second; there is none.
+    `unittest.TestCase` that they belong to, which takes long; there is none.
     """
     stub: Any = types.SimpleNamespace(TestCase=unittest.TestCase)
     sys.modules.setdefault("expecttest", stub)
