@@ -78,14 +78,15 @@ def partition(
 
     `fakes` are its first inputs. How many values pass between the two goes into `metadata`. `continues`: the
     function goes on after the graph, and may write to what the graph got or gave: what eager would not keep
-    of that is not kept either, for autograd would refuse the backward, or not know of the write (`.data`).
+    of that for a tangent is not kept either, for autograd would refuse the backward, or not know of the write
+    (`.data`).
     """
     inputs = placeholders(joint.gm.graph)
     changed = {*metadata.mutated_inputs, *(spec.base for spec in metadata.relaid)}
     copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
     parts = JointParts(joint.gm, fakes)
     naive, budget = save_all(parts), options.memory_budget
-    method, never = options.partitioner, parts.given - naive.keys() if continues else set[fx.Node]()
+    method, never = options.partitioner, parts.kept_for_others() if continues else []
     if method == "min_cut" and not allowed(
         "partitioner", joint.name, partial(", ".join, (n.name for n in naive)), lambda: report
     ):
@@ -192,6 +193,32 @@ class JointParts:
         return node in self.after_tangents or (
             node.meta.get("phase") == "backward" and node not in self.needed_by_forward
         )
+
+    def kept_for_others(self) -> list[tuple[fx.Node, fx.Node]]:
+        """Values that others may write to, each with an operator that must not be run again on it: eager does
+        not keep the value for a tangent that needs the operator's result."""
+        every = frozenset(range(len(self.tangents)))
+        by_themselves = [node for node in self.gradients if isinstance(node, fx.Node)]
+        tangents = dict.fromkeys(by_themselves, every)
+        """For which tangents a value is computed."""
+        tangents.update((node, frozenset([i])) for i, node in enumerate(self.tangents))
+        for node in self.nodes:
+            if node in self.after_tangents and node.op != "placeholder":
+                sources = self.after_tangents.intersection(node.all_input_nodes)
+                tangents[node] = frozenset().union(*(tangents[used] for used in sources))
+        kept = dict.fromkeys(self.given, frozenset[int]())
+        kept.update((node, every) for node in map(alias_root, by_themselves) if node in kept)
+        again = []
+        for node in reversed(self.nodes):
+            if node not in tangents:
+                users = tangents.keys() & node.users
+                tangents[node] = frozenset().union(*(tangents[user] for user in users))
+            for read in self.given.intersection(map(alias_root, node.all_input_nodes)):
+                if self.is_backward(node) or node in self.inside:
+                    kept[read] |= tangents[node]
+                elif not is_view(node):
+                    again.append((read, node))
+        return [(read, node) for read, node in again if not tangents[node] <= kept[read]]
 
     def sizes_read_by_backward(self, saved: Iterable[fx.Node]) -> list[fx.Node]:
         """Sizes and numbers that the backward graph uses, directly or through what it recomputes."""
@@ -303,8 +330,8 @@ def save_all(parts: JointParts) -> Saved:
 
 class Cut:
     """The network of the values that could be kept, each as wide as its bytes. Those in `free` have none;
-    those in `extra` would be written for the backward alone, which counts as a 256th more; those in `never`
-    can't be kept."""
+    those in `extra` would be written for the backward alone, which counts as a 256th more. Of a pair in
+    `never` the second isn't computed again from the first if that is kept."""
 
     def __init__(
         self,
@@ -312,7 +339,7 @@ class Cut:
         bans: Saved,
         free: Collection[fx.Node],
         extra: Collection[fx.Node] = (),
-        never: Collection[fx.Node] = (),
+        never: Collection[tuple[fx.Node, fx.Node]] = (),
     ) -> None:
         self.network, self.bans = FlowNetwork(), bans
         for index, (node, ban) in enumerate(bans.items()):
@@ -323,11 +350,14 @@ class Cut:
             rank = len(bans) * (1 + parts.is_backward(node)) - index
             size = 0 if node in free else bytes_of(node)
             width = size * (ONE_BYTE + ONE_BYTE // 256 * (node in extra)) + rank
-            if node in parts.inside or node in never or is_view(node) or not is_tensor(node):
+            if node in parts.inside or is_view(node) or not is_tensor(node):
                 width = UNLIMITED
             self.network.add_edge((node, "in"), (node, "out"), width)
             for user in filter(bans.__contains__, node.users):
                 self.network.add_edge((node, "out"), (user, "in"), UNLIMITED)
+        for node, user in never:
+            if node in bans and user in bans:
+                self.network.add_edge((node, "in"), (user, "in"), UNLIMITED)
         self.width, self.side = self.network.minimum_cut("source", "sink")
 
     def ban(self, node: fx.Node, reason: str, limit: float) -> None:
@@ -345,9 +375,9 @@ class Cut:
         return {node: self.bans[node] or "cheaper than what it is made of" for node in crossing}
 
 
-def min_cut(parts: JointParts, never: Collection[fx.Node] = ()) -> Saved:
-    """The fewest bytes that spare the backward random, expensive and reducing operators, without those in
-    `never`; of two values about as large, one that is in memory anyway: an input, a result, what a library
+def min_cut(parts: JointParts, never: Collection[tuple[fx.Node, fx.Node]] = ()) -> Saved:
+    """The fewest bytes that spare the backward random, expensive and reducing operators, and those in `never`
+    (`Cut`); of two values about as large, one that is in memory anyway: an input, a result, what a library
     writes or reads."""
     in_memory = read_by_library_calls(parts)
     bans = {node: why_not_recomputed(node, parts, in_memory) for node in parts.candidates}
@@ -361,10 +391,13 @@ def min_cut(parts: JointParts, never: Collection[fx.Node] = ()) -> Saved:
 
 
 def within_budget(
-    parts: JointParts, naive: Saved, budget: float, never: Collection[fx.Node] = ()
+    parts: JointParts,
+    naive: Saved,
+    budget: float,
+    never: Collection[tuple[fx.Node, fx.Node]] = (),
 ) -> Saved:
-    """Between the fewest bytes (budget 0) and those of `naive` (budget 1), not counting inputs; those in
-    `never` can't be kept.
+    """Between the fewest bytes (budget 0) and those of `naive` (budget 1), not counting inputs; `never` is as
+    for `Cut`.
 
     A knapsack: the values of `naive` with the most work per byte are kept first, each one that fits. More
     budget never keeps fewer bytes: where two budgets first differ, the smaller found the value too large.

@@ -167,6 +167,29 @@ def test_what_a_frame_writes_to_after_a_break_was_not_kept_for_the_backward(kept
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("read", [lambda b: b.floor(), lambda b: b.t().sign().t(), torch.floor])
+def test_what_eager_keeps_for_one_result_is_not_kept_for_another(read):
+    """Eager keeps `b` for `other` alone, of which there is no tangent."""
+
+    def fn(a, b, numbers):
+        y = a * read(b).to(torch.int32)
+        other = y @ b.t()
+        numbers.append(y.sum().item())
+        b[0] = 2
+        return y, other.sum()
+
+    mc.reset()
+    found = []
+    for call in (fn, mc.compile(fn, backend="aot_eager")):
+        a = torch.ones(2, 3, requires_grad=True)
+        y, other = call(a, torch.arange(6.0).view(2, 3), [])
+        y.sum().backward(retain_graph=True)
+        found.append(a.grad)
+        with pytest.raises(RuntimeError, match="modified by an inplace"):
+            other.backward()
+    torch.testing.assert_close(*found)
+
+
 def test_a_copy_of_a_result_is_kept_for_the_backward_when_the_frame_goes_on():
     def fn(x, mean, numbers):
         y = mean * x
