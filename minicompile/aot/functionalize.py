@@ -366,7 +366,10 @@ class Functionalizer:
         args: Any
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.read)
         if op is aten.copy_.default:  # of a tensor or a number
-            return args[1] if isinstance(args[1], torch.Tensor) else torch.full_like(*args[:2])
+            if not isinstance(args[1], torch.Tensor):
+                return torch.full_like(*args[:2])
+            # the backward may read what was written: its source may change after the graph
+            return args[1].clone() if self.metadata.trains else args[1]
         if op is aten.zero_.default:
             return torch.zeros_like(args[0])
         form, given = functional_variant(op), dict[str, Any](kwargs)

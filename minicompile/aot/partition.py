@@ -213,7 +213,8 @@ class JointParts:
             if node not in tangents:
                 users = tangents.keys() & node.users
                 tangents[node] = frozenset().union(*(tangents[user] for user in users))
-            for read in self.given.intersection(map(alias_root, node.all_input_nodes)):
+            used = () if is_size(node) else map(alias_root, node.all_input_nodes)
+            for read in self.given.intersection(used):
                 if self.is_backward(node) or node in self.inside:
                     kept[read] |= tangents[node]
                 elif not is_view(node):

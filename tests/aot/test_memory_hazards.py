@@ -190,6 +190,48 @@ def test_what_eager_keeps_for_one_result_is_not_kept_for_another(read):
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("write", [lambda b, a: b.copy_(a), lambda b, a: b.__setitem__(..., a)])
+def test_what_was_written_is_kept_for_the_backward_not_what_it_was_written_from(write):
+    def fn(a, b, numbers):
+        write(b, a)
+        y = b[0] * (a.mean() + b)
+        numbers.append(y.sum().item())
+        with torch.no_grad():
+            a.mul_(2)
+        return y
+
+    mc.reset()
+    found = []
+    for call in (fn, mc.compile(fn, backend="aot_eager")):
+        x = torch.arange(6.0).view(2, 3).requires_grad_()
+        call(x * 1, torch.zeros(2, 3), []).sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("sizes", ["fixed", "varying"])
+def test_a_size_is_no_reason_to_keep_an_input(sizes):
+    """The frame is cut before the subtraction, which eager refuses with other numbers of rows."""
+
+    def fn(a, b):
+        y = a.clone() - torch.tanh(a).sum(-1)
+        b[..., 1] += 1
+        return y
+
+    mc.reset()
+    found = []
+    for call in (fn, mc.compile(fn, backend="aot_eager")):
+        if sizes == "varying" and call is not fn:
+            for rows in (3, 5):
+                with pytest.raises(RuntimeError, match="must match the size"):
+                    call(torch.ones(rows, 4, requires_grad=True) * 1, torch.ones(rows, 4))
+        x = torch.arange(16.0).view(4, 4).requires_grad_()
+        a = x * 1
+        call(a, a.detach()[1:]).sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+
+
 def test_a_copy_of_a_result_is_kept_for_the_backward_when_the_frame_goes_on():
     def fn(x, mean, numbers):
         y = mean * x
