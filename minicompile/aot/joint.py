@@ -374,7 +374,8 @@ def classify(
             specs.append(OutputSpec("fresh") if symbolic else OutputSpec("constant", value=value))
             continue
         storage = compat.storage_id(value)
-        made = value.requires_grad and compat.is_view(value) and compat.creation_meta(value)
+        differentiable = value.requires_grad or torch.is_grad_enabled()
+        made = differentiable and compat.is_view(value) and compat.creation_meta(value)
         alone = (
             sharers[storage] == 1 and is_dense(value) and not (value.is_conj() or value.is_neg())
         )
@@ -391,9 +392,8 @@ def classify(
         elif (
             alone
             and (value.grad_fn or not value.requires_grad)
-            and made not in (compat.VIEW_OF_SEVERAL, compat.VIEW_OF_FUNCTION)
+            and made in (False, compat.VIEW_AS_USUAL)
         ):
-            # not so a view made under no_grad, which autograd takes to be a leaf
             results.append(value)
             spec = OutputSpec("fresh")
         else:
