@@ -30,6 +30,11 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+def device() -> torch.device:
+    """This process's own."""
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
 class Net(nn.Module):
     """Layers, a batch norm (buffers), a parameter used at both ends."""
 
@@ -55,8 +60,7 @@ class Net(nn.Module):
 
 def batches(count: int, width: int = 32) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(dist.get_rank())
-    made = [torch.randn(8, width, generator=generator, device="cpu") for _ in range(count)]
-    return [x.to(torch.get_default_device()) for x in made]
+    return [torch.randn(8, width, generator=generator).to(device()) for _ in range(count)]
 
 
 def train(
@@ -69,7 +73,7 @@ def train(
 ) -> list[torch.Tensor]:
     """Losses and all parameters' gradients, step by step. `quiet`: every other step under no_sync."""
     torch.manual_seed(0)
-    model = Net(broken=broken)
+    model = Net(broken=broken).to(device())
     model.use_spare = spare
     inner = mc.compile(model) if how == "inside" else model
     wrapped = DistributedDataParallel(inner, bucket_cap_mb=0.01, **options)
@@ -138,7 +142,7 @@ def gpt() -> None:
     for how in ("eager", "inside", "outside"):
         mc.reset()
         torch.manual_seed(0)
-        model = GPT()
+        model = GPT().to(device())
         inner = mc.compile(model) if how == "inside" else model
         call: Any = DistributedDataParallel(inner, bucket_cap_mb=0.1)
         call = mc.compile(call) if how == "outside" else call
@@ -146,8 +150,7 @@ def gpt() -> None:
         generator, config, losses = torch.Generator().manual_seed(dist.get_rank()), model.config, []
         for _ in range(3):
             shape = (2, 4, config.block_size)
-            tokens = torch.randint(config.vocab_size, shape, generator=generator, device="cpu")
-            tokens = tokens.to(torch.get_default_device())
+            tokens = torch.randint(config.vocab_size, shape, generator=generator).to(device())
             loss = call(tokens[0], tokens[1])[1]
             optimizer.zero_grad()
             loss.backward()
@@ -186,7 +189,7 @@ def order_of_events(bucket_cap_mb: float) -> list[str]:
     """What happens in a backward, in order: `bucket` (one is complete), `last` (a library call at the very
     end of the compiled graph runs)."""
     torch.manual_seed(0)
-    model = Marked()
+    model = Marked().to(device())
     x = batches(1)[0].requires_grad_()
     wrapped = DistributedDataParallel(mc.compile(model), bucket_cap_mb=bucket_cap_mb)
 
@@ -252,7 +255,7 @@ def in_place(x: torch.Tensor) -> torch.Tensor:
 
 def example() -> torch.Tensor:
     generator = torch.Generator().manual_seed(dist.get_rank() + 5)
-    return torch.randn(4, 6, generator=generator, device="cpu").to(torch.get_default_device())
+    return torch.randn(4, 6, generator=generator).to(device())
 
 
 @check
@@ -305,7 +308,6 @@ def main(backend: str, rank: str, port: str, *names: str) -> None:
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(int(rank))
-        torch.set_default_device("cuda")
     store = dist.TCPStore("127.0.0.1", int(port), WORLD, rank == "0")
     dist.init_process_group(backend, store=store, rank=int(rank), world_size=WORLD)
     for name in names:
