@@ -312,13 +312,13 @@ class Recorder:
             text = str(error).partition("\n")[0]
             what = f"{name} raised {type(error).__name__}: {text}"
             first = args[0] if args else None
-            view = isinstance(first, torch.Tensor) and compat.is_view(first)
-            if not view or (first.is_leaf and first.requires_grad):
+            view = first if isinstance(first, torch.Tensor) and compat.is_view(first) else None
+            if view is None or (view.is_leaf and view.requires_grad):
                 raise refusal("exception", what, self.line(), kind=UserError) from error
             refused = refusal("exception", what, self.line(), kind=RefusedWrite)
-            made_here = not any(tracker.value is first._base for tracker in self.inputs)
-            by_function = compat.creation_meta(first) == compat.VIEW_OF_FUNCTION
-            refused.forgotten = by_function or (made_here and not first.requires_grad)
+            made_here = not any(tracker.value is view._base for tracker in self.inputs)
+            by_function = compat.creation_meta(view) == compat.VIEW_OF_FUNCTION
+            refused.forgotten = by_function or (made_here and not view.requires_grad)
             raise refused from error
         finally:
             self.running = ""
