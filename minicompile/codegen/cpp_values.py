@@ -127,8 +127,9 @@ class ValuePrinter(LinePrinter):
                 return self.index_of(value)
             case "to_dtype":
                 (source,) = value.inputs
-                hidden = was_float(source)
-                text = f"mc_opaque({operands[0]})" if hidden else operands[0]
+                text = f"mc_opaque({operands[0]})" if was_float(source) else operands[0]
+                if source.dtype.is_floating_point and is_int(value.dtype) and is_number(source):
+                    text = f"mc_unknown({text})"
                 return conversion(text, source.dtype, value.dtype)
             case "bitcast":
                 return bitcast(operands[0], value.inputs[0].dtype, value.dtype)
@@ -207,6 +208,12 @@ class ValuePrinter(LinePrinter):
         for var, size in self.plan.reduction_ranges.items():
             place = place * size + (var if size != 1 else 0)
         return sympy.expand(place)
+
+
+def is_number(value: Value) -> bool:
+    """Is it computed from numbers in the program alone?"""
+    computed = value.inputs and value.op not in ("load", "index_expr")
+    return value.op == "constant" or (bool(computed) and all(map(is_number, value.inputs)))
 
 
 def was_float(value: Value) -> bool:

@@ -265,7 +265,8 @@ def collectives_are_in_the_graph() -> None:
         for _ in range(2):
             torch.testing.assert_close(compiled(mine), function(given), rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(mine, given)
-    for function in (mean_of_all, gathered):
+    gathers = torch.__version__ >= (2, 12)  # before, eager gathers no transposed tensor
+    for function in (mean_of_all, gathered)[: 1 + gathers]:
         given = example().t()
         found, expected = mc.compile(function, fullgraph=True)(given), function(given)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

@@ -709,3 +709,16 @@ def test_row_reductions_run_on_processors_without_wide_vectors() -> None:
         pytest.skip("this processor has no AVX to leave out")
     bind(start_build(text, options).result(), plan)(x, out)
     torch.testing.assert_close(out, torch.softmax(x, -1))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1e30, -1.5])
+@pytest.mark.parametrize("to", [torch.int64, torch.int32, torch.uint8])
+def test_numbers_that_no_integer_is_become_eagers(number: float, to: torch.dtype) -> None:
+    """gcc, where it knows the number, makes other integers of it than the processor."""
+
+    def whole(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        empty_mean = x[:0].mean(0) * 0 + number
+        return torch.full_like(x, number).to(to), empty_mean.to(to), (x * 0 + number).to(to)
+
+    x = torch.ones(3, 16)
+    assert all(map(torch.equal, mc.compile(whole)(x), whole(x)))
