@@ -55,7 +55,7 @@ time-or-random: pass the value in as an argument
     A clock or Python's random numbers give another value each time; a graph would repeat the first.
 random-state: seed outside of the compiled function
     Seeding changes the state from which all later random numbers come.
-default-dtype-or-device: pass `dtype=` or `device=` where tensors are made, or set the default outside
+default-dtype-or-device: pass `dtype=` or `device=` where tensors are made; a default dtype may be set outside
     The default dtype and device decide what later calls of torch functions make, in all code.
 mode-left-changed: restore it in the same function, with a `with` statement
     The frame left a setting of torch in another state, and capture can't repeat that change.

@@ -119,6 +119,18 @@ CASES = [
 ]
 
 
+def test_a_default_device_is_named_where_nothing_is_compiled_for_it() -> None:
+    compiled, a = mc.compile(lambda a: a + torch.ones(2, device="cpu")), torch.ones(2)
+    torch.set_default_device("meta")
+    try:
+        assert torch.equal(compiled(a), a + 1)
+        [why] = mc.explain(compiled)(a).breaks
+    finally:
+        torch.set_default_device(None)
+    assert "meta is the default device" in str(why) and "pass `dtype=` or `device=`" in str(why)
+    assert torch.equal(compiled(a), a + 1) and mc.explain(compiled)(a).graph_count == 1
+
+
 @pytest.mark.parametrize(
     ("function", "reason"), CASES, ids=lambda case: getattr(case, "__name__", "")
 )
