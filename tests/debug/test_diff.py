@@ -47,8 +47,7 @@ def traced() -> Trace:
     return trace()
 
 
-@pytest.fixture(scope="module")
-def gpt() -> Trace:
+def traced_gpt() -> Trace:
     torch.manual_seed(0)
     model, tokens = GPT(GPTConfig(n_layer=4)), torch.randint(0, 20, (2, 32))
 
@@ -56,6 +55,11 @@ def gpt() -> Trace:
         return torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
     return mc.trace(loss, tokens, tokens)
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Trace:
+    return traced_gpt()
 
 
 PAIRS = [
@@ -378,11 +382,12 @@ def test_an_inference_trace_has_its_steps() -> None:
     assert shown.diff("prims", "aot.forward").rows
 
 
-def test_a_large_model_takes_seconds_at_most(gpt: Trace) -> None:
+def test_a_large_model_is_compared_in_the_time_that_it_is_traced_in(gpt: Trace) -> None:
+    def seconds(ask: Callable[[], Any]) -> float:
+        start = time.process_time()
+        ask()
+        return time.process_time() - start
+
+    traced = seconds(traced_gpt)
     for ask in (gpt.steps, lambda: gpt.diff("core", "prims"), lambda: gpt.diff(gpt)):
-        seconds = []
-        for _ in range(2):
-            start = time.process_time()
-            ask()
-            seconds.append(time.process_time() - start)
-        assert min(seconds) < 2
+        assert min(seconds(ask), seconds(ask)) < 3 * traced
