@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 GlobalStateGuard: Any = None
 with contextlib.suppress(ImportError):
@@ -72,6 +73,12 @@ def active_modes() -> dict[str, int]:
         "forward-mode differentiation": forward_ad._current_level + 1,
     }
     return {what: depth for what, depth in depths.items() if depth}
+
+
+def default_device() -> torch.device | None:
+    """Of the function modes on this thread: the device that the innermost is a default for."""
+    modes = torch.overrides._get_current_function_mode_stack()[-1:]
+    return next((mode.device for mode in modes if type(mode) is DeviceContext), None)
 
 
 def matmul_precision() -> Any:

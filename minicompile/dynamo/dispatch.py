@@ -93,8 +93,8 @@ def captured(
 ) -> CapturedFrame:
     """`capture_frame`, for who holds the lock. Raises Unsupported where no frame can be captured."""
     if active := settings.active_modes():
-        if (device := torch.get_default_device()).type != "cpu":
-            what = f"{device} is the default device, a mode that acts on every call of torch"
+        if device := settings.default_device():
+            what = f"{device} is the default device: a torch function mode is active"
             raise refusal("default-dtype-or-device", what)
         raise refusal("function-mode", f"{' and '.join(active)} is active")
     code = function.__code__
