@@ -281,6 +281,13 @@ def test_a_result_is_no_part_of_the_memory_that_inputs_share():
         assert y.storage_offset() == 0 and y.untyped_storage().nbytes() == 48
 
 
+def test_a_view_of_a_constant_lies_where_it_lies_in_eager():
+    mc.reset()
+    view = mc.compile(lambda a: torch.ones_like(a)[..., 1:3], fullgraph=True)(torch.ones(4))
+    assert view.tolist() == [1, 1]
+    assert view.storage_offset() == 1 and view.untyped_storage().nbytes() == 16
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bool])
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_number_is_copied_into_a_tensor(dtype, dynamic):

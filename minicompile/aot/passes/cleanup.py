@@ -161,7 +161,8 @@ def fold_constants(gm: fx.GraphModule, mode: Any) -> int:
             known[node] = found
             operands = (made_by[used] for used in node.all_input_nodes if used in made_by)
             made_by[node] = origins_of(node).union(*operands)
-            fixed = result.is_contiguous() and not is_symbolic(node) and node not in returned
+            seen = alias_root(node) in returned  # with where it lies in its memory
+            fixed = result.is_contiguous() and not is_symbolic(node) and not seen
             if fixed and node.target is not aten.full.default:
                 node.meta["origins"] = made_by[node]
                 node.target, node.args = aten.full.default, (list(result.shape), found.item())
