@@ -78,6 +78,15 @@ def test_every_call_warns_as_eager_does(function: Any, dynamic: bool | None) -> 
     assert mc.explain(compiled)(X, Y).compiled_calls == 5
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_librarys_kernel_does_not_warn_again(trained: bool, capfd: Any) -> None:
+    scale = torch.ones(3, requires_grad=trained)
+    function = lambda x, y: torch.bucketize(x.t(), y[::2]) * scale  # noqa: E731
+    expected = heard(function, X, Y.sort()[0])
+    assert len(expected) == 2 and heard(mc.compile(function), X, Y.sort()[0]) == expected
+    assert "Warning" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_what_torch_is_asked_while_capturing_warns_of_nothing(backend: str, capfd: Any) -> None:
     refusal.cache_clear()  # which asks about one element
