@@ -198,21 +198,17 @@ class JointParts:
         """Values that others may write to, each with an operator that must not be run again on it: eager does
         not keep the value for a tangent that needs the operator's result."""
         every = frozenset(range(len(self.tangents)))
-        by_themselves = [node for node in self.gradients if isinstance(node, fx.Node)]
-        tangents = dict.fromkeys(by_themselves, every)
-        """For which tangents a value is computed."""
-        tangents.update((node, frozenset([i])) for i, node in enumerate(self.tangents))
-        for node in self.nodes:
-            if node in self.after_tangents and node.op != "placeholder":
-                sources = self.after_tangents.intersection(node.all_input_nodes)
-                tangents[node] = frozenset().union(*(tangents[used] for used in sources))
+        by_themselves = {node: every for node in self.gradients if isinstance(node, fx.Node)}
         kept = dict.fromkeys(self.given, frozenset[int]())
         kept.update((node, every) for node in map(alias_root, by_themselves) if node in kept)
+        tangents = dict[fx.Node, frozenset[int]]()
+        """For which ones a value is computed."""
         again = []
         for node in reversed(self.nodes):
-            if node not in tangents:
-                users = tangents.keys() & node.users
-                tangents[node] = frozenset().union(*(tangents[user] for user in users))
+            users = [tangents[user] for user in node.users if user in tangents]
+            tangents[node] = by_themselves.get(node, frozenset()).union(*users)
+            if self.is_backward(node):
+                tangents[node] = node.meta.get("after", tangents[node])
             used = () if is_size(node) else map(alias_root, node.all_input_nodes)
             for read in self.given.intersection(used):
                 if self.is_backward(node) or node in self.inside:

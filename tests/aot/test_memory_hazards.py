@@ -190,6 +190,25 @@ def test_what_eager_keeps_for_one_result_is_not_kept_for_another(read):
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("flat", [torch.floor, torch.sign, lambda x: x.round(decimals=0)])
+def test_what_eager_keeps_for_a_gradient_of_zeros_is_not_kept_for_another_result(flat):
+    """The gradient of `flat` is zero, without a tangent; what it is multiplied by is computed from `a`."""
+
+    def fn(a, numbers):
+        y = torch.tanh(a)
+        numbers.append(flat(a.clamp(-1, 1)).max().item())
+        a.zero_()
+        return y
+
+    mc.reset()
+    found = []
+    for call in (fn, mc.compile(fn, backend="aot_eager")):
+        leaf = torch.arange(6.0, requires_grad=True)
+        call(leaf * 1, []).sum().backward()
+        found.append(leaf.grad)
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("write", [lambda b, a: b.copy_(a), lambda b, a: b.__setitem__(..., a)])
 def test_what_was_written_is_kept_for_the_backward_not_what_it_was_written_from(write):
     def fn(a, b, numbers):
