@@ -16,6 +16,7 @@ import torch
 
 import minicompile as mc
 from tests.dynamo.program_table import Recorder, called, reset
+from tests.fuzz.rounding import hangs_on_rounding
 
 NAME = "fuzzed"
 """The module that a program believes to be in."""
@@ -269,8 +270,18 @@ def difference(text: str, backend: str = "eager") -> str:
     """Where the compiled program shows something else than the plain one; "" if nowhere."""
     chosen = BACKENDS[backend]
     compiled = lambda f: mc.compile(f, backend=chosen.name, options=chosen.options)  # noqa: E731
-    half = re.search(r"torch\.b?float16", text)
-    return compare(text, compiled, chosen.half if half else chosen.tolerance)
+    return compare(text, compiled, tolerance_of(text, chosen))
+
+
+def tolerance_of(text: str, backend: Backend) -> float:
+    return backend.half if re.search(r"torch\.b?float16", text) else backend.tolerance
+
+
+def undecided(text: str, backend: str, why: str) -> bool:
+    """Does the plain program's result, of which a compiled one's differs, hang on rounding?"""
+    tolerance, step = tolerance_of(text, BACKENDS[backend]), why.partition(":")[0]
+    plain = lambda: run(text, lambda function: function, tolerance).get(step)  # noqa: E731
+    return tolerance > 0 and hangs_on_rounding(plain)
 
 
 def compare(text: str, wrap: Callable[[Any], Any], tolerance: float = 0.0) -> str:

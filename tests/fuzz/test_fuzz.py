@@ -22,6 +22,7 @@ from tests.fuzz.compare import (
     refused_steps,
     run,
     said,
+    undecided,
 )
 from tests.fuzz.counting import Counting
 from tests.fuzz.forms import FORMS, HALF, WRITES, blanks
@@ -78,6 +79,14 @@ def test_a_backward_that_eager_refuses_is_no_difference() -> None:
     changed = Program(0, [line("t = a / b.abs(); print(t.shape); b[0] = 2; return t")])
     assert differentiate([torch.ones(2, requires_grad=True) * 2]) == ""
     assert difference(str(changed), "aot_eager") == ""
+
+
+def test_a_branch_on_numbers_that_cancel_hangs_on_rounding_and_nothing_else_does() -> None:
+    cancel = "t = torch.cat([a * {0}, a * -{0}]).sum(); return (a if t > 0 else b), len(items)"
+    for text, hangs in ((cancel.format("1e19"), True), ("return a.sum(), b.mean(0) > 0", False)):
+        assert undecided(str(Program(0, [line(text)])), "inductor", "first call: other") == hangs
+    assert not undecided(str(generate(3)), "inductor", "other rows: other values")
+    assert not undecided(cancel.format("1e19"), "eager", "first call: other")
 
 
 def test_exceptions_are_compared_by_their_words_but_where_eager_has_several() -> None:
