@@ -1,8 +1,8 @@
 """Random programs until the time is over: `python -m tests.fuzz --minutes 5 --seed 0 --backend inductor`.
 
 Prints each program that behaves differently when compiled, made smaller, and writes it down as a test file.
-Then how many there were, and how they ran. Exit code 1 if any differs, but for those in which eager's own result
-hangs on rounding (`tests/fuzz/rounding.py`).
+Then how many there were, and how they ran. Exit code 1 if any differs, but for those whose plain result hangs
+on rounding (`tests/fuzz/rounding.py`).
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ SUMS = aten_ops(
 
 
 class Nudged(TorchDispatchMode):
-    """Each number in a sum is wrong by some units in its last place, up or down by chance: of the same numbers
-    the sum is always the same."""
+    """Each number in a sum is wrong by some units in its last place, up or down by chance. The same numbers
+    have the same sum."""
 
     def __init__(self, units: int, seed: int = 0) -> None:
         super().__init__()
