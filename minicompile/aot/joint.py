@@ -377,9 +377,9 @@ def classify(
         storage = compat.storage_id(value)
         differentiable = value.requires_grad or torch.is_grad_enabled()
         made = differentiable and compat.is_view(value) and compat.creation_meta(value)
-        alone = (
-            sharers[storage] == 1 and is_dense(value) and not (value.is_conj() or value.is_neg())
-        )
+        usual = made in (False, compat.VIEW_AS_USUAL) and (value.grad_fn or not value.requires_grad)
+        lazy = value.is_conj() or value.is_neg()
+        alone = sharers[storage] == 1 and is_dense(value) and not lazy
         same = first_seen.setdefault(id(value), position)
         if id(value) in input_itself:
             spec = OutputSpec("input", input_itself[id(value)])
@@ -390,11 +390,7 @@ def classify(
         elif storage in input_memory:
             index = viewed_input(tracer.argument(value), of_input)
             spec = view_of("input_view", index, value, inputs[index])
-        elif (
-            alone
-            and (value.grad_fn or not value.requires_grad)
-            and made in (False, compat.VIEW_AS_USUAL)
-        ):
+        elif alone and usual:
             results.append(value)
             spec = OutputSpec("fresh")
         else:
@@ -472,9 +468,8 @@ def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> O
 
 
 def sizes_in_view(view: torch.Tensor, base: torch.Tensor) -> list[Any]:
-    """The sizes among the arguments of the operators that made a view of `base`, in order. These are called
-    again, on untouched memory: on the fake `base`, one that makes a hundred views takes a tenth of a second,
-    and is called for each of them."""
+    """The sizes among the arguments of the operators that made a view of `base`, in order: they are called
+    again. (On untouched memory: with a fake, making a hundred views takes a tenth of a second.)"""
     found: list[Any] = []
 
     def visit(size: Any) -> Any:

@@ -78,15 +78,13 @@ def partition(
 
     `fakes` are its first inputs. How many values pass between the two goes into `metadata`. `continues`: the
     function goes on after the graph, and may write to what the graph got or gave: what eager would not keep
-    of that for a tangent is not kept either, for autograd would refuse the backward, or not know of the write
-    (`.data`).
+    of that for a tangent is not kept either, for autograd would refuse the backward.
     """
     inputs = placeholders(joint.gm.graph)
     changed = {*metadata.mutated_inputs, *(spec.base for spec in metadata.relaid)}
     copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
-    parts = JointParts(joint.gm, fakes)
-    naive, budget = save_all(parts), options.memory_budget
-    method, never = options.partitioner, parts.kept_for_others() if continues else []
+    parts = JointParts(joint.gm, fakes, continues)
+    naive, budget, method = save_all(parts), options.memory_budget, options.partitioner
     if method == "min_cut" and not allowed(
         "partitioner", joint.name, partial(", ".join, (n.name for n in naive)), lambda: report
     ):
@@ -94,9 +92,9 @@ def partition(
     if method == "default" or budget == 1:
         reasons = naive
     elif budget is None:
-        reasons = min_cut(parts, never)
+        reasons = min_cut(parts)
     else:
-        reasons = within_budget(parts, naive, budget, never)
+        reasons = within_budget(parts, naive, budget)
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
     shaped = [] if len(metadata.parts) > 1 else parts.tangents  # each part gets its own tangents
@@ -147,7 +145,7 @@ def copy_mutated_inputs(gm: fx.GraphModule, inputs: Iterable[fx.Node]) -> None:
 class JointParts:
     """A joint graph's nodes by role."""
 
-    def __init__(self, gm: fx.GraphModule, fakes: Sequence[Any]) -> None:
+    def __init__(self, gm: fx.GraphModule, fakes: Sequence[Any], continues: bool) -> None:
         self.nodes = [node for node in gm.graph.nodes if node.op != "output"]
         inputs = placeholders(gm.graph)
         self.primals, self.tangents = inputs[: len(fakes)], inputs[len(fakes) :]
@@ -187,6 +185,8 @@ class JointParts:
             drawn = any(map(is_random, (node, *node.all_input_nodes)))
             if (mine or derived) and (node.target is PHILOX or not drawn):
                 self.inside.add(node)
+        self.never = self.kept_for_others() if continues else []
+        """Of these pairs the second isn't computed again from the first if that is kept."""
 
     def is_backward(self, node: fx.Node) -> bool:
         """As autograd ran it: after the tangents, or in the backward phase for nothing else."""
@@ -327,8 +327,7 @@ def save_all(parts: JointParts) -> Saved:
 
 class Cut:
     """The network of the values that could be kept, each as wide as its bytes. Those in `free` have none;
-    those in `extra` would be written for the backward alone, which counts as a 256th more. Of a pair in
-    `never` the second isn't computed again from the first if that is kept."""
+    those in `extra` would be written for the backward alone, which counts as a 256th more."""
 
     def __init__(
         self,
@@ -336,7 +335,6 @@ class Cut:
         bans: Saved,
         free: Collection[fx.Node],
         extra: Collection[fx.Node] = (),
-        never: Collection[tuple[fx.Node, fx.Node]] = (),
     ) -> None:
         self.network, self.bans = FlowNetwork(), bans
         for index, (node, ban) in enumerate(bans.items()):
@@ -352,7 +350,7 @@ class Cut:
             self.network.add_edge((node, "in"), (node, "out"), width)
             for user in filter(bans.__contains__, node.users):
                 self.network.add_edge((node, "out"), (user, "in"), UNLIMITED)
-        for node, user in never:
+        for node, user in parts.never:
             if node in bans and user in bans:
                 self.network.add_edge((node, "in"), (user, "in"), UNLIMITED)
         self.width, self.side = self.network.minimum_cut("source", "sink")
@@ -372,10 +370,9 @@ class Cut:
         return {node: self.bans[node] or "cheaper than what it is made of" for node in crossing}
 
 
-def min_cut(parts: JointParts, never: Collection[tuple[fx.Node, fx.Node]] = ()) -> Saved:
-    """The fewest bytes that spare the backward random, expensive and reducing operators, and those in `never`
-    (`Cut`); of two values about as large, one that is in memory anyway: an input, a result, what a library
-    writes or reads."""
+def min_cut(parts: JointParts) -> Saved:
+    """The fewest bytes that spare the backward random, expensive and reducing operators; of two values about
+    as large, one that is in memory anyway: an input, a result, what a library writes or reads."""
     in_memory = read_by_library_calls(parts)
     bans = {node: why_not_recomputed(node, parts, in_memory) for node in parts.candidates}
     extra = {
@@ -384,17 +381,11 @@ def min_cut(parts: JointParts, never: Collection[tuple[fx.Node, fx.Node]] = ()) 
         if does_work(node) and node not in parts.results and not is_heavy(node)
         if not any(map(is_heavy, node.users))
     }
-    return Cut(parts, bans, parts.parameters, extra, never).saved()
+    return Cut(parts, bans, parts.parameters, extra).saved()
 
 
-def within_budget(
-    parts: JointParts,
-    naive: Saved,
-    budget: float,
-    never: Collection[tuple[fx.Node, fx.Node]] = (),
-) -> Saved:
-    """Between the fewest bytes (budget 0) and those of `naive` (budget 1), not counting inputs; `never` is as
-    for `Cut`.
+def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
+    """Between the fewest bytes (budget 0) and those of `naive` (budget 1), not counting inputs.
 
     A knapsack: the values of `naive` with the most work per byte are kept first, each one that fits. More
     budget never keeps fewer bytes: where two budgets first differ, the smaller found the value too large.
@@ -406,7 +397,7 @@ def within_budget(
         return work / max(bytes_of(node), 1)
 
     bans = {node: why_never_recomputed(node) for node in parts.candidates}
-    cut = Cut(parts, bans, parts.primals, never=never)
+    cut = Cut(parts, bans, parts.primals)
     least, most = cut.width // ONE_BYTE, sum(map(bytes_of, naive.keys() - set(parts.primals)))
     limit = least + budget * (most - least)
     for node in sorted(naive, key=work_per_byte, reverse=True):
