@@ -56,7 +56,7 @@ class SharedMemory:
         return f"what holds inputs {list(self.members)}" if self.members else "all of a storage"
 
 
-Kind = Literal["fresh", "input", "input_view", "output", "view", "constant"]
+Kind = Literal["fresh", "input", "input_view", "output", "output_view", "base", "view", "constant"]
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class OutputSpec:
     """How one output of the captured graph is produced at run time.
 
     kind: "fresh" (its own memory), "input" (it is input `base`), "input_view" (a view of input `base`),
-    "output" (the same object as output `base`), "view" (a view of intermediate base number
-    `base`), "constant" (`value`, known when compiling). Only fresh outputs and bases are returned
-    by the compiled forward. `size`, `stride`, `offset` describe views (ints or sympy expressions);
-    the offset is relative to the base's.
+    "output" (the same object as output `base`), "output_view" (a view of that), "base" (intermediate
+    base number `base`), "view" (a view of that), "constant" (`value`, known when compiling). Only fresh
+    outputs and bases are returned by the compiled forward. `size`, `stride`, `offset` describe views (ints
+    or sympy expressions); the offset is relative to the base's.
     """
 
     kind: Kind
@@ -101,7 +101,7 @@ class OutputSpec:
 
     @property
     def is_view(self) -> bool:
-        return self.kind in ("view", "input_view")
+        return self.kind in ("view", "input_view", "output_view")
 
 
 class Part(NamedTuple):
@@ -124,6 +124,8 @@ class RuntimeMetadata(Shown):
     """Everything the runtime wrapper must do around the two compiled graphs."""
 
     outputs: tuple[OutputSpec, ...]
+    hidden: int = 0
+    """How many of them, the last ones, are there for those alone that are views of them."""
     mutated_inputs: tuple[int, ...] = ()
     """Inputs whose new contents the forward returns, to be copied back, in order. Those of which the results
     require grad get a new gradient history by that."""

@@ -383,7 +383,8 @@ def owners(values: Sequence[Any]) -> list[Any]:
 # Around autograd: memory that inputs share, mutated inputs, outputs that the graph doesn't compute --
 
 
-PLACES = {"input": 0, "input_view": 0, "fresh": 1, "view": 1, "output": 2}
+SOURCES = [("input", "input_view"), ("fresh", "base", "view"), ("output", "output_view")]
+PLACES = {kind: place for place, kinds in enumerate(SOURCES) for kind in kinds}
 """Where an output comes from: inputs, results of the graph, outputs so far."""
 
 
@@ -402,16 +403,17 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
     positions = {size: first_size + i for i, size in enumerate(metadata.view_sizes)}
     relaid = [(spec, numbers_of(spec, positions)) for spec in metadata.relaid]
     fresh = itertools.count()
-    constants = [spec.value for spec in specs]
+    constants, shown = [spec.value for spec in specs], len(specs) - metadata.hidden
     plan = []
     for number, spec in enumerate(specs):
         if spec.kind == "constant":
             continue
         index = next(fresh) if spec.kind == "fresh" else spec.base
-        if spec.kind == "view":
+        if spec.kind in ("base", "view"):
             index += first_size - metadata.bases
         view = view_maker(spec, positions) if spec.is_view else None
         plan.append((number, PLACES[spec.kind], index, view))
+    plan.sort(key=lambda step: (step[1], step[3] is None))  # of an output: when it is there
     of_inputs = [index for _, place, index, _ in plan if place == 0]
     used = {*mutated, *of_inputs, *(spec.base for spec in metadata.relaid)}
 
@@ -432,7 +434,7 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
         for number, place, index, view in plan:
             value = places[place][index]
             outputs[number] = value if view is None else view(value, results)
-        return outputs
+        return outputs[:shown]
 
     return run
 

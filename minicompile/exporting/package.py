@@ -212,8 +212,9 @@ class _Lowered:
         with mode:  # the weights' file and the caller have rows without gaps
             fakes = [fake.contiguous() for fake in fakes]
         aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
-        if any(spec.kind != "fresh" for spec in aot.metadata.outputs):
-            _own_outputs(graph, [spec.kind != "fresh" for spec in aot.metadata.outputs])
+        shared = [spec.kind != "fresh" for spec in aot.metadata.outputs]
+        if any(shared):
+            _own_outputs(graph, shared[: len(shared) - aot.metadata.hidden])
             aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
         results: Any = output_node(aot.forward.gm.graph).args[0]
         if gpu and any(gaps := [has_gaps(result) for result in results]):

@@ -829,8 +829,8 @@ def traps():
 # %% [markdown]
 # ## Go deeper
 #
-# - `minicompile/aot/functionalize.py`: the pass; `minicompile/aot/joint.py`: what an output is of the
-#   inputs, and shared memory; `minicompile/aot/runtime.py`: copying back and rebuilding views.
+# - `minicompile/aot/functionalize.py`: the pass; `minicompile/aot/outputs.py`: what an output is of the
+#   inputs; `minicompile/aot/joint.py`: shared memory; `minicompile/aot/runtime.py`: rebuilding views.
 # - FunctionalTensorWrapper and FunctionalInverses, in the folder aten/src/ATen of PyTorch's source:
 #   the real ones, in C++.
 # - `torch/_functorch/_aot_autograd/collect_metadata_analysis.py`: what PyTorch must know about

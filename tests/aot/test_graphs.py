@@ -12,9 +12,9 @@ from test_models import Gpt, tokens
 
 from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
-from minicompile.aot.joint import sizes_in_view
 from minicompile.aot.layout import geometry
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
+from minicompile.aot.outputs import sizes_in_view
 from minicompile.aot.partition import is_heavy
 from minicompile.aot.tracer import Tracer
 from minicompile.ops.graph import origins_of, output_node, placeholders
