@@ -211,9 +211,9 @@ class ValuePrinter(LinePrinter):
 
 
 def is_number(value: Value) -> bool:
-    """Is it computed from numbers in the program alone?"""
-    computed = value.inputs and value.op not in ("load", "index_expr")
-    return value.op == "constant" or (bool(computed) and all(map(is_number, value.inputs)))
+    """Is it computed from numbers in the program alone, whatever chooses among them?"""
+    operands = value.inputs[value.op == "where" :] if value.op not in ("load", "index_expr") else ()
+    return value.op == "constant" or (bool(operands) and all(map(is_number, operands)))
 
 
 def was_float(value: Value) -> bool:

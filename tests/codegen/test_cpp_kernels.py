@@ -718,7 +718,13 @@ def test_numbers_that_no_integer_is_become_eagers(number: float, to: torch.dtype
 
     def whole(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         empty_mean = x[:0].mean(0) * 0 + number
-        return torch.full_like(x, number).to(to), empty_mean.to(to), (x * 0 + number).to(to)
+        chosen = torch.where(x > 0, number, number)
+        return (
+            chosen.to(to),
+            empty_mean.to(to),
+            (x * 0 + number).to(to),
+            torch.full_like(x, number).to(to),
+        )
 
     x = torch.ones(3, 16)
     assert all(map(torch.equal, mc.compile(whole)(x), whole(x)))
