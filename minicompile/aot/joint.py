@@ -30,7 +30,7 @@ from minicompile.aot.layout import (
     is_dense,
 )
 from minicompile.aot.missing import tangents_before
-from minicompile.aot.outputs import classify, history, relaid_inputs
+from minicompile.aot.outputs import classify, history, is_own_leaf, relaid_inputs
 from minicompile.aot.parts import find_parts
 from minicompile.aot.result import RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
@@ -320,6 +320,8 @@ class CapturedRun(fx.Interpreter):
             name = str(node.target)
             if bytes_given and ("interpolate" in name or "upsample" in name):
                 raise Unsupported("images of bytes are resampled in eager's fixed-point arithmetic")
+            if "as_strided" in name and torch.is_grad_enabled():
+                refuse_offset(read[0])
             targets = compat.tree_leaves(fx.map_arg(node.kwargs.get("out"), self.env.__getitem__))
             earlier, self.tracer.written = self.tracer.written, set()
             value = super().run_node(node)
@@ -423,6 +425,13 @@ def view_like(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return base.as_strided(like.shape, like.stride(), like.storage_offset())
 
 
+def refuse_offset(view: torch.Tensor) -> None:
+    """Writes to a view by strides: of fakes, autograd counts its offset in the memory of the base's gradient,
+    which starts with the base."""
+    if compat.autograd_base(view).storage_offset() != 0:
+        raise Unsupported("a view by strides of a tensor that is a part of other memory")
+
+
 def views_of_memories(
     inputs: list[Any], fakes: list[Any], memories: tuple[SharedMemory, ...], training: bool
 ) -> list[Any]:
@@ -434,6 +443,10 @@ def views_of_memories(
         for i in memory.members:
             live[i] = base
             if (like := fakes[i])._base is not None:
+                if training and is_own_leaf(like):
+                    raise Unsupported("an input that is a leaf shares memory that is written to")
+                if training:
+                    refuse_offset(like)
                 with torch.set_grad_enabled(training and tracked[i]):
                     live[i] = view_like(base, like)
                 if training:

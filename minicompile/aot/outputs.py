@@ -21,7 +21,7 @@ from torch import fx
 from torch.autograd.function import BackwardCFunction
 
 from minicompile import compat
-from minicompile.aot.layout import geometry, is_dense
+from minicompile.aot.layout import geometry, is_dense, overlaps
 from minicompile.aot.result import Kind, OutputSpec
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import Unsupported
@@ -42,6 +42,9 @@ def classify(
     input_memory = {compat.storage_id(value) for _, value in tensors}
     distinct = {id(value): value for value in outputs if isinstance(value, torch.Tensor)}
     sharers = Counter(map(compat.storage_id, distinct.values()))
+    bases: dict[int, list[torch.Tensor]] = {}
+    for value in distinct.values():
+        bases.setdefault(compat.storage_id(value), []).append(compat.autograd_base(value))
     specs: list[OutputSpec] = []
     results: list[Any] = []
     memories: dict[int, torch.Tensor] = {}
@@ -63,35 +66,49 @@ def classify(
             spec = OutputSpec("input", input_itself[id(value)])
         elif places[id(value)] != position:
             spec = OutputSpec("output", places[id(value)])
-        elif is_own_leaf(value):
+        elif is_own_leaf(value) or (storage not in input_memory and is_own_leaf(base)):
             raise Unsupported("an output is a leaf that the graph makes: it would get a gradient")
         elif storage not in input_memory and alone and usual:
             results.append(value)
             spec = OutputSpec("fresh")
         else:
-            kind: Kind
-            if storage in input_memory:
-                kind, number = "input_view", viewed_input(tracer.argument(value), of_input)
+            if given := storage in input_memory:
+                number = viewed_input(tracer.argument(value), of_input)
                 memory = inputs[number]
             else:
                 # what a custom Function gives is its own base: its gradient is not a view's
                 own = alone and made == compat.VIEW_OF_FUNCTION
-                first = value if own else tracer.first_in_storage(storage)
-                memory = memories.setdefault(storage, first)
-                kind, number = "view", list(memories).index(storage)
-                if not is_dense(memory) or memory.storage_offset() != 0:
-                    raise Unsupported("outputs are views of a tensor whose memory has gaps")
+                memory = value if own else memory_behind(bases[storage], tracer)
+                number, memory = 0, memories.get(storage, memory)
             if base is not value and base is not compat.autograd_base(memory):
                 if id(base) not in places:
                     places[id(base)] = len(values)
                     values.append(base)
                 spec = view_of("output_view", places[id(base)], value, base)
-            elif value is memory and not made:
-                spec = OutputSpec("base", number)
+            elif given:
+                spec = view_of("input_view", number, value, memory)
             else:
-                spec = view_of(kind, number, value, memory)
+                memories[storage] = memory
+                number = list(memories).index(storage)
+                if not is_dense(memory) or memory.storage_offset() != 0:
+                    raise Unsupported("outputs are views of a tensor whose memory has gaps")
+                spec = view_of("view", number, value, memory)
+                if value is memory and not made:
+                    spec = OutputSpec("base", number)
         specs.append(replace(spec, requires_grad=history(value) is not None))
     return specs, results, list(memories.values())
+
+
+def memory_behind(bases: list[torch.Tensor], tracer: Tracer) -> torch.Tensor:
+    """What the graph returns for all outputs in a piece of memory: the base that they have in common, if it
+    is the whole of it; otherwise its first tensor."""
+    base, first = bases[0], tracer.first_in_storage(compat.storage_id(bases[0]))
+    whole = (
+        hint(base.numel()) == hint(first.numel()) and base.dtype is first.dtype and is_dense(base)
+    )
+    lazy = base.is_conj() or base.is_neg()
+    common = all(other is base for other in bases) and tracer.knows(base)
+    return base if whole and common and not lazy else first
 
 
 def is_own_leaf(value: torch.Tensor) -> bool:
@@ -142,6 +159,8 @@ def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> O
     creation = compat.creation_meta(view) if known else None
     spec = placed(kind, index, view, start // theirs)
     cut = view.grad_fn is not None and not reaches(view, base)
+    if view.requires_grad and overlaps(base):  # whose gradients `as_strided` would take the mean of
+        raise Unsupported("an output is a view of a tensor whose elements share memory")
     replay = None
     several = kind == "input_view" or creation == compat.VIEW_OF_SEVERAL
     if several and view._base is base and not cut:
@@ -168,8 +187,9 @@ def sizes_in_view(view: torch.Tensor, base: torch.Tensor) -> list[Any]:
 
     room = hint(base.untyped_storage().nbytes()) // base.element_size()
     place = hints(base.shape), hints(base.stride()), hint(base.storage_offset())
+    device = "cpu" if room < 1 << 28 else "meta"  # where some operators take longer
     with compat.no_dispatch_modes():
-        memory = torch.empty(room, dtype=base.dtype, device="cpu")
+        memory = torch.empty(room, dtype=base.dtype, device=device)
         view._view_func_unsafe(memory.as_strided(*place), visit)
     return found
 

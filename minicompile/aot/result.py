@@ -136,7 +136,7 @@ class RuntimeMetadata(Shown):
     differentiable_inputs: tuple[int, ...] = ()
     """Inputs that get a gradient from some result."""
     bases: int = 0
-    """Intermediates that several outputs are views of, returned after the outputs."""
+    """Intermediates that outputs are views of, returned after the fresh outputs."""
     saved: int = 0
     """Values the forward returns for the backward, after everything else."""
     saved_sizes: int = 0
@@ -169,11 +169,13 @@ class RuntimeMetadata(Shown):
         return {self.returned + k: number for k, number in enumerate(self.mutated_inputs)}
 
     def __str__(self) -> str:
-        counts = f"{len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
+        shown = len(self.outputs) - self.hidden
+        counts = f"{shown} outputs, {self.saved} saved, trains={self.trains}"
         lines = [f"runtime metadata: {counts}"]
         for i, spec in enumerate(self.outputs):
             of = f" of {spec.base}" if spec.base >= 0 else ""
-            lines.append(f"  output {i}: {spec.kind}{of}")
+            unseen = "" if i < shown else ", for its views alone"
+            lines.append(f"  output {i}: {spec.kind}{of}{unseen}")
         first = len(self.result_requires_grad) - len(self.mutated_inputs)
         for flag, i in zip(self.result_requires_grad[first:], self.mutated_inputs):
             seen = ", which autograd sees" if flag else ""

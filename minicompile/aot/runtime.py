@@ -22,6 +22,7 @@ from minicompile import compat
 from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
 from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.missing import backwards, sufficient
+from minicompile.aot.outputs import history
 from minicompile.aot.result import (
     AotResult,
     BoxedCallable,
@@ -415,15 +416,18 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
         plan.append((number, PLACES[spec.kind], index, view))
     plan.sort(key=lambda step: (step[1], step[3] is None))  # of an output: when it is there
     of_inputs = [index for _, place, index, _ in plan if place == 0]
-    used = {*mutated, *of_inputs, *(spec.base for spec in metadata.relaid)}
+    members = [i for memory in memories if any(histories) for i in memory.members]
+    used = {*mutated, *of_inputs, *(spec.base for spec in metadata.relaid), *members}
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         inputs.extend([shared_memory(inputs, memory) for memory in memories])
         kept = {i: inputs[i] for i in used}
         results = compute(inputs)
-        for index, new, history in zip(mutated, results[returned:], histories):
-            with torch.set_grad_enabled(history):
+        for index, new, differentiable in zip(mutated, results[returned:], histories):
+            with torch.set_grad_enabled(differentiable):
                 kept[index].copy_(new)
+        for i in members:
+            history(kept[i])  # asked for it, a view learns that its base has another one
         for spec, numbers in relaid:
             with torch.set_grad_enabled(spec.requires_grad):
                 size, stride, offset, _ = numbers(results)

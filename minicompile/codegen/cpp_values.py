@@ -212,8 +212,15 @@ class ValuePrinter(LinePrinter):
 
 def is_number(value: Value) -> bool:
     """Is it computed from numbers in the program alone, whatever chooses among them?"""
-    operands = value.inputs[value.op == "where" :] if value.op not in ("load", "index_expr") else ()
-    return value.op == "constant" or (bool(operands) and all(map(is_number, operands)))
+    waiting, seen = [value], {id(value)}
+    while waiting:
+        value = waiting.pop()
+        if value.op != "constant" and (value.op in ("load", "index_expr") or not value.inputs):
+            return False
+        operands = value.inputs[value.op == "where" :]
+        waiting += [operand for operand in operands if id(operand) not in seen]
+        seen.update(map(id, operands))
+    return True
 
 
 def was_float(value: Value) -> bool:

@@ -91,9 +91,117 @@ def test_a_row_that_is_filled_after_a_break_trains(base: str, dynamic: bool | No
     assert torch.equal(*gradients) and gradients[0].tolist() == [4, 5, 6, 7]
 
 
+def compared(function: Any, make: Any, outcome: Any) -> list[Any]:
+    """What `outcome` says of the results of plain and compiled calls with the same arguments."""
+    mc.reset()
+    found = []
+    for call in (function, mc.compile(function, backend="aot_eager")):
+        torch.manual_seed(0)
+        arguments = make()
+        found.append(outcome(call(*arguments), *arguments))
+    return found
+
+
+def test_a_view_that_was_written_to_may_be_written_to_again() -> None:
+    """Its base has another history by then, which the view has to learn of."""
+
+    def function(w: torch.Tensor) -> torch.Tensor:
+        whole = torch.zeros(2, 3)
+        row = whole[0]
+        print(end="")
+        row.add_(whole.sum() + w)
+        return row
+
+    def outcome(row: torch.Tensor, w: torch.Tensor) -> Any:
+        row.mul_(2).sum().backward()
+        return w.grad
+
+    plain, compiled = compared(function, lambda: [torch.ones(3, requires_grad=True)], outcome)
+    assert torch.equal(plain, compiled)
+
+
+COUNTED = torch.arange(1.0, 13).view(4, 3)
+
+
+def through_a_part(whole: Any, part: Any, row: Any, w: Any) -> Any:
+    total = whole.sum()
+    row.mul_(w)
+    return part * total.detach()
+
+
+def by_strides(whole: Any, part: Any, row: Any, w: Any) -> Any:
+    part = part.detach()
+    part.as_strided((3,), (1,), 3).mul_(w)
+    return part * 1
+
+
+@pytest.mark.parametrize("function", [through_a_part, by_strides])
+def test_gradients_of_writes_inside_of_other_memory(function: Any) -> None:
+    """Of fakes, autograd counts offsets from the start of the gradient: such writes are eager's."""
+
+    def make() -> list[Any]:
+        whole = COUNTED.clone()
+        part = whole[1:].detach()
+        return [whole, part, part[0], torch.ones(3, requires_grad=True)]
+
+    def outcome(found: torch.Tensor, *given: Any) -> Any:
+        (found * COUNTED[:3]).sum().backward()
+        return given[-1].grad
+
+    assert torch.equal(*compared(function, make, outcome))
+
+
+def test_a_parameter_that_lies_in_a_written_buffer_has_a_gradient() -> None:
+    def function(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            flat.mul_(0.5)
+        return (parameter * 3).sum()
+
+    def make() -> list[Any]:
+        flat = torch.ones(8)
+        return [flat, flat[:4].requires_grad_()]
+
+    def outcome(found: torch.Tensor, _: Any, parameter: torch.Tensor) -> Any:
+        found.backward()
+        return parameter.grad
+
+    assert torch.equal(*compared(function, make, outcome))
+
+
+def test_a_view_of_an_expanded_leaf_gives_each_place_its_gradient() -> None:
+    def outcome(row: torch.Tensor, leaf: torch.Tensor) -> Any:
+        row.backward(torch.tensor([1.0, 2, 3]))
+        return leaf.grad[0].tolist()
+
+    make = lambda: [torch.ones(2, 1).expand(2, 3).requires_grad_()]  # noqa: E731
+    assert compared(lambda x: x[0], make, outcome) == [[1, 2, 3], [1, 2, 3]]
+
+
+def test_rows_of_what_is_filled_in_part_are_linked() -> None:
+    def function(x: torch.Tensor) -> Any:
+        whole = torch.zeros(4, 6)
+        whole[0].copy_(x[0])
+        return whole[0], whole[1]
+
+    x = torch.ones(4, 6, requires_grad=True)
+    one, other = mc.compile(function, fullgraph=True)(x)
+    (one.sum() + other.sum()).backward()
+    assert x.grad is not None and x.grad.sum(1).tolist() == [6, 0, 0, 0]
+
+
+def test_an_input_may_be_larger_than_the_memory_of_this_machine() -> None:
+    halves = mc.compile(lambda x: x.chunk(2), backend="aot_eager", fullgraph=True)
+    assert [half.numel() for half in halves(torch.empty(1 << 40, device="meta"))] == [1 << 39] * 2
+
+
 def test_what_outputs_are_views_of_is_no_output() -> None:
-    compiled = mc.compile(lambda a: ((a * 2).detach()[:1], a + 1), fullgraph=True)
+    def function(a: torch.Tensor) -> Any:
+        found = (a * 2).detach()
+        return found[:1], found.detach()[0], a + 1
+
+    compiled = mc.compile(function, fullgraph=True)
     found = compiled(torch.ones(3, 4, requires_grad=True))
-    assert isinstance(found, tuple) and len(found) == 2
-    base = found[0]._base
-    assert base is None or (base.shape == (3, 4) and not base.requires_grad)
+    assert isinstance(found, tuple) and len(found) == 3
+    first, second = (one._base for one in found[:2])
+    assert first is not None and second is not None and first is not second
+    assert first.shape == second.shape == (3, 4) and not first.requires_grad

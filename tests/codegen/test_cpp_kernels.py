@@ -728,3 +728,14 @@ def test_numbers_that_no_integer_is_become_eagers(number: float, to: torch.dtype
 
     x = torch.ones(3, 16)
     assert all(map(torch.equal, mc.compile(whole)(x), whole(x)))
+
+
+def test_a_long_chain_of_numbers_compiles_in_linear_time() -> None:
+    def squares(x: torch.Tensor) -> torch.Tensor:
+        value = torch.where(x > 0, 1.0, 0.5)
+        for _ in range(40):
+            value = value * value
+        return value.to(torch.int64)
+
+    x = torch.randn(3, 16)
+    assert torch.equal(mc.compile(squares)(x), squares(x))
