@@ -124,8 +124,6 @@ class RuntimeMetadata(Shown):
     """Everything the runtime wrapper must do around the two compiled graphs."""
 
     outputs: tuple[OutputSpec, ...]
-    hidden: int = 0
-    """How many of them, the last ones, are there for those alone that are views of them."""
     mutated_inputs: tuple[int, ...] = ()
     """Inputs whose new contents the forward returns, to be copied back, in order. Those of which the results
     require grad get a new gradient history by that."""
@@ -135,6 +133,8 @@ class RuntimeMetadata(Shown):
     """Inputs whose sizes or strides change in place (`t_`), as views of themselves."""
     differentiable_inputs: tuple[int, ...] = ()
     """Inputs that get a gradient from some result."""
+    hidden: int = 0
+    """How many of the outputs, the last ones, are there for those alone that are views of them."""
     bases: int = 0
     """Intermediates that outputs are views of, returned after the fresh outputs."""
     saved: int = 0
