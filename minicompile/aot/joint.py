@@ -426,8 +426,8 @@ def view_like(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_offset(view: torch.Tensor) -> None:
-    """Writes to a view by strides: of fakes, autograd counts its offset in the memory of the base's gradient,
-    which starts with the base."""
+    """Raises Unsupported for a view by strides of a tensor that begins within its memory: where that is
+    written to, autograd, with fakes, looks for the view's gradient in the wrong place."""
     if compat.autograd_base(view).storage_offset() != 0:
         raise Unsupported("a view by strides of a tensor that is a part of other memory")
 
