@@ -4,12 +4,17 @@ Rows of scores never lie in memory. A program takes XBLOCK queries, goes over th
 keeps for each query the largest score so far, the sum of 2^(score - largest) and the values so weighted;
 where a larger score comes, both sums are scaled down. The backward computes scores again, and weights by the
 largest score (`peak`) and the logarithm of that sum (`logs`): one kernel goes over the keys for the gradient
-of queries, another over the queries for those of keys and values.
+of queries, another over the queries for those of keys and values. Both start a step with its two products of
+loaded tiles: what is left of exponents then hides behind the second.
+
+Where only a band of scores counts, tiles outside of it are left out, and those at its edges masked. One loop
+goes over both: two loops would each begin with waiting for their first tiles. The longest rows come first, of
+some heads together, so that none is left to the end; as many heads as the cache holds the tiles of.
 
 Holes are in braces: functions `score` and `slope` (codegen/score.py) before the text; `{program(queries)}`,
 which of them a program takes; `{start(k)}`, where a head's keys begin; `{place(k, j, d)}`, element d of key j
-from there; `{mask(rows, d)}`, which of them exist; `{sweeps}`, calls of the first function for ranges of
-tiles, of which those INSIDE need no mask; numbers. A factor of all scores, `{times}`, is left out until they
+from there; `{mask(rows, d)}`, which of them exist; `{ends}`, where tiles begin and end, and which of them
+need no masks: those from `left` to `right`; numbers. A factor of all scores, `{times}`, is left out until they
 go into the exponent: {scale} is that times log2(e). Where scores are SMALL, as products are, one instruction
 multiplies and subtracts the largest exponent, later the logarithm of the whole sum. Others may be LARGE, as a
 finite mask is, so that their exponents no longer differ: then the largest score is subtracted first.
@@ -29,7 +34,7 @@ import torch
 
 from minicompile.codegen.plan import INT32_END, KernelArgument, KernelPlan, power_of_two
 from minicompile.codegen.printing import LinePrinter
-from minicompile.codegen.score import BATCH, HEAD, KEY, QUERY, Scores, scores_of
+from minicompile.codegen.score import BATCH, HEAD, KEY, QUERY, Band, Scores, scores_of
 from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
 from minicompile.lowering.ir import Layout, TemplateKernel, View
@@ -43,27 +48,26 @@ from minicompile.shapes.expr import Size
 PROGRAM = """@triton.jit
 def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     blocks = ({along} + XBLOCK - 1) // XBLOCK
+    turn = tl.program_id(0) % (blocks * {together})
     first = {block} * XBLOCK
-    pair = tl.program_id(0) // blocks
+    pair = tl.program_id(0) // (blocks * {together}) * {together} + turn % {together}
     b, h = {pair}{numbers}"""
 
 FORWARD = """
 @triton.jit
 def attend(
-    sums, total, most, queries, k, v, b, h, i, rows, begin, end, {others}
-    INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
+    sums, total, most, queries, k, v, b, h, i, rows,{others}
+    begin, left, right, end, RBLOCK: tl.constexpr,
 ):
     dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
     for start in range(begin, end, RBLOCK):
         j = start + tl.arange(0, RBLOCK)[None, :]
-        columns = (j < {keys}) | INSIDE | ({keys} % RBLOCK == 0)
+        columns = (j < {keys}) | ({keys} % RBLOCK == 0)
         keys = tl.load(k + ({place(k, j, dc)}), {mask(columns, dc)}, other=0.0)
         s = tl.dot(queries, keys{precision})
-        if INSIDE:
-            s = score_inside(s, b, h, i, j, rows, columns{passed})
-        else:
-            s = score(s, b, h, i, j, rows, columns{passed})
-            s = tl.where(columns, s, float("-inf"))
+        s = score(s, b, h, i, j, rows, columns{passed})
+        if (start < left) | (start >= right):
+            s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
         new = tl.maximum(most, tl.max(s, 1){top})
         base = tl.where(new == float("-inf"), 0.0, new)
         weights = tl.exp2({power})
@@ -71,7 +75,7 @@ def attend(
         total = total * shrink + tl.sum(weights, 1)
         most = new
         n = start + tl.arange(0, RBLOCK)[:, None]
-        there = (n < {keys}) | INSIDE | ({keys} % RBLOCK == 0)
+        there = (n < {keys}) | ({keys} % RBLOCK == 0)
         values = tl.load(v + ({place(v, n, dr)}), {mask(there, dr)}, other=0.0)
         sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None]{precision})
     return sums, total, most
@@ -87,7 +91,11 @@ def attend(
     sums = tl.zeros([XBLOCK, {width}], tl.float32)
     total = tl.zeros([XBLOCK], tl.float32)
     most = tl.full([XBLOCK], float("-inf"), tl.float32)
-    {sweeps(sums, total, most = attend(sums, total, most, queries, k, v, b, h, i, rows)}
+    {ends(keys)}
+    sums, total, most = attend(
+        sums, total, most, queries, k, v, b, h, i, rows,{others}
+        begin, left, right, end, RBLOCK,
+    )
     result = sums / total[:, None]
     tl.store(out + {start(out)} + ({place(out, i, dr)}), result.to({dtype}), {mask(rows, dr)})
     tl.store(peak + {start(peak)} + {place(peak, i)}, {peak}, rows)
@@ -97,26 +105,24 @@ def attend(
 QUERIES = """
 @triton.jit
 def gather(
-    sums, queries, down, most, log, delta, k, v, b, h, i, rows, begin, end, {others}
-    INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
+    sums, queries, down, most, log, delta, k, v, b, h, i, rows,{others}
+    begin, left, right, end, RBLOCK: tl.constexpr,
 ):
     dc = tl.arange(0, {width})[:, None]
     for start in range(begin, end, RBLOCK):
         j = start + tl.arange(0, RBLOCK)[None, :]
-        columns = (j < {keys}) | INSIDE | ({keys} % RBLOCK == 0)
+        columns = (j < {keys}) | ({keys} % RBLOCK == 0)
         keys = tl.load(k + ({place(k, j, dc)}), {mask(columns, dc)}, other=0.0)
         values = tl.load(v + ({place(v, j, dc)}), {mask(columns, dc)}, other=0.0)
         products = tl.dot(queries, keys{precision})
-        if INSIDE:
-            s = score_inside(products, b, h, i, j, rows, columns{passed})
-        else:
-            s = score(products, b, h, i, j, rows, columns{passed})
+        ds = tl.dot(down, values{precision})
+        s = score(products, b, h, i, j, rows, columns{passed})
+        if (start < left) | (start >= right):
+            s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
         weights = tl.exp2({share})
-        ds = weights * (tl.dot(down, values{precision}) - delta)
-        if INSIDE:
-            ds = slope_inside(products, ds, b, h, i, j, rows, columns{passed})
-        else:
-            ds = slope(products, ds, b, h, i, j, rows, columns{passed})
+        ds = weights * (ds - delta)
+        ds = slope(products, ds, b, h, i, j, rows, columns{passed})
+        if {keys} % RBLOCK != 0:
             ds = tl.where(columns, ds, 0.0)
         sums = tl.dot(ds.to(keys.dtype), tl.trans(keys), sums{precision})
     return sums
@@ -134,41 +140,40 @@ def gather(
     log = tl.load(logs + {start(logs)} + ({place(logs, i)}), rows, other=float("inf"))
     delta = tl.load(delta + {start(delta)} + ({place(delta, i)}), rows, other=0.0)
     sums = tl.zeros([XBLOCK, {width}], tl.float32)
-    {sweeps(sums = gather(sums, queries, down, most, log, delta, k, v, b, h, i, rows)}
+    {ends(keys)}
+    sums = gather(
+        sums, queries, down, most, log, delta, k, v, b, h, i, rows,{others}
+        begin, left, right, end, RBLOCK,
+    )
     tl.store(dq + {start(dq)} + ({place(dq, i, dr)}), (sums * {factor}).to({dtype}), {mask(rows, dr)})
 """
 
 KEYS = """
 @triton.jit
 def spread(
-    sums_k, sums_v, keys, values, q, gradient, peak, logs, delta, b, h, j, columns, begin, end, {others}
-    INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
+    sums_k, sums_v, keys, values, q, gradient, peak, logs, delta, b, h, j, columns,{others}
+    begin, left, right, end, RBLOCK: tl.constexpr,
 ):
     dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
     for start in range(begin, end, RBLOCK):
         i = start + tl.arange(0, RBLOCK)[None, :]
-        rows = (i < {queries}) | INSIDE | ({queries} % RBLOCK == 0)
+        rows = (i < {queries}) | ({queries} % RBLOCK == 0)
         queries = tl.load(q + ({place(q, i, dc)}), {mask(rows, dc)}, other=0.0)
+        n = start + tl.arange(0, RBLOCK)[:, None]
+        there = (n < {queries}) | ({queries} % RBLOCK == 0)
+        down = tl.load(gradient + ({place(gradient, n, dr)}), {mask(there, dr)}, other=0.0)
         products = tl.dot(keys, queries{precision})
-        if INSIDE:
-            s = score_inside(products, b, h, i, j, rows, columns{passed})
-        else:
-            s = score(products, b, h, i, j, rows, columns{passed})
+        ds = tl.dot(values, tl.trans(down){precision})
+        s = score(products, b, h, i, j, rows, columns{passed})
+        if (start < left) | (start >= right):
+            s = tl.where(rows, score_at_edge(s, b, h, i, j), float("-inf"))
         most = tl.load(peak + {place(peak, i)}, rows, other=0.0)
         log = tl.load(logs + {place(logs, i)}, rows, other=0.0)
         weights = tl.exp2({share})
-        if not INSIDE:
-            weights = tl.where(rows, weights, 0.0)
-        n = start + tl.arange(0, RBLOCK)[:, None]
-        there = (n < {queries}) | INSIDE | ({queries} % RBLOCK == 0)
-        down = tl.load(gradient + ({place(gradient, n, dr)}), {mask(there, dr)}, other=0.0)
         sums_v = tl.dot(weights.to(down.dtype), down, sums_v{precision})
-        ds = tl.dot(values, tl.trans(down){precision})
         ds = weights * (ds - tl.load(delta + {place(delta, i)}, rows, other=0.0))
-        if INSIDE:
-            ds = slope_inside(products, ds, b, h, i, j, rows, columns{passed})
-        else:
-            ds = slope(products, ds, b, h, i, j, rows, columns{passed})
+        ds = slope(products, ds, b, h, i, j, rows, columns{passed})
+        if {queries} % RBLOCK != 0:
             ds = tl.where(rows, ds, 0.0)
         sums_k = tl.dot(ds.to(queries.dtype), tl.trans(queries), sums_k{precision})
     return sums_k, sums_v
@@ -187,9 +192,11 @@ def spread(
     values = tl.load(v + {start(v)} + ({place(v, j, dr)}), {mask(columns, dr)}, other=0.0)
     sums_k = tl.zeros([XBLOCK, {width}], tl.float32)
     sums_v = tl.zeros([XBLOCK, {width}], tl.float32)
-    sums = sums_k, sums_v
-    {sweeps(sums = spread(*sums, keys, values, q, gradient, peak, logs, delta, b, h, j, columns)}
-    sums_k, sums_v = sums
+    {ends(queries)}
+    sums_k, sums_v = spread(
+        sums_k, sums_v, keys, values, q, gradient, peak, logs, delta, b, h, j, columns,{others}
+        begin, left, right, end, RBLOCK,
+    )
     tl.store(dk + {start(dk)} + ({place(dk, j, dr)}), (sums_k * {factor}).to({dtype}), {mask(columns, dr)})
     tl.store(dv + {start(dv)} + ({place(dv, j, dr)}), sums_v.to({dtype}), {mask(columns, dr)})
 """
@@ -227,8 +234,8 @@ HOPPER = {
     ("forward", 64): [Block(64, 64, 4, 3)],
     ("queries", 64): [Block(64, 64, 4, 3)],
     ("keys", 64): [Block(64, 128, 4, 2)],
-    ("forward", 128): [Block(128, 128, 8, 3)],
-    ("queries", 128): [Block(128, 128, 8, 2), Block(128, 64, 8, 3)],
+    ("forward", 128): [Block(128, 128, 8, 3), Block(128, 64, 8, 3)],
+    ("queries", 128): [Block(128, 64, 8, 3)],
     ("keys", 128): [Block(64, 64, 4, 2)],
 }
 """The fastest of some for half types and heads up to this size, on an H200; the first that fits beside what
@@ -269,37 +276,31 @@ def block_for(part: str, width: int, dtype: torch.dtype, read: int, gpu: Gpu) ->
     return block
 
 
+def heads_together(band: Band, pairs: int, read: int, gpu: Gpu) -> int:
+    """Of so many heads the most whose tiles (`read` bytes of each) lie in a third of the cache. One where all
+    programs take equally long."""
+    if (band.low is None) == (band.high is None):
+        return 1
+    most = max(gpu.l2_bytes // 3 // read, 1)
+    return max(n for n in range(1, min(most, pairs) + 1) if pairs % n == 0)
+
+
 def shifted(text: str, by: int) -> str:
     return f"{text} {'-' if by < 0 else '+'} {abs(by)}" if by else text
 
 
-def sweep_lines(call: str, last: str, other: int, low: int | None, high: int | None) -> list[str]:
-    """Calls for the tiles that count: element x of this axis meets those from x + low to x + high."""
-    target, _, function = call.partition(" = ")
-
-    def sweep(begin: str, end: str, inside: bool) -> str:
-        return f"{target} = {function}, {begin}, {end}, {last}{inside}, RBLOCK)"
-
-    whole = f"{other} // RBLOCK * RBLOCK"
-    first, end, lines = "0", str(other), list[str]()
-    if high is not None:
-        within = f"tl.minimum({shifted('first', high + 1)}, {other})"
-        whole = f"tl.maximum({within}, 0) // RBLOCK * RBLOCK"
-        end = "end"
-        lines.append(f"end = tl.minimum({shifted('first + XBLOCK', high)}, {other})")
-    lines.append(f"right = {whole}")
+def ends_of(other: int, low: int | None, high: int | None) -> list[str]:
+    """Where the tiles that count begin and end, and from where to where they need no masks: element x of
+    this axis meets those from x + low to x + high of `other`."""
+    begin, left, end, whole = "0", "0", str(other), str(other)
     if low is not None:
-        first = "left"
-        lines += [
-            f"begin = tl.maximum({shifted('first', low)}, 0) // RBLOCK * RBLOCK",
-            f"left = tl.cdiv(tl.maximum({shifted('first + XBLOCK - 1', low)}, 0), RBLOCK) * RBLOCK",
-            sweep("begin", f"tl.minimum(left, {end})", False),
-            "right = tl.maximum(left, right)",
-        ]
-    lines.append(sweep(first, "right", True))
-    if high is None:
-        return [*lines, f"if {other} % RBLOCK != 0:", f"    {sweep('right', end, False)}"]
-    return [*lines, sweep("right", end, False)]
+        begin = f"tl.maximum({shifted('first', low)}, 0) // RBLOCK * RBLOCK"
+        left = f"{shifted('first + XBLOCK - 1', low)}"
+    if high is not None:
+        end = f"tl.minimum({shifted('first + XBLOCK', high)}, {other})"
+        whole = f"tl.maximum(tl.minimum({shifted('first', high + 1)}, {other}), 0)"
+    right = f"{whole} // RBLOCK * RBLOCK"
+    return [f"begin = {begin}", f"left = {left}", f"right = {right}", f"end = {end}"]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -312,6 +313,8 @@ class AttentionPlan(KernelPlan):
     scores: Scores
     tensors: Mapping[str, Layout]
     """By their names in the text."""
+    together: int
+    """Heads of which programs take turns."""
 
     @property
     def batch(self) -> dict[sympy.Symbol, Size]:
@@ -337,7 +340,7 @@ class AttentionPrinter(LinePrinter):
         exact = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
         band = self.scores.band
         later = self.part != "keys" and band.low is not None and band.high is None
-        names, unit = ", ".join(self.scores.others), self.scores.factors["y0"]
+        unit = self.scores.factors["y0"]
         small = self.scores.small and q.dtype in HALF_TYPES
         self.known = {
             **(SMALL if small else LARGE),
@@ -354,10 +357,11 @@ class AttentionPrinter(LinePrinter):
             "times": "" if unit == 1 else f" * {unit}",
             "log2e": repr(LOG2E),
             "factor": repr(self.scores.factors.get("y1", 1.0)),
-            "others": f"{names}, " if names else "",
-            "passed": f", {names}" if names else "",
+            "others": "".join(f" {name}," for name in self.scores.others),
+            "passed": "".join(f", {name}" for name in self.scores.others),
             # the longest first
-            "block": f"({'blocks - 1 - ' if later else ''}tl.program_id(0) % blocks)",
+            "block": f"({'blocks - 1 - ' if later else ''}turn // {plan.together})",
+            "together": str(plan.together),
         }
 
     def kernel(self) -> None:
@@ -390,16 +394,13 @@ class AttentionPrinter(LinePrinter):
     def mask(self, there: str, d: str) -> str:
         return there if self.width == self.head else f"{there} & ({d} < {self.head})"
 
-    def sweeps(self, *call: str) -> str:
-        """Its line is indented as the hole's."""
-        band, queries, keys = self.scores.band, *(int(self.known[n]) for n in ("queries", "keys"))
-        last = self.known["others"]
-        if self.part == "keys":
-            lines = sweep_lines(", ".join(call), last, queries, band.low, band.high)
-        else:
-            ends = [None if end is None else -end for end in (band.high, band.low)]
-            lines = sweep_lines(", ".join(call), last, keys, *ends)
-        return "\n    ".join(lines)
+    def ends(self, along: str) -> str:
+        """Each line is indented as the hole's."""
+        band, other = self.scores.band, int(self.known[along])
+        ends = [band.low, band.high]
+        if self.part != "keys":
+            ends = [None if end is None else -end for end in reversed(ends)]
+        return "\n    ".join(ends_of(other, *ends))
 
     def fill(self, text: str) -> str:
         def hole(found: re.Match[str]) -> str:
@@ -450,7 +451,9 @@ def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan
             for n in (*reads, *scores.others, *writes)
             if n in buffers
         )
-        block = block_for(part, width_of(q), q.dtype, scores.read, gpu_of(q.device))
+        gpu, width = gpu_of(q.device), width_of(q)
+        block = block_for(part, width, q.dtype, scores.read, gpu)
+        read = 2 * (rows if part == "keys" else columns) * width * q.dtype.itemsize
         pairs: dict[sympy.Symbol, Size] = {BATCH: batch, HEAD: heads}
         ranges = {**pairs, QUERY: rows}, {KEY: columns}
         if part == "keys":
@@ -460,7 +463,7 @@ def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan
             language="triton",
             device=q.device,
             node=node,  # type: ignore[arg-type]
-            body=LoopBody("score", *ranges, scores.edge.values),
+            body=LoopBody("score", *ranges, scores.body.values),
             phases=(),
             arguments=tuple(arguments),
             sizes=(),
@@ -471,6 +474,7 @@ def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan
             part=part,
             scores=scores,
             tensors=tensors,
+            together=heads_together(scores.band, batch * heads, read, gpu),
         )
 
     parts = ["forward"] if forward else ["queries", "keys"]

@@ -8,7 +8,8 @@
 The formulas are recorded as a loop body over (b, h, i, j) and made simpler: arithmetic of positions becomes
 one index, divisions by numbers multiplications, and a positive factor of the result comes out, to go into
 the exponent. From comparisons of i and j follows a `Band` outside of which nothing counts: tiles there are
-left out. Tiles inside of it use another version, in which these comparisons are settled.
+left out. Inside of it these comparisons are settled: what they do is a function of its own, for tiles at the
+edges. That one loads nothing, since Triton loads ahead only what no condition stands before.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Band:
 
 EVERYWHERE = Band()
 COMPARED = ("le", "lt", "ge", "gt")
+LOGICAL = {"logical_not", "logical_and", "logical_or", "bitwise_and", "bitwise_or"}
 FOLDED = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 
 
@@ -112,29 +114,45 @@ def truth(value: Value, wanted: bool) -> Band:
 
 
 def counting(value: Value) -> Band:
-    """A band that holds every place where a score counts."""
+    """A band that holds every place where a score counts. A finite mask excludes places only where those that
+    it leaves can't be as low: if all of a row are, as those of padding, they weigh the same."""
+    return within_masks(value, MASKED if is_small(value, MASKED) else -math.inf)
+
+
+def within_masks(value: Value, mask: float) -> Band:
+    """Where no condition sets a score to `mask` or below."""
     if value.op == "where":
         condition, yes, no = value.inputs
-        if no.op == "constant" and no.constant <= MASKED:
-            return truth(condition, True) & counting(yes)
-        if yes.op == "constant" and yes.constant <= MASKED:
-            return truth(condition, False) & counting(no)
+        if no.op == "constant" and no.constant <= mask:
+            return truth(condition, True) & within_masks(yes, mask)
+        if yes.op == "constant" and yes.constant <= mask:
+            return truth(condition, False) & within_masks(no, mask)
     elif value.op == "add":
-        return counting(value.inputs[0]) & counting(value.inputs[1])
+        return within_masks(value.inputs[0], mask) & within_masks(value.inputs[1], mask)
     elif value.op == "mul" and value.inputs[1].op == "constant" and value.inputs[1].constant > 0:
-        return counting(value.inputs[0])
+        return within_masks(value.inputs[0], mask)
     return EVERYWHERE
 
 
-def is_small(value: Value) -> bool:
-    """Is a score made of products and small numbers alone? Conditions aren't part of it."""
+def is_placed(value: Value) -> bool:
+    """Is a condition read off a score's place alone?"""
+    if value.op in COMPARED:
+        return all(map(is_position, value.inputs))
+    return value.op in LOGICAL and all(map(is_placed, value.inputs))
+
+
+def is_small(value: Value, mask: float | None = None) -> bool:
+    """Is a score made of products and small numbers alone? Conditions aren't part of it, nor is -inf. With
+    `mask`, what a band leaves is meant: numbers up to `mask` are no part of it where places alone decide."""
     if value.op == "constant":
-        return abs(value.constant) < MODERATE or value.constant == -math.inf
+        return abs(value.constant) < MODERATE or (value.constant == -math.inf and mask is None)
     if value.op == "load":
         return value.buffer == "x0"
     parts = value.inputs[1:] if value.op == "where" else value.inputs
+    if value.op == "where" and mask is not None and is_placed(value.inputs[0]):
+        parts = tuple(v for v in parts if v.op != "constant" or v.constant > mask)
     powers = value.op == "mul" and all(v.op != "constant" for v in parts)
-    return value.op in BOUNDED and not powers and all(map(is_small, parts))
+    return value.op in BOUNDED and not powers and all(is_small(v, mask) for v in parts)
 
 
 class Simplifier(Rewriter):
@@ -270,21 +288,44 @@ class Simplifier(Rewriter):
         return None
 
 
+def cores(edge: LoopBody, inside: LoopBody) -> list[Value]:
+    """For each store of `edge` the part of it that `inside` stores, if places alone decide what happens to
+    that; else all of it."""
+    numbers, table, loaded = dict[Value, int](), dict[Any, int](), set[Value]()
+    for value in (*edge.values, *inside.values):
+        facts = value.op, value.dtype, value.buffer, value.index, repr(value.constant)
+        numbers[value] = table.setdefault((facts, *map(numbers.get, value.operands)), len(table))
+        if value.op == "load" or not loaded.isdisjoint(value.operands):
+            loaded.add(value)
+    found = []
+    for whole, part in zip(edge.stores, inside.stores, strict=True):
+        core = whole.inputs[0]
+        while numbers[core] != numbers[part.inputs[0]]:
+            rest = [value for value in core.operands if value in loaded]
+            if len(rest) != 1:
+                core = whole.inputs[0]
+                break
+            core = rest[0]
+        found.append(core)
+    return found
+
+
 @dataclass
 class Scores:
-    """The holes of a kernel: functions for tiles at the band's edges and inside of it."""
+    """The holes of a kernel: of the score and its slope what is computed of every tile, `cores`. What a score
+    is besides the band's edges decide. A slope needs no more, since outside of the band all weights are 0."""
 
     band: Band
     factors: dict[str, float]
-    edge: LoopBody
-    inside: LoopBody
+    body: LoopBody
+    cores: list[Value]
     others: dict[str, Layout] = field(default_factory=dict)
     """The tensors that they read, by their names "x1", "x2", ..."""
 
     @property
     def read(self) -> int:
         """Bytes that each score reads."""
-        loads = {(v.buffer, v.index): v for v in self.edge.values if v.buffer in self.others}
+        loads = {(v.buffer, v.index): v for v in self.body.values if v.buffer in self.others}
         own = [v for v in loads.values() if {QUERY, KEY} <= (v.index or ZERO).free_symbols]
         return sum(self.others[v.buffer].dtype.itemsize for v in own if v.op == "load")
 
@@ -293,18 +334,17 @@ class Scores:
         """Tensors of which a program reads one number: the loads that stand before its loops."""
         found = dict[str, str]()
         for name in self.others:
-            bodies = (self.edge, self.inside)
-            loads = [v for body in bodies for v in body.values if v.buffer == name]
+            loads = [v for v in self.body.values if v.buffer == name]
             own = {(v.index, v.mask) for v in loads}
             if len(own) != 1 or loads[0].mask is not None or loads[0].index is None:
                 continue
             if {QUERY, KEY}.isdisjoint(loads[0].index.free_symbols):
-                found[name] = Printer(self, self.edge, False).load(loads[0])
+                found[name] = Printer(self, False).load(loads[0])
         return found
 
     def pair(self, batch: int, heads: int) -> str:
         """Batch and head of a program: those that read the same numbers follow each other, for the cache."""
-        reads = {v.index for v in self.edge.values if v.op == "load" and v.buffer in self.others}
+        reads = {v.index for v in self.body.values if v.op == "load" and v.buffer in self.others}
         large = [x.free_symbols for x in reads if x is not None and {QUERY, KEY} <= x.free_symbols]
         if any(HEAD in own and BATCH not in own for own in large):
             return f"pair % {batch}, pair // {batch}"
@@ -313,15 +353,17 @@ class Scores:
     @property
     def small(self) -> bool:
         """Are scores products, times numbers or of a bounded function, or else -inf?"""
-        return self.factors["y0"] < MODERATE and is_small(self.edge.stores[0].inputs[0])
+        return self.factors["y0"] < MODERATE and is_small(self.body.stores[0].inputs[0])
 
     def functions(self, quick: bool, origins: Origins) -> list[CodeLine]:
         """Their text."""
-        lines: list[str] = []
-        for suffix, body in (("", self.edge), ("_inside", self.inside)):
-            for store, name in zip(body.stores, ("score", "slope"), strict=False):
-                given = ["s", "ds"][: 1 + (name == "slope")]
-                lines += Printer(self, body, quick).function(f"{name}{suffix}", given, store)
+        printer, places = Printer(self, quick), [*COORDINATES.values()]
+        passed = [*places, "rows", "columns", *self.others]
+        lines = printer.function("score", ["s", *passed], self.cores[0], {})
+        whole = self.body.stores[0].inputs[0]
+        lines += printer.function("score_at_edge", ["s", *places], whole, {self.cores[0]: "s"})
+        for value in self.cores[1:]:
+            lines += printer.function("slope", ["s", "ds", *passed], value, {})
         return [CodeLine(line, origins) for line in lines]
 
 
@@ -358,36 +400,37 @@ def scores_of(
         and band.within(half)
     }
     inside = Simplifier(simple.body, settled, factor=False).body
-    legal = [legalize(part, dtypes)[0] for part in (simple.body, inside)]
-    return Scores(band, simple.factors, legal[0], legal[1], known)
+    edge, inside = (legalize(part, dtypes)[0] for part in (simple.body, inside))
+    return Scores(band, simple.factors, edge, cores(edge, inside), known)
 
 
 class Printer:
     """Writes a function of a tile, line by line."""
 
-    def __init__(self, scores: Scores, body: LoopBody, quick: bool) -> None:
-        self.scores, self.body, self.quick = scores, body, quick
+    def __init__(self, scores: Scores, quick: bool) -> None:
+        self.scores, self.body, self.quick = scores, scores.body, quick
 
-    def function(self, name: str, given: list[str], store: Value) -> list[str]:
-        """The function that gives what a store would write."""
-        needed = {store.inputs[0]}
+    def function(
+        self, name: str, parameters: list[str], result: Value, held: dict[Value, str]
+    ) -> list[str]:
+        """The function that gives a result. `held`: values that parameters hold."""
+        needed = {result}
         for value in reversed(self.body.values):
-            if value in needed:
+            if value in needed and value not in held:
                 needed.update(value.operands)
-        values = [v for v in self.body.values if v in needed]
+        values = [v for v in self.body.values if v in needed and v not in held]
         own = {"x0": "s", f"x{len(self.scores.others) + 1}": "ds"}
-        held = {v: own[v.buffer] for v in values if v.op == "load" and v.buffer in own}
+        held |= {v: own[v.buffer] for v in values if v.op == "load" and v.buffer in own}
         for value in values:
             if value.op == "index_expr" and value.dtype is torch.int32:
                 text = self.index(value.index)
                 held[value] = text if text.isidentifier() else f"({text})"
         self.names = names([v for v in values if v not in held]) | held
-        parameters = [*given, *COORDINATES.values(), "rows", "columns", *self.scores.others]
         lines = ["@triton.jit", f"def {name}({', '.join(parameters)}):"]
         for value in values:
             if value not in held and value.op != "constant":
                 lines.append(f"    {self.names[value]} = {self.text(value)}")
-        return [*lines, f"    return {self.ref(store.inputs[0])}", ""]
+        return [*lines, f"    return {self.ref(result)}", ""]
 
     def ref(self, value: Value) -> str:
         return operand(value, self.names)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import minicompile as mc
 from minicompile.aot.passes.flash_attention import flash_attention
-from minicompile.codegen.attention import AttentionPrinter
+from minicompile.codegen.attention import AttentionPrinter, heads_together
 from minicompile.codegen.score import EVERYWHERE, Band
 from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import triton_op
@@ -61,6 +61,12 @@ def kernel_texts(fn: Function, given: Sequence[Any]) -> list[str]:
     trace = mc.trace(compiled(fn), *given)
     kernels = [kernel for stages in trace.graphs.values() for kernel in stages.kernels]
     return [kernel.text for kernel in kernels if kernel.name.startswith("triton_attention")]
+
+
+def function(text: str, name: str) -> str:
+    """One of a kernel's functions."""
+    start = text.index(f"def {name}(")
+    return text[start : text.index("@triton.jit", start)]
 
 
 def assert_close_as_the_library(fn: Function, given: Sequence[Tensor]) -> None:
@@ -114,9 +120,75 @@ def test_tiles_outside_of_a_window_are_left_out() -> None:
         assert "begin = tl.maximum(first - 39, 0)" in text
         assert "end = tl.minimum(first + XBLOCK, 500)" in text
     assert "end = tl.minimum(first + XBLOCK + 39, 500)" in keys
-    inside = forward[forward.index("def score_inside") : forward.index("def attend")]
-    assert "tl.where" not in inside
+    score, at_edge = function(forward, "score"), function(forward, "score_at_edge")
+    assert "tl.where" not in score and at_edge.count("tl.where") == 1
     assert_close_as_the_library(partial(attention, window), given)
+
+
+def test_the_longest_programs_of_some_heads_come_first() -> None:
+    gpu = Gpu(l2_bytes=50 * 2**20)
+    triangle, window, pair = Band(low=0), Band(0, 40), 2**20
+    assert heads_together(triangle, 64, pair, gpu) == 16
+    assert heads_together(triangle, 60, pair, gpu) == 15
+    assert heads_together(triangle, 64, 4 * pair, gpu) == 4
+    assert heads_together(triangle, 7, 3 * pair, gpu) == 1
+    assert heads_together(window, 64, pair, gpu) == heads_together(EVERYWHERE, 64, pair, gpu) == 1
+    forward, queries, keys = kernel_texts(partial(attention, CASES["causal"]), made(130, 130, 16))
+    for text in (forward, queries):
+        assert "first = (blocks - 1 - turn // 6) * XBLOCK" in text
+    assert "first = (turn // 6) * XBLOCK" in keys
+
+
+def test_what_edges_do_loads_nothing() -> None:
+    """Triton's pipeline breaks where a loaded tile goes under a condition."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
+        def masked(s: Tensor) -> Tensor:
+            i, j = positions(s)
+            return torch.where((j <= i) & (bias < 1), s + bias, -torch.inf)
+
+        return attention(masked, q, k, v)
+
+    given = made(150, 150, 16)
+    for changed in (fn, partial(attention, CASES["biased"])):
+        for text in kernel_texts(changed, given):
+            assert "tl.load" in function(text, "score")
+            assert "tl.load" not in function(text, "score_at_edge")
+        assert_close_as_the_library(changed, given)
+
+
+def test_slopes_of_places_that_there_are_not_count_nothing() -> None:
+    """Where 0 was read for a number that there isn't, a slope may be no number."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
+        return attention(lambda s: s / bias.abs(), q, k, v)
+
+    given = made(70, 70, 16)
+    given[3] = given[3].abs() + 1
+    assert_close_as_the_library(fn, given)
+
+
+LOWEST = torch.finfo(torch.float32).min
+PADDED: dict[str, Callable[..., Tensor]] = {
+    "added": lambda s, i, j, pad: (s + pad * LOWEST).masked_fill(j > i, LOWEST),
+    "before": lambda s, i, j, pad: s.masked_fill(pad > 0, -torch.inf).masked_fill(j > i, LOWEST),
+    "after": lambda s, i, j, pad: s.masked_fill(j > i, LOWEST) + pad * LOWEST,
+    "together": lambda s, i, j, pad: s.masked_fill((j > i) | (pad > 0), LOWEST),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_that_a_finite_number_masks_weighs_as_much_as_the_future(name: str) -> None:
+    """A row of masks alone is averaged, over what a band would leave out too."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, pad: Tensor) -> Tensor:
+        return attention(lambda s: PADDED[name](s, *positions(s), pad), q, k, v)
+
+    given = made(70, 70, 16)[:3]
+    pad = torch.zeros(2, 1, 1, 70)
+    pad[1, ..., :5] = 1
+    ours, eager = (f(*given, pad) for f in (compiled(fn), fn))
+    assert torch.allclose(ours, eager, atol=1e-5)
 
 
 MASKS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -329,13 +401,23 @@ def test_on_a_cpu_the_library_has_it_unless_asked() -> None:
     assert "flash_attention_for_cpu" in str(trace.graphs["forward"].loops)
 
 
-@pytest.mark.parametrize("head", [64, 128])
-@pytest.mark.parametrize("sm", [80, 90])
-def test_kernels_fit_their_gpus(sm: int, head: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name, head, sm",
+    [
+        ("causal", 64, 80),
+        ("causal", 128, 80),
+        ("causal", 64, 90),
+        ("causal", 128, 90),
+        ("biased", 64, 90),
+    ],
+)
+def test_kernels_fit_their_gpus(
+    name: str, head: int, sm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The matrix units work, and next to nothing spills."""
     gpu = Gpu(capability=(sm // 10, 0))
     monkeypatch.setattr("minicompile.codegen.attention.gpu_of", lambda device: gpu)
-    fn, given = partial(attention, CASES["causal"]), made(256, 256, head, torch.bfloat16)
+    fn, given = partial(attention, CASES[name]), made(256, 256, head, torch.bfloat16)
     trace = mc.trace(compiled(fn), *given)
     kernels = [kernel for stages in trace.graphs.values() for kernel in stages.kernels]
     found = [k for k in kernels if k.name.startswith("triton_attention")]
