@@ -98,8 +98,8 @@ def described(value: Any) -> Any:
 def warn_of_freedom(
     op: OpOverload, tensor: torch.Tensor, dim: Any = None, *, correction: Any = None, **_: Any
 ) -> None:
-    """Warns as eager's kernel does where a variance is a division by zero."""
-    dims = dim or range(tensor.dim())
+    """Warns as eager's kernel does where a variance is a division by zero, or of an empty tensor."""
+    dims = dim if dim and 0 not in tensor.shape else range(tensor.dim())
     if math.prod(tensor.shape[d] for d in dims) <= (1 if correction is None else correction):
         at_once(lambda: op(torch.zeros(1)))
 
