@@ -20,7 +20,9 @@ from minicompile.ops.warned import at_once
 
 aten = torch.ops.aten
 
+SEARCHES = {aten.searchsorted.Tensor, aten.bucketize.Tensor}
 ASKED = {
+    *(SEARCHES | {aten.searchsorted.Scalar, aten.bucketize.Scalar}),
     *(aten.var.correction, aten.std.correction, aten.argmax.default, aten.argmin.default),
     *(aten._softmax.default, aten._log_softmax.default, aten._prelu_kernel.default),
     *(aten.index_select.default, aten.put_.default, aten.dot.default, aten.trace.default),
@@ -35,7 +37,6 @@ VARIANCE_OF = {
 }
 """What fakes with symbolic sizes make these of: of its degrees of freedom it would warn as well."""
 SPREADS = {*VARIANCE_OF, *VARIANCE_OF.values()}
-SEARCHES = {aten.searchsorted.Tensor, aten.bucketize.Tensor}
 PUTS = {aten.index_put.default, aten.index_put_.default}
 ADDS = {aten.index_add.default, aten.index_add_.default}
 
