@@ -20,7 +20,9 @@ from minicompile.ops.warned import at_once
 
 aten = torch.ops.aten
 
+SEARCHES = {aten.searchsorted.Tensor, aten.bucketize.Tensor}
 ASKED = {
+    *(SEARCHES | {aten.searchsorted.Scalar, aten.bucketize.Scalar}),
     *(aten.var.correction, aten.std.correction, aten.argmax.default, aten.argmin.default),
     *(aten._softmax.default, aten._log_softmax.default, aten._prelu_kernel.default),
     *(aten.index_select.default, aten.put_.default, aten.dot.default, aten.trace.default),
@@ -35,7 +37,6 @@ VARIANCE_OF = {
 }
 """What fakes with symbolic sizes make these of: of its degrees of freedom it would warn as well."""
 SPREADS = {*VARIANCE_OF, *VARIANCE_OF.values()}
-SEARCHES = {aten.searchsorted.Tensor, aten.bucketize.Tensor}
 PUTS = {aten.index_put.default, aten.index_put_.default}
 ADDS = {aten.index_add.default, aten.index_add_.default}
 
@@ -98,8 +99,8 @@ def described(value: Any) -> Any:
 def warn_of_freedom(
     op: OpOverload, tensor: torch.Tensor, dim: Any = None, *, correction: Any = None, **_: Any
 ) -> None:
-    """Warns as eager's kernel does where a variance is a division by zero."""
-    dims = dim or range(tensor.dim())
+    """Warns as eager's kernel does where a variance is a division by zero, or of an empty tensor."""
+    dims = dim if dim and 0 not in tensor.shape else range(tensor.dim())
     if math.prod(tensor.shape[d] for d in dims) <= (1 if correction is None else correction):
         at_once(lambda: op(torch.zeros(1)))
 

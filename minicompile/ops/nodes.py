@@ -107,6 +107,8 @@ def checks_data(node: fx.Node) -> bool:
     integers = INDICES if name in CHECKING else {*INDICES, torch.uint8, torch.int8, torch.int16}
     if name == "masked_scatter":
         return True
+    if name == "searchsorted":
+        return node.kwargs.get("sorter") is not None
     if name in DIVIDING and not (isinstance(by := node.args[1], fx.Node) and is_tensor(by)):
         return isinstance(by, fx.Node) or bool(by == 0)
     return name in CHECKING | DIVIDING and any(

@@ -98,6 +98,11 @@ REFUSED = {
     "a loss of integers, with several labels": lambda x, i, m: (
         torch.nn.functional.multilabel_margin_loss(i, i)
     ),
+    "a search in a number": lambda x, i, m: torch.searchsorted(x[0, 0], x),
+    "a number searched in rows": lambda x, i, m: torch.searchsorted(x, 2.0),
+    "buckets in rows": lambda x, i, m: torch.bucketize(x, x),
+    "a search from both sides": lambda x, i, m: torch.searchsorted(x[0], x, side="both"),
+    "a search in a mask": lambda x, i, m: torch.searchsorted(m[0], m),
     "rows of another size added": lambda x, i, m: x.index_add_(0, i[:, 0], x[:, :1].clone()),
     "more rows added than are named": lambda x, i, m: x.index_add_(0, i[:2, 0], x.clone()),
 }

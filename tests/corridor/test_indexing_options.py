@@ -172,6 +172,8 @@ UNUSED = READS | {
     "nll_loss": lambda x, i: F.nll_loss(x.repeat(len(i), 1)[: len(i)], i, reduction="none"),
     "index_fill": lambda x, i: x.clone().index_fill_(0, i, 2.0),
     "a remainder": lambda x, i: torch.tensor([7, 7]) % (9 - i),
+    "searchsorted": lambda x, i: torch.searchsorted(x[0, :2], x[1], sorter=i // 3),
+    "searchsorted, a number": lambda x, i: torch.searchsorted(x[0, :2], 0.5, sorter=i // 3),
     "of what isn't used either": lambda x, i: x[i].exp().sum(),
 }
 

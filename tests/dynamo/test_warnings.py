@@ -43,6 +43,10 @@ def variances(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x[:1].var(0) + torch.var_mean(y, correction=y.shape[0])[0]
 
 
+def of_nothing(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return x[:, 4:].var(0, unbiased=False), torch.std_mean(x[:, :0], 0)
+
+
 def caught(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     try:
         return F.mse_loss(x, y)
@@ -69,7 +73,9 @@ X, Y = torch.randn(3, 4), torch.randn(4)
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("function", [loss, deprecated, implicit, variances, deviations, searches])
+@pytest.mark.parametrize(
+    "function", [loss, deprecated, implicit, variances, of_nothing, deviations, searches]
+)
 def test_every_call_warns_as_eager_does(function: Any, dynamic: bool | None) -> None:
     compiled = mc.compile(function, dynamic=dynamic, fullgraph=True)
     for x in (X, X, torch.randn(5, 4), X):
