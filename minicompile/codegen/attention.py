@@ -4,20 +4,21 @@ Rows of scores never lie in memory. A program takes XBLOCK queries, goes over th
 keeps for each query the largest score so far, the sum of 2^(score - largest) and the values so weighted;
 where a larger score comes, both sums are scaled down. The backward computes scores again, and weights by the
 largest score (`peak`) and the logarithm of that sum (`logs`): one kernel goes over the keys for the gradient
-of queries, another over the queries for those of keys and values. Both start a step with its two products of
-loaded tiles: what is left of exponents then hides behind the second.
+of queries, another over the queries for those of keys and values. A step of either begins with its two
+products of loaded tiles: beside the second, exponents of the first are computed.
 
-Where only a band of scores counts, tiles outside of it are left out, and those at its edges masked. One loop
-goes over both: two loops would each begin with waiting for their first tiles. The longest rows come first, of
-some heads together, so that none is left to the end; as many heads as the cache holds the tiles of.
+Where a band of scores counts, tiles outside of it are left out, and masked where they are at its edges. One
+loop goes over all: each of several would begin with waiting for its first tiles. The programs that take
+longest come first, those of some heads in turn, so that no long one is left to the end: as many heads as the
+cache holds what their programs read.
 
 Holes are in braces: functions `score` and `slope` (codegen/score.py) before the text; `{program(queries)}`,
 which of them a program takes; `{start(k)}`, where a head's keys begin; `{place(k, j, d)}`, element d of key j
-from there; `{mask(rows, d)}`, which of them exist; `{ends}`, where tiles begin and end, and which of them
-need no masks: those from `left` to `right`; numbers. A factor of all scores, `{times}`, is left out until they
-go into the exponent: {scale} is that times log2(e). Where scores are SMALL, as products are, one instruction
-multiplies and subtracts the largest exponent, later the logarithm of the whole sum. Others may be LARGE, as a
-finite mask is, so that their exponents no longer differ: then the largest score is subtracted first.
+from there; `{mask(rows, d)}`, which of them exist; `{ends(keys)}`, where tiles begin and end, and from `left`
+to `right` need no masks; numbers. A factor of all scores, `{times}`, is left out until they go into the
+exponent: {scale} is that times log2(e). Where scores are SMALL, as products are, one instruction multiplies
+and subtracts the largest exponent, later the logarithm of the whole sum. Others may be LARGE, as a finite
+mask is, so that their exponents no longer differ: then the largest score is subtracted first.
 
 Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Dao et al., FlashAttention (2022);
 Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.
@@ -233,13 +234,13 @@ class Block:
 HOPPER = {
     ("forward", 64): [Block(64, 64, 4, 3)],
     ("queries", 64): [Block(64, 64, 4, 3)],
-    ("keys", 64): [Block(64, 128, 4, 2)],
+    ("keys", 64): [Block(64, 128, 4, 2), Block(64, 64, 4, 2)],
     ("forward", 128): [Block(128, 128, 8, 3), Block(128, 64, 8, 3)],
     ("queries", 128): [Block(128, 64, 8, 3)],
     ("keys", 128): [Block(64, 64, 4, 2)],
 }
-"""The fastest of some for half types and heads up to this size, on an H200; the first that fits beside what
-scores read."""
+"""The fastest of some for half types and heads up to this size, on an H100; the last where scores take
+registers of their own, that none spill."""
 OTHERS = {
     ("forward", 64): [Block(128, 64, 8, 3)],
     ("queries", 64): [Block(64, 32, 4, 2)],
@@ -255,21 +256,21 @@ MARGIN = 4096
 """Bytes for numbers of rows."""
 
 
-def block_for(part: str, width: int, dtype: torch.dtype, read: int, gpu: Gpu) -> Block:
-    """Small where products take plain registers. `read`: bytes that each score reads besides; they, too, are
-    loaded ahead, so with them fewer fit into shared memory."""
+def block_for(part: str, width: int, dtype: torch.dtype, scores: Scores, gpu: Gpu) -> Block:
+    """Small where products take plain registers. What scores read is loaded ahead, too, so with it less fits
+    into shared memory."""
     blocks = (HOPPER if gpu.capability == (9, 0) else OTHERS)[part, max(width, 64)]
+    block = blocks[0 if scores.is_plain else -1]
     if dtype not in HALF_TYPES:
         r = 16 if part == "keys" or width > 64 else 32
-        blocks = [Block(32, r, 4 if width <= 64 else 8, 1)]
+        block = Block(32, r, 4 if width <= 64 else 8, 1)
 
     def shared(block: Block) -> int:
         """Bytes, or a little more: one or two tiles stay, two of R rows and those of scores come."""
         stay = block.x * width * dtype.itemsize * (1 if part == "forward" else 2)
-        step = 2 * block.r * width * dtype.itemsize + block.x * block.r * read
+        step = 2 * block.r * width * dtype.itemsize + block.x * block.r * scores.read
         return stay + block.stages * step + MARGIN * (part == "keys")
 
-    block = next((b for b in blocks if shared(b) <= gpu.shared_bytes), blocks[-1])
     while shared(block) > gpu.shared_bytes and block.stages > 1:
         fewer = block.r <= 32
         block = replace(block, stages=block.stages - fewer, r=block.r if fewer else block.r // 2)
@@ -452,7 +453,7 @@ def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan
             if n in buffers
         )
         gpu, width = gpu_of(q.device), width_of(q)
-        block = block_for(part, width, q.dtype, scores.read, gpu)
+        block = block_for(part, width, q.dtype, scores, gpu)
         read = 2 * (rows if part == "keys" else columns) * width * q.dtype.itemsize
         pairs: dict[sympy.Symbol, Size] = {BATCH: batch, HEAD: heads}
         ranges = {**pairs, QUERY: rows}, {KEY: columns}

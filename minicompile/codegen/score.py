@@ -351,6 +351,11 @@ class Scores:
         return f"pair // {heads}, pair % {heads}"
 
     @property
+    def is_plain(self) -> bool:
+        """Are slopes what comes down, and is nothing read for each score?"""
+        return self.read == 0 and all(slope.op == "load" for slope in self.cores[1:])
+
+    @property
     def small(self) -> bool:
         """Are scores products, times numbers or of a bounded function, or else -inf?"""
         return self.factors["y0"] < MODERATE and is_small(self.body.stores[0].inputs[0])

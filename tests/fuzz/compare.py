@@ -179,7 +179,11 @@ def differentiate(values: list[torch.Tensor]) -> str:
         if isinstance(total, torch.Tensor):
             total.backward()
     except Exception as error:
-        return REFUSED if "modified by an inplace" in str(error) else type(error).__name__
+        refused = (
+            "modified by an inplace",
+            "modified inplace",
+        )  # the second of views of several at once
+        return REFUSED if any(why in str(error) for why in refused) else type(error).__name__
     return ""
 
 
