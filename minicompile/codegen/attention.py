@@ -296,7 +296,7 @@ def ends_of(other: int, low: int | None, high: int | None) -> list[str]:
     begin, left, end, whole = "0", "0", str(other), str(other)
     if low is not None:
         begin = f"tl.maximum({shifted('first', low)}, 0) // RBLOCK * RBLOCK"
-        left = f"{shifted('first + XBLOCK - 1', low)}"
+        left = shifted("first + XBLOCK", low - 1)
     if high is not None:
         end = f"tl.minimum({shifted('first + XBLOCK', high)}, {other})"
         whole = f"tl.maximum(tl.minimum({shifted('first', high + 1)}, {other}), 0)"

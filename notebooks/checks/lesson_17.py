@@ -428,7 +428,7 @@ TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
         ("i - j <= 50", 150, 150),
         ("j <= i or True", 70, 90),
     ],
-    forbidden=["sweep_lines", "sweeps", "AttentionPrinter"],
+    forbidden=["ends_of", "AttentionPrinter"],
     without=["kernel_template:attention"],
 )
 def only_keys_that_count(run: Run, keys_of: Callable[..., Any]) -> str:
@@ -436,11 +436,10 @@ def only_keys_that_count(run: Run, keys_of: Callable[..., Any]) -> str:
     from minicompile.codegen.attention import AttentionPrinter
 
     class Everything(AttentionPrinter):
-        def sweeps(self, *call: str) -> str:
-            band, keys, last = self.scores.band, int(self.known["keys"]), self.known["others"]
-            begin, end = self.keys_of(band, keys)
-            target, _, function = ", ".join(call).partition(" = ")
-            return f"{target} = {function}, {begin}, {end}, {last}False, RBLOCK)"
+        def ends(self, along: str) -> str:
+            begin, end = self.keys_of(self.scores.band, int(self.known[along]))
+            masked_everywhere = ["left = 0", "right = 0"]
+            return "\n    ".join([f"begin = {begin}", *masked_everywhere, f"end = {end}"])
 
         def keys_of(self, band: Any, keys: int) -> tuple[str, str]:
             return "0", str(keys)

@@ -592,15 +592,15 @@ print(known.loops.externs[0].args[-1])
 # %% [markdown]
 # The whole form became one operator, and `score` is its argument: what stood between product and
 # softmax, as text. The compiler traces it, makes a loop body of it, fused like any other, and prints
-# that into the template's first hole. It does so twice: `score_inside` is for tiles of which every
-# score counts, and asks no longer.
+# that into the template's first hole. What only masks is a function of its own, `score_at_edge`: tiles of
+# which every score counts are never asked.
 
 # %% name="score"
 parts = [part.strip() for part in known.kernels[0].text.split("@triton.jit")]
 slides(
     "a template of attention",
-    ("the hole, at an edge", "the mask is asked for each score", parts[1]),
-    ("the hole, inside", "arithmetic alone", parts[2]),
+    ("the hole", "arithmetic alone, done to every score", parts[1]),
+    ("the hole, at an edge", "each score is asked for its place", parts[2]),
     ("the template's loop", "products, and a softmax that corrects itself", parts[3]),
     ("a program", "its queries, and the ranges of keys that it goes over", parts[4]),
 )
@@ -667,11 +667,13 @@ slides(
 
 # %% [markdown]
 # The kernel knows that before it runs. From the comparisons of `i` and `j` follows a *band*, the
-# places where `low <= i - j <= high`, and each program computes from it where its keys begin and end:
+# places where `low <= i - j <= high`. Each program computes from it where its keys begin and end, and from
+# `left` to `right` masks nothing:
 
 # %% name="ranges"
+ENDS = "    begin =", "    left =", "    right =", "    end ="
 print(known.plans[0].scores.band)
-print(*(line for line in parts[4].splitlines() if " = tl." in line and "first" in line), sep="\n")
+print(*(line for line in parts[4].splitlines() if line.startswith(ENDS)), sep="\n")
 
 # %% [markdown]
 # > **In torch.compile.** `torch.nn.attention.flex_attention` takes `score_mod` and a `block_mask` as
@@ -1176,11 +1178,11 @@ def keys_of(band, keys):
     return begin, end
 
 
-# %% name="ex6-wrong-built-in" tags=["wrong"] kind="built-in" says="a use of sweep_lines"
+# %% name="ex6-wrong-built-in" tags=["wrong"] kind="built-in" says="a use of ends_of"
 def keys_of(band, keys):
-    from minicompile.codegen.attention import sweep_lines
+    from minicompile.codegen.attention import ends_of
 
-    lines = sweep_lines("x = f(0", "", keys, band.low, band.high)
+    lines = ends_of(keys, band.low, band.high)
     return lines[0], lines[-1]
 
 
