@@ -464,7 +464,7 @@ def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan
             language="triton",
             device=q.device,
             node=node,  # type: ignore[arg-type]
-            body=LoopBody("score", *ranges, scores.body.values),
+            body=LoopBody("score", *ranges, scores.edge.values),
             phases=(),
             arguments=tuple(arguments),
             sizes=(),

@@ -155,6 +155,14 @@ def is_small(value: Value, mask: float | None = None) -> bool:
     return value.op in BOUNDED and not powers and all(is_small(v, mask) for v in parts)
 
 
+def multiplier(value: Value) -> float | None:
+    """The positive number that a value is something times."""
+    if value.op != "mul" or value.inputs[1].op != "constant":
+        return None
+    number = float(value.inputs[1].constant)
+    return number if 0 < number < math.inf else None
+
+
 class Simplifier(Rewriter):
     """A body in fewer operations. `settled`: conditions whose truth is known; `factors`: what is taken out
     of the values that are stored."""
@@ -222,11 +230,12 @@ class Simplifier(Rewriter):
 
     def factored(self, ops: Recorder, value: Value) -> tuple[float, Value]:
         """A positive number and the value that it multiplies."""
-        if value.op == "mul" and value.inputs[1].op == "constant":
-            number = float(value.inputs[1].constant)
-            if 0 < number < math.inf:
-                factor, rest = self.factored(ops, value.inputs[0])
-                return number * factor, rest
+        if (number := multiplier(value)) is not None:
+            factor, rest = self.factored(ops, value.inputs[0])
+            return number * factor, rest
+        for one, other in (value.inputs, value.inputs[::-1]) if value.op == "mul" else ():
+            if (number := multiplier(one)) is not None:
+                return number, ops.pointwise("mul", one.inputs[0], other)
         if value.op == "where":
             condition, *ways = value.inputs
             for way in (0, 1):
@@ -288,63 +297,69 @@ class Simplifier(Rewriter):
         return None
 
 
-def cores(edge: LoopBody, inside: LoopBody) -> list[Value]:
-    """For each store of `edge` the part of it that `inside` stores, if places alone decide what happens to
-    that; else all of it."""
+def core(edge: LoopBody, inside: LoopBody) -> Value:
+    """The part of `edge`'s score that is `inside`'s, if places alone decide what happens to it; else all."""
     numbers, table, loaded = dict[Value, int](), dict[Any, int](), set[Value]()
     for value in (*edge.values, *inside.values):
         facts = value.op, value.dtype, value.buffer, value.index, repr(value.constant)
         numbers[value] = table.setdefault((facts, *map(numbers.get, value.operands)), len(table))
         if value.op == "load" or not loaded.isdisjoint(value.operands):
             loaded.add(value)
-    found = []
-    for whole, part in zip(edge.stores, inside.stores, strict=True):
-        core = whole.inputs[0]
-        while numbers[core] != numbers[part.inputs[0]]:
-            rest = [value for value in core.operands if value in loaded]
-            if len(rest) != 1:
-                core = whole.inputs[0]
-                break
-            core = rest[0]
-        found.append(core)
+    whole, part = (body.stores[0].inputs[0] for body in (edge, inside))
+    found = whole
+    while numbers[found] != numbers[part]:
+        rest = [value for value in found.operands if value in loaded]
+        if len(rest) != 1:
+            return whole
+        found = rest[0]
     return found
 
 
 @dataclass
 class Scores:
-    """The holes of a kernel: of the score and its slope what is computed of every tile, `cores`. What a score
-    is besides the band's edges decide. A slope needs no more, since outside of the band all weights are 0."""
+    """The holes of a kernel: score and slope at the band's edges and inside of it. The score's `core` is
+    computed of every tile. So is the slope inside: where that isn't right weights are 0."""
 
     band: Band
     factors: dict[str, float]
-    body: LoopBody
-    cores: list[Value]
+    edge: LoopBody
+    inside: LoopBody
+    core: Value
     others: dict[str, Layout] = field(default_factory=dict)
     """The tensors that they read, by their names "x1", "x2", ..."""
 
     @property
     def read(self) -> int:
         """Bytes that each score reads."""
-        loads = {(v.buffer, v.index): v for v in self.body.values if v.buffer in self.others}
-        own = [v for v in loads.values() if {QUERY, KEY} <= (v.index or ZERO).free_symbols]
-        return sum(self.others[v.buffer].dtype.itemsize for v in own if v.op == "load")
+        own = {
+            (v.buffer, v.index)
+            for v in self.loads
+            if {QUERY, KEY} <= (v.index or ZERO).free_symbols
+        }
+        return sum(self.others[buffer].dtype.itemsize for buffer, _ in own)
+
+    @functools.cached_property
+    def loads(self) -> list[Value]:
+        """From `others`."""
+        values = (*self.edge.values, *self.inside.values)
+        return [v for v in values if v.op == "load" and v.buffer in self.others]
 
     @functools.cached_property
     def numbers(self) -> dict[str, str]:
         """Tensors of which a program reads one number: the loads that stand before its loops."""
         found = dict[str, str]()
         for name in self.others:
-            loads = [v for v in self.body.values if v.buffer == name]
+            loads = [v for v in self.loads if v.buffer == name]
             own = {(v.index, v.mask) for v in loads}
             if len(own) != 1 or loads[0].mask is not None or loads[0].index is None:
                 continue
             if {QUERY, KEY}.isdisjoint(loads[0].index.free_symbols):
-                found[name] = Printer(self, False).load(loads[0])
+                found[name] = Printer(self, self.edge, False).load(loads[0])
         return found
 
     def pair(self, batch: int, heads: int) -> str:
         """Batch and head of a program: those that read the same numbers follow each other, for the cache."""
-        reads = {v.index for v in self.body.values if v.op == "load" and v.buffer in self.others}
+        reads = {v.index for v in self.loads}
         large = [x.free_symbols for x in reads if x is not None and {QUERY, KEY} <= x.free_symbols]
         if any(HEAD in own and BATCH not in own for own in large):
             return f"pair % {batch}, pair // {batch}"
@@ -353,22 +368,23 @@ class Scores:
     @property
     def is_plain(self) -> bool:
         """Are slopes what comes down, and is nothing read for each score?"""
-        return self.read == 0 and all(slope.op == "load" for slope in self.cores[1:])
+        return self.read == 0 and all(s.inputs[0].op == "load" for s in self.inside.stores[1:])
 
     @property
     def small(self) -> bool:
         """Are scores products, times numbers or of a bounded function, or else -inf?"""
-        return self.factors["y0"] < MODERATE and is_small(self.body.stores[0].inputs[0])
+        return self.factors["y0"] < MODERATE and is_small(self.edge.stores[0].inputs[0])
 
     def functions(self, quick: bool, origins: Origins) -> list[CodeLine]:
         """Their text."""
-        printer, places = Printer(self, quick), [*COORDINATES.values()]
+        places = [*COORDINATES.values()]
         passed = [*places, "rows", "columns", *self.others]
-        lines = printer.function("score", ["s", *passed], self.cores[0], {})
-        whole = self.body.stores[0].inputs[0]
-        lines += printer.function("score_at_edge", ["s", *places], whole, {self.cores[0]: "s"})
-        for value in self.cores[1:]:
-            lines += printer.function("slope", ["s", "ds", *passed], value, {})
+        edge, inside = (Printer(self, body, quick) for body in (self.edge, self.inside))
+        lines = edge.function("score", ["s", *passed], self.core, {})
+        whole = self.edge.stores[0].inputs[0]
+        lines += edge.function("score_at_edge", ["s", *places], whole, {self.core: "s"})
+        for store in self.inside.stores[1:]:
+            lines += inside.function("slope", ["s", "ds", *passed], store.inputs[0], {})
         return [CodeLine(line, origins) for line in lines]
 
 
@@ -406,14 +422,14 @@ def scores_of(
     }
     inside = Simplifier(simple.body, settled, factor=False).body
     edge, inside = (legalize(part, dtypes)[0] for part in (simple.body, inside))
-    return Scores(band, simple.factors, edge, cores(edge, inside), known)
+    return Scores(band, simple.factors, edge, inside, core(edge, inside), known)
 
 
 class Printer:
     """Writes a function of a tile, line by line."""
 
-    def __init__(self, scores: Scores, quick: bool) -> None:
-        self.scores, self.body, self.quick = scores, scores.body, quick
+    def __init__(self, scores: Scores, body: LoopBody, quick: bool) -> None:
+        self.scores, self.body, self.quick = scores, body, quick
 
     def function(
         self, name: str, parameters: list[str], result: Value, held: dict[Value, str]
