@@ -35,7 +35,7 @@ import torch
 
 from minicompile.codegen.plan import INT32_END, KernelArgument, KernelPlan, power_of_two
 from minicompile.codegen.printing import LinePrinter
-from minicompile.codegen.score import BATCH, HEAD, KEY, QUERY, Band, Scores, scores_of
+from minicompile.codegen.score import BATCH, EVERYWHERE, HEAD, KEY, QUERY, Band, Scores, scores_of
 from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
 from minicompile.lowering.ir import Layout, TemplateKernel, View
@@ -122,7 +122,7 @@ def gather(
             s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
         weights = tl.exp2({share})
         ds = weights * (ds - delta)
-        ds = slope(products, ds, b, h, i, j, rows, columns{passed})
+        ds = slope(products, ds, b, h, i, j, rows, columns{passed}){outside}
         if {keys} % RBLOCK != 0:
             ds = tl.where(columns, ds, 0.0)
         sums = tl.dot(ds.to(keys.dtype), tl.trans(keys), sums{precision})
@@ -173,7 +173,7 @@ def spread(
         weights = tl.exp2({share})
         sums_v = tl.dot(weights.to(down.dtype), down, sums_v{precision})
         ds = weights * (ds - tl.load(delta + {place(delta, i)}, rows, other=0.0))
-        ds = slope(products, ds, b, h, i, j, rows, columns{passed})
+        ds = slope(products, ds, b, h, i, j, rows, columns{passed}){outside}
         if {queries} % RBLOCK != 0:
             ds = tl.where(rows, ds, 0.0)
         sums_k = tl.dot(ds.to(queries.dtype), tl.trans(queries), sums_k{precision})
@@ -201,6 +201,11 @@ def spread(
     tl.store(dk + {start(dk)} + ({place(dk, j, dr)}), (sums_k * {factor}).to({dtype}), {mask(columns, dr)})
     tl.store(dv + {start(dv)} + ({place(dv, j, dr)}), sums_v.to({dtype}), {mask(columns, dr)})
 """
+
+NO_SLOPE = """
+        if (start < left) | (start >= right):
+            ds = tl.where({}, ds, 0.0)"""
+"""Outside of the band, for rows of which no score counts: their weights aren't 0 but no numbers."""
 
 # up to 10^5 weights keep the precision of half types; from 10^9 on they overflow
 SMALL = {
@@ -357,6 +362,9 @@ class AttentionPrinter(LinePrinter):
             "scale": repr(LOG2E * unit),
             "times": "" if unit == 1 else f" * {unit}",
             "log2e": repr(LOG2E),
+            "outside": NO_SLOPE.format(band.condition)
+            if self.scores.may_end and band != EVERYWHERE
+            else "",
             "factor": repr(self.scores.factors.get("y1", 1.0)),
             "others": "".join(f" {name}," for name in self.scores.others),
             "passed": "".join(f", {name}" for name in self.scores.others),

@@ -65,6 +65,12 @@ class Band:
         highs = [x for x in (self.high, other.high) if x is not None]
         return Band(max(lows, default=None), min(highs, default=None))
 
+    @property
+    def condition(self) -> str:
+        """Of the places of a tile."""
+        ends = [f"(i - j >= {self.low})"] * (self.low is not None)
+        return " & ".join([*ends, *[f"(i - j <= {self.high})"] * (self.high is not None)])
+
     def within(self, other: Band) -> bool:
         return self & other == self
 
@@ -318,7 +324,7 @@ def core(edge: LoopBody, inside: LoopBody) -> Value:
 @dataclass
 class Scores:
     """The holes of a kernel: score and slope at the band's edges and inside of it. The score's `core` is
-    computed of every tile. So is the slope inside: where that isn't right weights are 0."""
+    computed of every tile. So is the slope inside: outside of the band weights are 0, but see `may_end`."""
 
     band: Band
     factors: dict[str, float]
@@ -369,6 +375,12 @@ class Scores:
     def is_plain(self) -> bool:
         """Are slopes what comes down, and is nothing read for each score?"""
         return self.read == 0 and all(s.inputs[0].op == "load" for s in self.inside.stores[1:])
+
+    @property
+    def may_end(self) -> bool:
+        """May scores within the band be masks, so that a row has none that counts?"""
+        masks = [v for v in self.inside.values if v.op == "constant" and v.constant <= MASKED]
+        return bool(masks) or any(load.buffer not in self.numbers for load in self.loads)
 
     @property
     def small(self) -> bool:

@@ -168,6 +168,25 @@ def test_slopes_of_places_that_there_are_not_count_nothing() -> None:
     assert_close_as_the_library(fn, given)
 
 
+def test_rows_of_padding_alone_spoil_no_gradients_of_others() -> None:
+    """Their weights are no numbers; what masks them stops that, as in eager."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, pad: Tensor) -> Tensor:
+        def masked(s: Tensor) -> Tensor:
+            i, j = positions(s)
+            return torch.where((j <= i) & (pad == 0), s, -torch.inf)
+
+        return attention(masked, q, k, v)
+
+    given = made(64, 64, 16)[:3]
+    pad = torch.zeros(2, 1, 1, 64)
+    pad[1, ..., :5] = 1
+    ours, eager = (torch.autograd.grad(f(*given, pad).sum(), given) for f in (compiled(fn), fn))
+    for a, b in zip(ours[:2], eager[:2]):
+        assert not b.isnan().any() and torch.allclose(a, b, atol=1e-5)
+    assert ours[2].isnan().any() and eager[2].isnan().any()
+
+
 LOWEST = torch.finfo(torch.float32).min
 PADDED: dict[str, Callable[..., Tensor]] = {
     "added": lambda s, i, j, pad: (s + pad * LOWEST).masked_fill(j > i, LOWEST),
