@@ -7,10 +7,15 @@ Eager frees what it passes. So results are one part if they share an operation t
 backward; views, sums and casts keep nothing, and run in the backward of every part. Of the joint graph's
 backward each part gets its piece, compiled alone: what is shared is little, but kernels aren't fused across.
 The real compiler has one node for all, and refuses the second backward.
+
+Autograd goes on from a node to all of its inputs, with no gradient for some. So a part's results also come
+from the same inputs with a history: it may be used up, or run a user's code. Parts that share what an
+operation keeps compute it each, and one after the other only where the graph is retained.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +35,8 @@ def find_parts(results: Sequence[torch.Tensor], inputs: Mapping[int, Any]) -> li
     places = {x.node if isinstance(x, GradientEdge) else id(x): i for i, x in inputs.items()}
     leader, owner = [*range(len(results))], dict[Any, int]()
     reached, keeping = [set[int]() for _ in results], set[int]()
+    several = len(results) > 1
+    continued = {i for i, x in inputs.items() if several and isinstance(x, GradientEdge)}
 
     def first(number: int) -> int:
         while leader[number] != number:
@@ -38,6 +45,7 @@ def find_parts(results: Sequence[torch.Tensor], inputs: Mapping[int, Any]) -> li
 
     for number, result in enumerate(results):
         waiting, seen = [result.grad_fn], set[Any]()
+        last = number + 1 == len(results) and not continued
         while waiting:
             node: Any = waiting.pop()
             if node is None or node in seen:
@@ -53,17 +61,18 @@ def find_parts(results: Sequence[torch.Tensor], inputs: Mapping[int, Any]) -> li
             one, other = first(before), first(number)
             if one != other and compat.keeps_something(node):
                 leader[max(one, other)] = min(one, other)
-            if number in keeping and number + 1 == len(results) and not any(map(first, leader)):
+            if last and number in keeping and not any(map(first, leader)):
                 return [Part(tuple(range(len(results))), tuple(inputs))]
-            if before == number or first(before) != first(number):
+            if continued or before == number or first(before) != first(number):
                 waiting += [following for following, _ in node.next_functions]
-    groups: dict[int, list[int]] = {}
-    for number in range(len(results)):
-        groups.setdefault(first(number), []).append(number)
-    found = []
-    for group in groups.values():
-        ends = set[int]().union(*(reached[i] for i in group))
-        found.append(Part(tuple(group), tuple(sorted(ends)), keeping.isdisjoint(group)))
+    groups: dict[tuple[int, frozenset[int]], list[int]] = {}
+    for number, ends in enumerate(reached):
+        groups.setdefault((first(number), frozenset(continued & ends)), []).append(number)
+    found, pieces = [], Counter(together for together, _ in groups)
+    for (together, _), group in groups.items():
+        inputs_of = sorted(set[int]().union(*(reached[i] for i in group)))
+        shared = together if pieces[together] > 1 else -1
+        found.append(Part(tuple(group), tuple(inputs_of), keeping.isdisjoint(group), shared))
     return found
 
 

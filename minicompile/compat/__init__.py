@@ -263,6 +263,11 @@ def clear_saved_tensors(ctx: Any) -> None:
         clear()
 
 
+graph_task = torch._C._current_graph_task_id
+"""The number of the backward pass that runs in this thread; -1 for none."""
+retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
+
+
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply` where no transform of torch.func is active: 2 microseconds less."""
     return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]

@@ -13,7 +13,7 @@ from torch import nn
 
 import minicompile as mc
 from minicompile import compat
-from minicompile.aot.result import RuntimeMetadata
+from minicompile.aot.result import Part, RuntimeMetadata
 from minicompile.runtime.graph_cache import plain, tuples
 
 Program = Callable[[torch.Tensor, torch.Tensor], Any]
@@ -174,6 +174,114 @@ def test_how_many_parts_there_are() -> None:
         assert ("a backward of their own" in str(aot.metadata)) == (count > 1)
 
 
+class Doubled(torch.autograd.Function):
+    """An operation of the user's, whose backward makes numbers of no gradient."""
+
+    @staticmethod
+    def forward(_: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(_: Any, tangent: Any) -> Any:
+        return tangent * 2
+
+
+def used_up(w: Any) -> Any:
+    y = w.exp()
+    torch.autograd.grad(y.sum(), w)
+    return y
+
+
+def one_reaches_more(x: Any, y: Any) -> Any:
+    h = x.exp()
+    return h + 1, h * y
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_history_that_a_result_does_not_come_from_is_left_alone(backend: str) -> None:
+    def run(call: Program, history: Any, used_later: bool) -> Any:
+        x, w = leaf(3), leaf(3, seed=1)
+        y = history(w)
+        first, second = call(x.sin(), y)
+        if used_later:
+            torch.autograd.grad(y.sum(), w)
+        first.sum().backward(retain_graph=True)
+        assert w.grad is None
+        try:
+            second.sum().backward()
+        except RuntimeError as error:
+            return str(error)
+        return x.grad, w.grad
+
+    compiled = mc.compile(one_reaches_more, backend=backend)
+    for history in (Doubled.apply, torch.exp, used_up):
+        for later in {False, history is torch.exp}:
+            ours, right = (run(call, history, later) for call in (compiled, one_reaches_more))
+            if isinstance(right, str):
+                assert ours == right
+            else:
+                torch.testing.assert_close(ours, right)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_what_parts_share_is_there_for_one_backward(backend: str) -> None:
+    def run(call: Program, retained: Sequence[bool], steps: Sequence[Any], **how: Any) -> Any:
+        x, w = leaf(3), leaf(3, seed=1)
+        given = x.sin(), w.sin()
+        results, found = call(*given), list[Any]()
+        call(*given)[0].sum().backward(inputs=[given[0]])  # another call's is another thing
+        for step, retain in zip(steps, retained):
+            some = [results[i].sum() for i in step]
+            try:
+                found += torch.autograd.grad(
+                    some, given, retain_graph=retain, allow_unused=True, **how
+                )
+            except RuntimeError as error:
+                return [*found, str(error)]
+        return found
+
+    compiled = mc.compile(one_reaches_more, backend=backend)
+    for steps in ([(0,), (1,)], [(1,), (0,)], [(0,), (0,)], [(0, 1), (0,)], [(0, 1)]):
+        for retained in itertools.product((True, False), repeat=len(steps)):
+            ours, right = (run(call, retained, steps) for call in (compiled, one_reaches_more))
+            refused = len(steps) == 2 and not retained[0]
+            assert isinstance(right[-1], str) == refused
+            if refused:
+                assert ours.pop() == right.pop()
+            torch.testing.assert_close(ours, right)
+    kept = (
+        run(call, [True, True], [(0,), (1,)], create_graph=True)
+        for call in (compiled, one_reaches_more)
+    )
+    torch.testing.assert_close(*kept)
+
+
+def test_results_are_apart_only_where_one_reaches_a_history_that_another_does_not() -> None:
+    def both_reach_it(x: Any, y: Any) -> Any:
+        h = x.exp() * y
+        return h + 1, h * y
+
+    def three(x: Any, y: Any) -> Any:
+        h = x.exp()
+        return h + 1, h * y, h.sin(), y.sin()
+
+    def parts(fn: Program, *inputs: torch.Tensor) -> Any:
+        aot = mc.trace(fn, *inputs).aot
+        assert aot is not None
+        return aot.metadata.parts
+
+    of_leaf, of_result = (leaf(4), leaf(4)), (leaf(4) * 2, leaf(4) * 2)
+    assert parts(one_reaches_more, *of_leaf) == (Part((0, 1), (0, 1)),)
+    assert parts(one_reaches_more, leaf(4) * 2, leaf(4)) == (Part((0, 1), (0, 1)),)
+    assert parts(both_reach_it, *of_result) == parts(both_reach_it, *of_leaf)
+    first, second = parts(one_reaches_more, *of_result)
+    assert (first.inputs, second.inputs) == ((0,), (0, 1))
+    assert first.shared == second.shared >= 0
+    first, second, third = parts(three, *of_result)
+    assert (first.results, second.results, third.results) == ((0, 2), (1,), (3,))
+    assert first.shared == second.shared >= 0 > third.shared
+
+
 def test_a_state_may_be_changed_beside_a_loss() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -293,11 +401,12 @@ def test_a_trace_shows_the_graph_of_each_part() -> None:
 
 
 def test_parts_are_written_to_disk_as_they_are() -> None:
-    aot = mc.trace(shared_inputs, leaf(4, 4), leaf(4, 4)).aot
-    assert aot is not None
-    kept = tuples(plain(aot.metadata)["parts"])
-    assert kept == tuple(map(tuple, aot.metadata.parts))
-    assert RuntimeMetadata((), parts=kept).parts == aot.metadata.parts
+    for fn in (shared_inputs, one_reaches_more):
+        aot = mc.trace(fn, leaf(4, 4) * 2, leaf(4, 4) * 2).aot
+        assert aot is not None
+        kept = tuples(plain(aot.metadata)["parts"])
+        assert kept == tuple(map(tuple, aot.metadata.parts))
+        assert RuntimeMetadata((), parts=kept).parts == aot.metadata.parts
 
 
 def test_results_that_reach_no_input_still_require_grad() -> None:
