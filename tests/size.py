@@ -18,7 +18,7 @@ ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
 ROOM_DEBT = 15_241
-PACKAGE_DEBT = 33_507
+PACKAGE_DEBT = 33_508
 """Lines over budget that are owed."""
 LONG_FILE = 600
 
