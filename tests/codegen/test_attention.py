@@ -444,7 +444,7 @@ def test_kernels_fit_their_gpus(
         assemblies = list(pool.map(partial(cross_compile, target=("cuda", sm)), found))
     for assembly in assemblies:
         # one block was measured faster than those that spill nothing
-        few = 72 if (head, sm) == (128, 90) and assembly.source.name == "triton_attention_0" else 8
+        few = 128 if (head, sm) == (128, 90) and assembly.source.name == "triton_attention_0" else 8
         assert assembly.spilled_bytes is not None and assembly.spilled_bytes <= few
         assert assembly.shared_bytes <= {80: 163, 90: 227}[sm] * 1024
         assert ("HGMMA" if sm == 90 else "HMMA") in assembly.levels["sass"]
