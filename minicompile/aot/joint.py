@@ -288,6 +288,16 @@ class CapturedRun(fx.Interpreter):
         self.relaid: dict[int, torch.Tensor] = {}
         """By id of a tensor whose own shape changed: the view that stands for it now."""
 
+    def run(self, *args: Any, **_: Any) -> Any:
+        """As fx does, but for its progress bar, whose lock a process may be forked under: that would wait for
+        ever."""
+        self.env, self.args_iter = {}, iter(args)
+        for node in self.graph.nodes:
+            result = self.env[node] = self.run_node(node)
+            for last in self.user_to_last_uses.get(node, ()):
+                del self.env[last]
+        return result
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(target, types.MethodDescriptorType):
             return self.call_method(target.__name__, args, kwargs)

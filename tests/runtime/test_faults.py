@@ -189,3 +189,16 @@ def test_a_forked_process_calls_and_compiles_and_the_parent_goes_on(tmp_path: Pa
     assert os.waitpid(child, 0)[1] == 0
     assert pending.result().seven() == 7
     torch.testing.assert_close(call(-X), fn(-X))
+
+
+def test_compiling_takes_no_lock_that_a_fork_may_find_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fx shows its progress with tqdm, where there is tqdm, whose watching thread locks now and then."""
+
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a progress bar")
+
+    monkeypatch.setattr("torch.fx.interpreter.tqdm", locked)
+    x = X.clone().requires_grad_()
+    assert mc.trace(compiled(fresh(1007), tmp_path), x).kernels
