@@ -281,7 +281,7 @@ FREE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "size 1": lambda b: b.t().contiguous().t() * b.unsqueeze(0),
     "size 0": lambda b: b * b[None, None].diff(dim=0),
     "size 0 inside": lambda b: b[:, None].diff(dim=1) * 2,
-    "size 0 of a slice": lambda b: torch.ones_like(b[:, 7:]),
+    "size 0 of a slice": lambda b: torch.ones_like(b[:, 1:3][:, 2:]),
 }
 
 
