@@ -35,6 +35,7 @@ import torch
 
 from minicompile.codegen.plan import INT32_END, KernelArgument, KernelPlan, power_of_two
 from minicompile.codegen.printing import LinePrinter
+from minicompile.codegen.ramp import Ramp
 from minicompile.codegen.score import BATCH, EVERYWHERE, HEAD, KEY, QUERY, Band, Scores, scores_of
 from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
@@ -52,7 +53,7 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     turn = tl.program_id(0) % (blocks * {together})
     first = {block} * XBLOCK
     pair = tl.program_id(0) // (blocks * {together}) * {together} + turn % {together}
-    b, h = {pair}{numbers}"""
+    b, h = {pair}{numbers}{steep}"""
 
 FORWARD = """
 @triton.jit
@@ -60,13 +61,13 @@ def attend(
     sums, total, most, queries, k, v, b, h, i, rows,{others}
     begin, left, right, end, RBLOCK: tl.constexpr,
 ):
-    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
+    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]{rise}
     for start in range(begin, end, RBLOCK):
         j = start + tl.arange(0, RBLOCK)[None, :]
         columns = (j < {keys}) | ({keys} % RBLOCK == 0)
         keys = tl.load(k + ({place(k, j, dc)}), {mask(columns, dc)}, other=0.0)
         s = tl.dot(queries, keys{precision})
-        s = score(s, b, h, i, j, rows, columns{passed})
+        s = score(s, b, h, i, j, rows, columns{passed}){risen}
         if (start < left) | (start >= right):
             s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
         new = tl.maximum(most, tl.max(s, 1){top})
@@ -109,7 +110,7 @@ def gather(
     sums, queries, down, most, log, delta, k, v, b, h, i, rows,{others}
     begin, left, right, end, RBLOCK: tl.constexpr,
 ):
-    dc = tl.arange(0, {width})[:, None]
+    dc = tl.arange(0, {width})[:, None]{rise}
     for start in range(begin, end, RBLOCK):
         j = start + tl.arange(0, RBLOCK)[None, :]
         columns = (j < {keys}) | ({keys} % RBLOCK == 0)
@@ -117,7 +118,7 @@ def gather(
         values = tl.load(v + ({place(v, j, dc)}), {mask(columns, dc)}, other=0.0)
         products = tl.dot(queries, keys{precision})
         ds = tl.dot(down, values{precision})
-        s = score(products, b, h, i, j, rows, columns{passed})
+        s = score(products, b, h, i, j, rows, columns{passed}){risen}
         if (start < left) | (start >= right):
             s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
         weights = tl.exp2({share})
@@ -155,7 +156,7 @@ def spread(
     sums_k, sums_v, keys, values, q, gradient, peak, logs, delta, b, h, j, columns,{others}
     begin, left, right, end, RBLOCK: tl.constexpr,
 ):
-    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
+    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]{rise}
     for start in range(begin, end, RBLOCK):
         i = start + tl.arange(0, RBLOCK)[None, :]
         rows = (i < {queries}) | ({queries} % RBLOCK == 0)
@@ -165,7 +166,7 @@ def spread(
         down = tl.load(gradient + ({place(gradient, n, dr)}), {mask(there, dr)}, other=0.0)
         products = tl.dot(keys, queries{precision})
         ds = tl.dot(values, tl.trans(down){precision})
-        s = score(products, b, h, i, j, rows, columns{passed})
+        s = score(products, b, h, i, j, rows, columns{passed}){risen}
         if (start < left) | (start >= right):
             s = tl.where(rows, score_at_edge(s, b, h, i, j), float("-inf"))
         most = tl.load(peak + {place(peak, i)}, rows, other=0.0)
@@ -224,6 +225,32 @@ LARGE = {
     "logs": "tl.log2(total)[:, None]",
     "share": "(s{times} - most) * {log2e} - log",
 }
+RAMP = {
+    "top": " + tile",
+    "power": "s - (base - tile)[:, None]",
+    "step": "most - base",
+    "peak": "most[:, None] + {row}",
+    "logs": "tl.log2(total)[:, None]",
+    "share": "s - (most - {row} - tile) - log",
+    "steep": "\n    steep = steepness(b, h{passed})",
+    "rise": "\n    rise = {column}",
+    "risen": " + rise\n        tile = {tile}",
+}
+
+
+def ramp_parts(ramp: Ramp, part: str) -> dict[str, str]:
+    """The shares of a tile's columns, of the tile and of its rows."""
+    lane = "tl.arange(0, RBLOCK)[None, :]"
+    names = "first", "start", "(i - first)", lane
+    if part == "keys":
+        names = "start", "first", lane, "(j - first)"
+    q, k, i, j = map(sympy.Symbol, names)
+    tile = ramp.key * k + ramp.query * q + ramp.start
+    shares = {"column": ramp.key * j, "tile": tile, "row": ramp.query * i}
+    return {
+        name: f"steep * {share if share.is_Symbol else f'({share})'}"
+        for name, share in shares.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -240,7 +267,7 @@ HOPPER = {
     ("forward", 64): [Block(64, 64, 4, 3)],
     ("queries", 64): [Block(64, 64, 4, 3)],
     ("keys", 64): [Block(64, 128, 4, 2), Block(64, 64, 4, 2)],
-    ("forward", 128): [Block(128, 64, 4, 2), Block(128, 64, 8, 3)],
+    ("forward", 128): [Block(128, 64, 4, 2)],
     ("queries", 128): [Block(128, 64, 8, 3)],
     ("keys", 128): [Block(64, 64, 4, 2)],
 }
@@ -348,8 +375,11 @@ class AttentionPrinter(LinePrinter):
         later = self.part != "keys" and band.low is not None and band.high is None
         unit = self.scores.factors["y0"]
         small = self.scores.small and q.dtype in HALF_TYPES
+        ramp, form = self.scores.ramp, SMALL if small else LARGE
+        held = ("steep", "first") if ramp else ()
         self.known = {
-            **(SMALL if small else LARGE),
+            **dict.fromkeys(("steep", "rise", "risen"), ""),
+            **(RAMP | ramp_parts(ramp, self.part) if ramp else form),
             "name": plan.name,
             "parameters": ", ".join(a.name for a in plan.arguments),
             "queries": str(q.size[2]),
@@ -366,7 +396,7 @@ class AttentionPrinter(LinePrinter):
             if self.scores.may_end and band != EVERYWHERE
             else "",
             "factor": repr(self.scores.factors.get("y1", 1.0)),
-            "others": "".join(f" {name}," for name in self.scores.others),
+            "others": "".join(f" {name}," for name in (*self.scores.others, *held)),
             "passed": "".join(f", {name}" for name in self.scores.others),
             # the longest first
             "block": f"({'blocks - 1 - ' if later else ''}turn // {plan.together})",
@@ -446,7 +476,8 @@ def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan
     others = given[len(names)]
     q, k = views["q"].layout, views["k"].layout
     batch, heads, rows, columns = (int(size) for size in (*q.size[:3], k.size[2]))  # type: ignore[arg-type]
-    scores = scores_of(kernel, (batch, heads, rows, columns), [view.layout for view in others])
+    sizes, read = (batch, heads, rows, columns), [view.layout for view in others]
+    scores = scores_of(kernel, sizes, read, ramps=q.dtype in HALF_TYPES)
     views |= dict(zip(scores.others, others))
     made = ["out", "peak", "logs"] if forward else ["dq", "dk", "dv"]
     results = {n: o for n, o in zip(made, kernel.outputs) if o is not None}

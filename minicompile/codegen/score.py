@@ -18,7 +18,7 @@ import functools
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -27,6 +27,7 @@ import torch
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.pieces import settled
 from minicompile.codegen.plan import INT32_END, CodeLine
+from minicompile.codegen.ramp import Ramp, without_ramp
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
     TritonIndex,
@@ -333,6 +334,8 @@ class Scores:
     core: Value
     others: dict[str, Layout] = field(default_factory=dict)
     """The tensors that they read, by their names "x1", "x2", ..."""
+    ramp: Ramp | None = None
+    """What these scores lack, if anything; they are exponents of 2 then."""
 
     @property
     def read(self) -> int:
@@ -347,7 +350,8 @@ class Scores:
     @functools.cached_property
     def loads(self) -> list[Value]:
         """From `others`."""
-        values = (*self.edge.values, *self.inside.values)
+        bodies = [self.edge, self.inside, *([self.ramp.steepness] if self.ramp else [])]
+        values = [value for body in bodies for value in body.values]
         return [v for v in values if v.op == "load" and v.buffer in self.others]
 
     @functools.cached_property
@@ -392,7 +396,14 @@ class Scores:
         places = [*COORDINATES.values()]
         passed = [*places, "rows", "columns", *self.others]
         edge, inside = (Printer(self, body, quick) for body in (self.edge, self.inside))
-        lines = edge.function("score", ["s", *passed], self.core, {})
+        lines: list[str] = []
+        if self.ramp:
+            steep = self.ramp.steepness
+            given = [*places[:2], *self.others]
+            lines += Printer(self, steep, quick).function(
+                "steepness", given, steep.stores[0].inputs[0], {}
+            )
+        lines += edge.function("score", ["s", *passed], self.core, {})
         whole = self.edge.stores[0].inputs[0]
         lines += edge.function("score_at_edge", ["s", *places], whole, {self.core: "s"})
         for store in self.inside.stores[1:]:
@@ -401,9 +412,9 @@ class Scores:
 
 
 def scores_of(
-    kernel: TemplateKernel, sizes: tuple[int, int, int, int], others: list[Layout]
+    kernel: TemplateKernel, sizes: tuple[int, int, int, int], others: list[Layout], ramps: bool
 ) -> Scores:
-    """Record and simplify what a kernel's holes take. Raises Unsupported."""
+    """Record and simplify what a kernel's holes take, with `ramps` taken out. Raises Unsupported."""
     ranges: dict[sympy.Symbol, Size] = dict(zip((BATCH, HEAD, QUERY), sizes))
     body = LoopBody("score", ranges, {KEY: sizes[3]})
     known = {f"x{n}": layout for n, layout in enumerate(others, 1)}
@@ -421,20 +432,25 @@ def scores_of(
         if own and value.index != simplify_index(place, body.all_ranges):
             raise Unsupported("scores that read other scores")
     simple = Simplifier(body, {}, factor=True)
-    band = counting(simple.body.stores[0].inputs[0])
+    ramp, level = without_ramp(simple.body, simple.factors["y0"])
+    if not (ramps and is_small(level.stores[0].inputs[0])):
+        ramp, level = None, simple.body
+    band = counting(level.stores[0].inputs[0])
     if not band.covers(*sizes[2:]):
         band = EVERYWHERE
     settled = {
         value: wanted
-        for value in simple.body.values
+        for value in level.values
         for wanted in (True, False)
         if value.op in COMPARED
         and (half := truth(value, wanted)) != EVERYWHERE
         and band.within(half)
     }
-    inside = Simplifier(simple.body, settled, factor=False).body
-    edge, inside = (legalize(part, dtypes)[0] for part in (simple.body, inside))
-    return Scores(band, simple.factors, edge, inside, core(edge, inside), known)
+    inside = Simplifier(level, settled, factor=False).body
+    edge, inside = (legalize(part, dtypes)[0] for part in (level, inside))
+    if ramp:
+        ramp = replace(ramp, steepness=legalize(ramp.steepness, dtypes)[0])
+    return Scores(band, simple.factors, edge, inside, core(edge, inside), known, ramp)
 
 
 class Printer:

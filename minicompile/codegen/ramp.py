@@ -1,0 +1,161 @@
+"""A ramp in attention's scores: what grows evenly along the keys and the queries, as ALiBi's bias does.
+
+Of a tile whose first key is k and whose first query is q,
+
+    s + steep * (j - i)  =  s + steep * (j - k)      each column's, the same in every tile
+                              + steep * (k - q)      one number, which goes into the largest score
+                              - steep * (i - q)      each row's: no weight depends on it
+
+so a score takes one addition for it. The parts are small near the diagonal, where weights are: the digits
+that this costs are none that half types have (of float32 they would be missed). Scores with a ramp are
+exponents of 2, so that nothing multiplies them later.
+
+Press, Smith and Lewis, Train Short, Test Long (2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from minicompile.lowering.ir import loop_index
+from minicompile.ops.attention import LOG2E
+from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead
+from minicompile.shapes.expr import ZERO, bounds
+
+QUERY, KEY = loop_index(4)[2:]
+EXACT = 2**24
+"""Whole numbers up to this one are float32."""
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """Steepness * (`key` * j + `query` * i + `start`)."""
+
+    steepness: LoopBody
+    """One number for a batch and head; it is stored."""
+    key: int
+    query: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Term:
+    """A product of a position and of what depends on batch and head alone. `sign`: 1, or -1 if subtracted."""
+
+    value: Value
+    sign: int
+    position: Value
+    others: tuple[Value, ...]
+
+
+def without_ramp(body: LoopBody, factor: float) -> tuple[Ramp | None, LoopBody]:
+    """Take the ramp out of the first value that is stored, which is a score by a factor: then it becomes the
+    rest of an exponent of 2. Other bodies stay."""
+    term = term_of(body.stores[0].inputs[0])
+    if term is None or not (lines := coefficients(term, body)):
+        return None, body
+    writer = Rewriter("ramp", body.ranges, body.reduction_ranges)
+    for value in body.values:
+        if is_uniform(value):
+            writer.new[value] = writer.visit(value)
+    steep = writer.ops.constant(term.sign * factor * LOG2E, torch.float32)
+    for other in term.others:
+        steep = writer.ops.pointwise("mul", writer.new[other], steep)
+    writer.ops.store("ramp", ZERO, steep)
+    drop_dead(writer.body)
+    return Ramp(writer.body, *lines), Leveler(body, term.value, factor * LOG2E).body
+
+
+def term_of(value: Value) -> Term | None:
+    """The ramp that a score is a sum with, unless it is -inf."""
+    if value.op == "where":
+        ways = [way for way in value.inputs[1:] if not is_excluded(way)]
+        return term_of(ways[0]) if len(ways) == 1 else None
+    if value.op not in ("add", "sub") or value.dtype is not torch.float32:
+        return None
+    for place, part in enumerate(value.inputs):
+        sign = -1 if (place, value.op) == (1, "sub") else 1
+        factors = list(factors_of(part))
+        positions = [v for v in factors if not is_uniform(v)]
+        if len(positions) == 1 and positions[0].op == "index_expr":
+            others = tuple(v for v in factors if v is not positions[0])
+            if all(v.dtype is torch.float32 for v in factors):
+                return Term(part, sign, positions[0], others)
+        if sign == 1 and (found := term_of(part)):
+            return found
+    return None
+
+
+def is_excluded(value: Value) -> bool:
+    return value.op == "constant" and value.constant == -math.inf
+
+
+def factors_of(value: Value) -> Iterator[Value]:
+    for part in value.inputs if value.op == "mul" else ():
+        yield from factors_of(part)
+    if value.op != "mul":
+        yield value
+
+
+def is_uniform(value: Value) -> bool:
+    """Is it one number for a batch and head?"""
+    places = value.index.free_symbols if value.index is not None else set()
+    known = value.op in ("constant", "index_expr", "load") or value.inputs
+    plain = value.mask is None and not value.indirect and value.op not in ("store", "indirect")
+    return bool(
+        known and plain and places.isdisjoint({QUERY, KEY}) and all(map(is_uniform, value.inputs))
+    )
+
+
+def coefficients(term: Term, body: LoopBody) -> tuple[int, int, int] | None:
+    """Of keys, of queries, and what is added; None if a position isn't such a sum, or not exact."""
+    index = sympy.expand(term.position.index)
+    key, query = index.coeff(KEY), index.coeff(QUERY)
+    start = sympy.expand(index - key * KEY - query * QUERY)
+    if term.position.indirect or not (key.is_Integer and query.is_Integer and start.is_Integer):
+        return None
+    ends = [bounds(part, body.all_ranges) for part in (key * KEY, query * QUERY, start)]
+    if any(end is None or max(map(abs, end)) > EXACT for end in ends):
+        return None
+    return int(key), int(query), int(start)
+
+
+class Leveler(Rewriter):
+    """A body whose first stored value loses a term and is multiplied by a number."""
+
+    def __init__(self, body: LoopBody, term: Value, times: float) -> None:
+        super().__init__(body.name, body.ranges, body.reduction_ranges)
+        self.first, self.term, self.times = body.stores[0], term, times
+        self.rewrite(body)
+        drop_dead(self.body)
+
+    def visit_store(self, ops: Recorder, value: Value) -> Value:
+        if value is not self.first:
+            return self.again(value)
+        assert value.index is not None
+        return ops.store(value.buffer, value.index, self.level(ops, value.inputs[0]))
+
+    def level(self, ops: Recorder, value: Value) -> Value:
+        """The factor goes as deep as there are sums."""
+        if is_excluded(value):
+            return self.new[value]
+        match value.op, value.inputs:
+            case "where", (condition, yes, no):
+                return ops.pointwise(
+                    "where", self.new[condition], self.level(ops, yes), self.level(ops, no)
+                )
+            case "add" | "sub", (a, b) if self.term in (a, b):
+                rest = self.level(ops, b if a is self.term else a)
+                minus = value.op == "sub" and a is self.term
+                return ops.pointwise("neg", rest) if minus else rest
+            case "add" | "sub", (a, b):
+                return ops.pointwise(value.op, self.level(ops, a), self.level(ops, b))
+            case "mul", (a, b) if b.op == "constant":
+                times = ops.constant(b.constant * self.times, value.dtype)
+                return ops.pointwise("mul", self.new[a], times)
+        return ops.pointwise("mul", self.new[value], ops.constant(self.times, value.dtype))
