@@ -281,7 +281,6 @@ def test_only_small_scores_are_multiplied_before_the_largest_is_subtracted() -> 
         assert "- base[:, None])" in first_line(CASES[name])
     for score in (
         CASES["biased"],
-        CASES["alibi"],
         lambda s, *more: s.masked_fill(positions(s)[1] > positions(s)[0], -1e9),
         lambda s, *more: s * s * s,
         lambda s, *more: s * 1e5,
@@ -297,6 +296,69 @@ def test_a_large_bias_costs_no_more_than_its_own_digits() -> None:
     given = made(70, 70, 32)[:4]
     limits = errors(fn, fn, given)
     assert all(a <= 2 * b for a, b in zip(errors(compiled(fn), fn, given), limits, strict=True))
+
+
+def filled_in_part(s: Tensor, bias: Tensor) -> Tensor:
+    low = bias * 2
+    low[:, :3] = -5.0
+    return s + low
+
+
+def made_and_filled(s: Tensor, bias: Tensor) -> Tensor:
+    low = torch.zeros(70, 70)
+    low[:, :3] = -5.0
+    return s + low
+
+
+def filled_through_a_view(s: Tensor, bias: Tensor) -> Tensor:
+    low = torch.full((70, 70), -3.0).triu(1)
+    low.view(-1)[:100].fill_(2)
+    return s + low
+
+
+def read_before_it_is_filled(s: Tensor, bias: Tensor) -> Tensor:
+    line = torch.arange(70.0)[None]
+    column, double = line.T, line * 2
+    column += 3
+    return s + double.cos() + column
+
+
+def an_input_written_to(s: Tensor, bias: Tensor) -> Tensor:
+    low = bias * 2
+    bias.add_(1)
+    return s + low
+
+
+def kept_and_cast(s: Tensor, bias: Tensor) -> Tensor:
+    ones = torch.ones(70, 70).bool()
+    same = ones.bool()
+    same.tril_()
+    return s.masked_fill(~ones, -torch.inf)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        filled_in_part, made_and_filled, filled_through_a_view, read_before_it_is_filled,
+        an_input_written_to, kept_and_cast,
+    ],
+)  # fmt: skip
+def test_what_is_written_to_is_not_computed_anew(change: Function) -> None:
+    """Else kernels would take what it was made as: a mask that is filled in part was lost."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        s = q @ k.transpose(-2, -1)
+        return torch.softmax(change(s, bias), -1) @ v
+
+    def prepared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        low = change(torch.zeros(70, 70), bias)
+        return torch.softmax(q @ k.transpose(-2, -1) + low, -1) @ v
+
+    for function in (fn, prepared):
+        ours, eager = made(70, 70, 16)[:4], made(70, 70, 16)[:4]
+        assert torch.allclose(compiled(function)(*ours), function(*eager), atol=1e-5)
+        assert torch.equal(ours[3], eager[3])
+    assert len(kernel_texts(prepared, made(70, 70, 16)[:4])) == 3
 
 
 def test_a_band_that_leaves_rows_empty_is_computed_and_gives_nan() -> None:

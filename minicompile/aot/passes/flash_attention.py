@@ -6,7 +6,8 @@
     out = torch.softmax(s, -1) @ v
 
 From the softmax back to the product every step must be elementwise. What a step reads besides is computed
-in the kernel, too, where it comes from positions or, element by element, from tensors; those are handed in.
+in the kernel, too, where it comes from positions or, element by element, from tensors; those are handed in,
+as is what something writes to later.
 They get no gradient. Kernels keep scores in float32 from the product to the softmax.
 
 Dao et al., FlashAttention (2022); Dong et al., FlexAttention (2024). The real compiler has no such pass: its
@@ -27,6 +28,7 @@ from torch import Tensor, fx
 from minicompile import compat
 from minicompile.aot.layout import empty_like_layout
 from minicompile.aot.passes.patterns import replace_nodes, trace_function, with_gradients
+from minicompile.aot.passes.writes import Writes
 from minicompile.errors import MinicompileError
 from minicompile.ops.attention import ATTENTION, ATTENTION_BACKWARD, FlashAttention, function_of
 from minicompile.ops.dtypes import LOOP_DTYPES, TENSOR_CORES
@@ -116,8 +118,11 @@ def carriers(node: fx.Node, size: Sequence[Any], seen: dict[fx.Node, bool]) -> b
 class ScoreGraph:
     """The steps from a product to a softmax as a function's text, and the tensors that it reads."""
 
-    def __init__(self, product: fx.Node, scores: fx.Node, changed: set[fx.Node]) -> None:
+    def __init__(
+        self, product: fx.Node, scores: fx.Node, changed: set[fx.Node], writes: Writes
+    ) -> None:
         self.graph, self.changed, self.others = fx.Graph(), changed, list[fx.Node]()
+        self.writes = writes
         self.last = self.graph.placeholder("x0")
         """The last input."""
         self.copies = {product: self.last}
@@ -125,7 +130,7 @@ class ScoreGraph:
 
     def copy(self, node: fx.Node) -> fx.Node:
         if node not in self.copies:
-            here = node in self.changed or computable(node)
+            here = node in self.changed or (computable(node) and self.writes.spare(node))
             if here and all(isinstance(value(x), Tensor) for x in node.all_input_nodes):
                 made = self.graph.node_copy(node, self.copy)
             else:
@@ -184,7 +189,7 @@ def attention_at(node: fx.Node, mode: Any) -> tuple[Match, str, str] | str:
     if value(scores).dtype not in TENSOR_CORES:
         return f"scores in {value(scores).dtype}"
     q, transposed = products[0].args
-    graph = ScoreGraph(products[0], scores, changed - set(products))
+    graph = ScoreGraph(products[0], scores, changed - set(products), Writes(node))
     if (why := refusal(q, transposed, node, graph.others)) is not None:
         return why
     inside = {node, softmax, *casts, *changed}
