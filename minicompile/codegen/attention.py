@@ -35,7 +35,7 @@ import torch
 
 from minicompile.codegen.plan import INT32_END, KernelArgument, KernelPlan, power_of_two
 from minicompile.codegen.printing import LinePrinter
-from minicompile.codegen.ramp import Ramp
+from minicompile.codegen.ramp import GROUP, Ramp
 from minicompile.codegen.score import BATCH, EVERYWHERE, HEAD, KEY, QUERY, Band, Scores, scores_of
 from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
@@ -229,28 +229,25 @@ RAMP = {
     "top": " + tile",
     "power": "s - (base - tile)[:, None]",
     "step": "most - base",
-    "peak": "most[:, None] + {row}",
+    "peak": "most[:, None]",
     "logs": "tl.log2(total)[:, None]",
-    "share": "s - (most - {row} - tile) - log",
-    "steep": "\n    steep = steepness(b, h{passed})",
+    "share": "s - (most - tile) - log",
+    "steep": "\n    steep = steepness(b, h{passed})\n    tl.static_assert({rows} <= {group})",
     "rise": "\n    rise = {column}",
     "risen": " + rise\n        tile = {tile}",
 }
 
 
 def ramp_parts(ramp: Ramp, part: str) -> dict[str, str]:
-    """The shares of a tile's columns, of the tile and of its rows."""
-    lane = "tl.arange(0, RBLOCK)[None, :]"
-    names = "first", "start", "(i - first)", lane
+    """The shares of a tile's columns, and of the tile."""
+    rows, q, k, j = "XBLOCK", "first", "start", "tl.arange(0, RBLOCK)[None, :]"
     if part == "keys":
-        names = "start", "first", lane, "(j - first)"
-    q, k, i, j = map(sympy.Symbol, names)
-    tile = ramp.key * k + ramp.query * q + ramp.start
-    shares = {"column": ramp.key * j, "tile": tile, "row": ramp.query * i}
-    return {
-        name: f"steep * {share if share.is_Symbol else f'({share})'}"
-        for name, share in shares.items()
-    }
+        rows, q, k, j = "RBLOCK", "start", "first", "(j - first)"
+    group = sympy.Symbol(f"({q} // {GROUP} * {GROUP})")
+    tile = ramp.key * sympy.Symbol(k) + ramp.query * group + ramp.start
+    column = j if ramp.key == 1 else f"({ramp.key} * {j})"
+    shares = {"column": f"steep * {column}", "tile": f"steep * ({tile})"}
+    return {**shares, "rows": rows, "group": str(GROUP)}
 
 
 @dataclass(frozen=True)

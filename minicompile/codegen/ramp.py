@@ -1,10 +1,10 @@
 """A ramp in attention's scores: what grows evenly along the keys and the queries, as ALiBi's bias does.
 
-Of a tile whose first key is k and whose first query is q,
+Of a tile whose first key is k, and whose queries are of a GROUP that begins with q,
 
     s + steep * (j - i)  =  s + steep * (j - k)      each column's, the same in every tile
                               + steep * (k - q)      one number, which goes into the largest score
-                              - steep * (i - q)      each row's: no weight depends on it
+                              - steep * (i - q)      each row's: left out, no weight depends on it
 
 so a score takes one addition for it. The parts are small near the diagonal, where weights are: the digits
 that this costs are none that half types have (of float32 they would be missed). Scores with a ramp are
@@ -28,6 +28,8 @@ from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, dro
 from minicompile.shapes.expr import ZERO, bounds
 
 QUERY, KEY = loop_index(4)[2:]
+GROUP = 128
+"""Queries that every kernel measures from the first of; no tile has more."""
 EXACT = 2**24
 """Whole numbers up to this one are float32."""
 
