@@ -2,6 +2,7 @@
 
     python -m tests.bench.attention                 causal and with changed scores, bfloat16
     python -m tests.bench.attention causal --head 64 --length 2048
+    python -m tests.bench.attention biased --flex   torch.compile's flex_attention by its own plain one, too
 
 Each case is measured against float64, and may be off at most twice as far as scaled_dot_product_attention's
 plain causal attention. Forward and training step take turns with the library's; a case with changed scores
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import minicompile as mc
 from minicompile.bench.screen import Screen
@@ -138,13 +140,35 @@ def error(name: str, head: int, length: int = 1000) -> float:
     return max(a / b for a, b in zip(ours, theirs))
 
 
-def times(name: str, head: int, length: int, seconds: float) -> tuple[list[float], list[float]]:
-    """Milliseconds of forward and backward, ours and the library's (of the plain template for changed
-    scores)."""
+def flex(name: str, bias: Tensor, slopes: Tensor) -> Callable[..., Tensor]:
+    """A case for torch.compile's flex_attention."""
+    mods: dict[str, Any] = {
+        "biased": lambda s, b, h, i, j: s + bias[h, i, j],
+        "alibi": lambda s, b, h, i, j: s + slopes[h, 0, 0] * (j - i),
+        "capped": lambda s, b, h, i, j: 20 * torch.tanh(s / 20),
+    }
+    far = 1024 if name == "windowed" else 2**30
+    length, device = bias.shape[-1], str(bias.device)
+    band = create_block_mask(
+        lambda b, h, i, j: (i >= j) & (i - j < far), None, None, length, length, device
+    )
+    call = partial(flex_attention, score_mod=mods.get(name), block_mask=band)
+    compiled = torch.compile(lambda q, k, v: call(q, k, v), dynamic=False, fullgraph=True)
+    return lambda q, k, v, *more: compiled(q, k, v)
+
+
+def times(
+    name: str, head: int, length: int, seconds: float, with_flex: bool = False
+) -> list[list[float]]:
+    """Milliseconds of forward and backward: ours, the library's (the plain template's for changed scores),
+    and flex_attention's for these scores and for plain ones."""
     fns = {"ours": compiled(name), "theirs": library if name == "causal" else compiled("causal")}
     sets = [
         inputs(head, length, torch.bfloat16, "cuda") for _ in range(1 if name == "biased" else 4)
     ]
+    if with_flex:
+        torch.compiler.reset()  # it recompiles one function only so often
+        fns |= {f"flex {n}": flex(n, *sets[0][3:]) for n in (name, "causal")}
     down = torch.randn_like(sets[0][0])
     timers: dict[str, Any] = {}
     for side, fn in fns.items():
@@ -167,7 +191,7 @@ def times(name: str, head: int, length: int, seconds: float) -> tuple[list[float
     for side in fns:
         forward_ms, step_ms = (1e3 * found.median(f"{side} {what}") for what in ("forward", "step"))
         both.append([forward_ms, step_ms - forward_ms])
-    return both[0], both[1]
+    return both
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -184,7 +208,7 @@ def run(chosen: argparse.Namespace) -> int:
     screen, missed, rows = Screen(chosen.plain), 0, []
     for name, head, length in cases:
         off = error(name, head)
-        ours, theirs = times(name, head, length, chosen.seconds)
+        ours, theirs, *others = times(name, head, length, chosen.seconds, chosen.flex)
         ratios = [a / b for a, b in zip(ours, theirs)]
         limit = AT_MOST_SLOWER if name == "causal" else AT_MOST_MORE
         bad = off > AT_MOST_OFF or max(ratios) > limit
@@ -196,6 +220,7 @@ def run(chosen: argparse.Namespace) -> int:
             + [f"{ms:.3f}" for ms in (*ours, *theirs)]
             + [f"{ratio:.2f}" for ratio in ratios]
             + [f"{speed:.0f}" for speed in speeds]
+            + [f"{a:.3f} ({a / b:.2f})" for a, b in zip(*others)]
             + ["missed" if bad else ""]
         )
         print(*rows[-1], flush=True)
@@ -210,7 +235,8 @@ def run(chosen: argparse.Namespace) -> int:
         "theirs",
         "ratio",
     ]
-    screen.table("attention", [*head_row, "ratio", "TFLOP/s", "TFLOP/s", ""], rows)
+    flexes = ["flex (ratio)"] * 2 * chosen.flex
+    screen.table("attention", [*head_row, "ratio", "TFLOP/s", "TFLOP/s", *flexes, ""], rows)
     screen.say(f"{missed} of {len(rows)} miss a target")
     return int(missed > 0)
 
@@ -228,6 +254,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         help="tokens; changed scores: the most",
     )
     add("--seconds", type=float, default=1.0, help="to measure each case")
+    add("--flex", action="store_true", help="time torch.compile's flex_attention, too")
     add("--jobs", type=int, default=1, help="processes that compile beforehand")
     add("--plain", action="store_true", help="no colours, even where rich is installed")
     return parser.parse_args(given)
