@@ -18,7 +18,8 @@ from there; `{mask(rows, d)}`, which of them exist; `{ends(keys)}`, where tiles 
 to `right` need no masks; numbers. A factor of all scores, `{times}`, is left out until they go into the
 exponent: {scale} is that times log2(e). Where scores are SMALL, as products are, one instruction multiplies
 and subtracts the largest exponent, later the logarithm of the whole sum. Others may be LARGE, as a finite
-mask is, so that their exponents no longer differ: then the largest score is subtracted first.
+mask is, so that their exponents no longer differ: then the largest score is subtracted first. A RAMP, what
+grows evenly along keys, is put together from `steepness` and places (codegen/ramp.py).
 
 Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Dao et al., FlashAttention (2022);
 Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.

@@ -58,12 +58,13 @@ class Term:
 def without_ramp(body: LoopBody, factor: float) -> tuple[Ramp | None, LoopBody]:
     """Take the ramp out of the first value that is stored, which is a score by a factor: then it becomes the
     rest of an exponent of 2. Other bodies stay."""
-    term = term_of(body.stores[0].inputs[0])
+    same = uniform(body)
+    term = term_of(body.stores[0].inputs[0], same)
     if term is None or not (lines := coefficients(term, body)):
         return None, body
     writer = Rewriter("ramp", body.ranges, body.reduction_ranges)
     for value in body.values:
-        if is_uniform(value):
+        if value in same:
             writer.new[value] = writer.visit(value)
     steep = writer.ops.constant(term.sign * factor * LOG2E, torch.float32)
     for other in term.others:
@@ -73,22 +74,22 @@ def without_ramp(body: LoopBody, factor: float) -> tuple[Ramp | None, LoopBody]:
     return Ramp(writer.body, *lines), Leveler(body, term.value, factor * LOG2E).body
 
 
-def term_of(value: Value) -> Term | None:
+def term_of(value: Value, same: set[Value]) -> Term | None:
     """The ramp that a score is a sum with, unless it is -inf."""
     if value.op == "where":
         ways = [way for way in value.inputs[1:] if not is_excluded(way)]
-        return term_of(ways[0]) if len(ways) == 1 else None
+        return term_of(ways[0], same) if len(ways) == 1 else None
     if value.op not in ("add", "sub") or value.dtype is not torch.float32:
         return None
     for place, part in enumerate(value.inputs):
         sign = -1 if (place, value.op) == (1, "sub") else 1
         factors = list(factors_of(part))
-        positions = [v for v in factors if not is_uniform(v)]
+        positions = [v for v in factors if v not in same]
         if len(positions) == 1 and positions[0].op == "index_expr":
             others = tuple(v for v in factors if v is not positions[0])
             if all(v.dtype is torch.float32 for v in factors):
                 return Term(part, sign, positions[0], others)
-        if sign == 1 and (found := term_of(part)):
+        if sign == 1 and (found := term_of(part, same)):
             return found
     return None
 
@@ -104,14 +105,15 @@ def factors_of(value: Value) -> Iterator[Value]:
         yield value
 
 
-def is_uniform(value: Value) -> bool:
-    """Is it one number for a batch and head?"""
-    places = value.index.free_symbols if value.index is not None else set()
-    known = value.op in ("constant", "index_expr", "load") or value.inputs
-    plain = value.mask is None and not value.indirect and value.op not in ("store", "indirect")
-    return bool(
-        known and plain and places.isdisjoint({QUERY, KEY}) and all(map(is_uniform, value.inputs))
-    )
+def uniform(body: LoopBody) -> set[Value]:
+    """What is one number for a batch and head."""
+    found = set[Value]()
+    for value in body.values:
+        places = value.index.free_symbols if value.index is not None else set()
+        plain = value.mask is None and not value.indirect and value.op not in ("store", "indirect")
+        if plain and places.isdisjoint({QUERY, KEY}) and found.issuperset(value.inputs):
+            found.add(value)
+    return found
 
 
 def coefficients(term: Term, body: LoopBody) -> tuple[int, int, int] | None:
