@@ -47,9 +47,10 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Term:
-    """A product of a position and of what depends on batch and head alone. `sign`: 1, or -1 if subtracted."""
+    """A product of a position and of what depends on batch and head alone. `path`: its way from the score, by
+    numbers of operands. `sign`: 1, or -1 if subtracted."""
 
-    value: Value
+    path: tuple[int, ...]
     sign: int
     position: Value
     others: tuple[Value, ...]
@@ -71,14 +72,14 @@ def without_ramp(body: LoopBody, factor: float) -> tuple[Ramp | None, LoopBody]:
         steep = writer.ops.pointwise("mul", writer.new[other], steep)
     writer.ops.store("ramp", ZERO, steep)
     drop_dead(writer.body)
-    return Ramp(writer.body, *lines), Leveler(body, term.value, factor * LOG2E).body
+    return Ramp(writer.body, *lines), Leveler(body, term.path, factor * LOG2E).body
 
 
-def term_of(value: Value, same: set[Value]) -> Term | None:
+def term_of(value: Value, same: set[Value], *path: int) -> Term | None:
     """The ramp that a score is a sum with, unless it is -inf."""
     if value.op == "where":
-        ways = [way for way in value.inputs[1:] if not is_excluded(way)]
-        return term_of(ways[0], same) if len(ways) == 1 else None
+        ways = [way for way in (1, 2) if not is_excluded(value.inputs[way])]
+        return term_of(value.inputs[ways[0]], same, *path, ways[0]) if len(ways) == 1 else None
     if value.op not in ("add", "sub") or value.dtype is not torch.float32:
         return None
     for place, part in enumerate(value.inputs):
@@ -88,8 +89,8 @@ def term_of(value: Value, same: set[Value]) -> Term | None:
         if len(positions) == 1 and positions[0].op == "index_expr":
             others = tuple(v for v in factors if v is not positions[0])
             if all(v.dtype is torch.float32 for v in factors):
-                return Term(part, sign, positions[0], others)
-        if sign == 1 and (found := term_of(part, same)):
+                return Term((*path, place), sign, positions[0], others)
+        if sign == 1 and (found := term_of(part, same, *path, place)):
             return found
     return None
 
@@ -130,11 +131,11 @@ def coefficients(term: Term, body: LoopBody) -> tuple[int, int, int] | None:
 
 
 class Leveler(Rewriter):
-    """A body whose first stored value loses a term and is multiplied by a number."""
+    """A body whose first stored value loses the term at the end of a path and is multiplied by a number."""
 
-    def __init__(self, body: LoopBody, term: Value, times: float) -> None:
+    def __init__(self, body: LoopBody, path: tuple[int, ...], times: float) -> None:
         super().__init__(body.name, body.ranges, body.reduction_ranges)
-        self.first, self.term, self.times = body.stores[0], term, times
+        self.first, self.path, self.times = body.stores[0], path, times
         self.rewrite(body)
         drop_dead(self.body)
 
@@ -142,23 +143,26 @@ class Leveler(Rewriter):
         if value is not self.first:
             return self.again(value)
         assert value.index is not None
-        return ops.store(value.buffer, value.index, self.level(ops, value.inputs[0]))
+        return ops.store(value.buffer, value.index, self.level(ops, value.inputs[0], *self.path))
 
-    def level(self, ops: Recorder, value: Value) -> Value:
+    def level(self, ops: Recorder, value: Value, place: int, *path: int) -> Value:
+        """Another use of the same term stays."""
+        if path:
+            inputs = [
+                self.new[v] if v.dtype is torch.bool else self.scaled(ops, v) for v in value.inputs
+            ]
+            inputs[place] = self.level(ops, value.inputs[place], *path)
+            return ops.pointwise(value.op, *inputs)
+        rest = self.scaled(ops, value.inputs[1 - place])
+        return ops.pointwise("neg", rest) if (value.op, place) == ("sub", 0) else rest
+
+    def scaled(self, ops: Recorder, value: Value) -> Value:
         """The factor goes as deep as there are sums."""
         if is_excluded(value):
             return self.new[value]
         match value.op, value.inputs:
-            case "where", (condition, yes, no):
-                return ops.pointwise(
-                    "where", self.new[condition], self.level(ops, yes), self.level(ops, no)
-                )
-            case "add" | "sub", (a, b) if self.term in (a, b):
-                rest = self.level(ops, b if a is self.term else a)
-                minus = value.op == "sub" and a is self.term
-                return ops.pointwise("neg", rest) if minus else rest
             case "add" | "sub", (a, b):
-                return ops.pointwise(value.op, self.level(ops, a), self.level(ops, b))
+                return ops.pointwise(value.op, self.scaled(ops, a), self.scaled(ops, b))
             case "mul", (a, b) if b.op == "constant":
                 times = ops.constant(b.constant * self.times, value.dtype)
                 return ops.pointwise("mul", self.new[a], times)

@@ -97,7 +97,19 @@ def test_slopes_without_bounds(slope: float) -> None:
     assert torch.allclose(compiled(fn)(*given), fn(*given), atol=0.03, equal_nan=True)
 
 
+def twice(s: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
+    ramp = slopes * distance(s)
+    return s + ramp + ramp
+
+
+def doubled(s: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
+    s = s + slopes * distance(s)
+    return s + s
+
+
 OTHERS: dict[str, Scores] = {
+    "the same twice": twice,
+    "a sum with itself": doubled,
     "with a bias": lambda s, bias, slopes: causal(s + bias + slopes * distance(s), bias, slopes),
     "two": lambda s, bias, slopes: s + slopes * distance(s) - 0.1 * positions(s)[1],
     "a finite mask": lambda s, bias, slopes: (s + slopes * distance(s)).masked_fill(
