@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, compress
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -327,14 +328,14 @@ def save_all(parts: JointParts) -> Saved:
 
 class Cut:
     """The network of the values that could be kept, each as wide as its bytes. Those in `free` have none;
-    those in `extra` would be written for the backward alone, which counts as a 256th more."""
+    those in `extra` count as such a part of their bytes more."""
 
     def __init__(
         self,
         parts: JointParts,
         bans: Saved,
         free: Collection[fx.Node],
-        extra: Collection[fx.Node] = (),
+        extra: Mapping[fx.Node, float] = MappingProxyType({}),
     ) -> None:
         self.network, self.bans = FlowNetwork(), bans
         for index, (node, ban) in enumerate(bans.items()):
@@ -344,7 +345,7 @@ class Cut:
                 self.network.add_edge((node, "out"), "sink", UNLIMITED)
             rank = len(bans) * (1 + parts.is_backward(node)) - index
             size = 0 if node in free else bytes_of(node)
-            width = size * (ONE_BYTE + ONE_BYTE // 256 * (node in extra)) + rank
+            width = size * int(ONE_BYTE * (1 + extra.get(node, 0))) + rank
             if node in parts.inside or is_view(node) or not is_tensor(node):
                 width = UNLIMITED
             self.network.add_edge((node, "in"), (node, "out"), width)
@@ -372,16 +373,21 @@ class Cut:
 
 def min_cut(parts: JointParts) -> Saved:
     """The fewest bytes that spare the backward random, expensive and reducing operators; of two values about
-    as large, one that is in memory anyway: an input, a result, what a library writes or reads."""
+    as large, one that is in memory anyway: an input or a result, else what a library call writes or reads or
+    what is read again after one."""
     in_memory = read_by_library_calls(parts)
     bans = {node: why_not_recomputed(node, parts, in_memory) for node in parts.candidates}
-    extra = {
-        node
-        for node in parts.candidates
-        if does_work(node) and node not in parts.results and not is_heavy(node)
-        if not any(map(is_heavy, node.users))
-    }
-    return Cut(parts, bans, parts.parameters, extra).saved()
+    passing = read_again(parts)
+
+    def extra(node: fx.Node) -> float:
+        """Inputs and results last until the backward; others last a while, or are written for it alone."""
+        if node in parts.given or not does_work(node):
+            return 0
+        there = node in passing or is_heavy(node) or any(map(is_heavy, node.users))
+        return 1 / 1024 if there else 1 / 256
+
+    more = {node: extra(node) for node in parts.candidates}
+    return Cut(parts, bans, parts.parameters, more).saved()
 
 
 def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
@@ -448,6 +454,27 @@ def read_by_library_calls(parts: JointParts) -> set[fx.Node]:
             heavy = user in parts.after_tangents and is_heavy(user)
             if heavy or (user in found and is_view(user)):
                 found.add(node)
+    return found
+
+
+def read_again(parts: JointParts) -> set[fx.Node]:
+    """Values that the forward reads again after a library call that depends on them: residual streams."""
+    forward = [node for node in parts.nodes if node in parts.needed_by_forward]
+    bits = {node: 1 << place for place, node in enumerate(filter(is_heavy, forward))}
+    before, after = dict[fx.Node, int](), dict[fx.Node, int]()
+    """Of each value the library calls that it depends on, and those that depend on it."""
+    for node in forward:
+        before[node] = bits.get(node, 0)
+        for used in node.all_input_nodes:
+            before[node] |= before[used]
+    found = set[fx.Node]()
+    for node in reversed(forward):
+        users = [user for user in node.users if user in before]
+        after[node] = 0
+        for user in users:
+            after[node] |= bits.get(user, 0) | after[user]
+        if any(before[u] & after[node] or (u in found and is_view(u)) for u in users):
+            found.add(node)
     return found
 
 

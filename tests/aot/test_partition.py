@@ -117,6 +117,29 @@ def test_of_two_values_about_as_large_the_one_in_memory_is_kept():
     assert [value.name for value in result.partition.saved] == ["exp"]  # much smaller than x
 
 
+def test_a_residual_stream_is_kept_where_it_passes_a_product():
+    """It is in memory as much as what is added to it: else all of it would be made again at once."""
+
+    def fn(x, a, b, c):
+        for w in (a, b, c):
+            x = x + nn.functional.layer_norm(x, (64,)) @ w
+        return x.sin()
+
+    def block(x, a, b, c):
+        for w in (a, b, c):
+            x = x + (x.view(-1, 2, 32).cos().view(-1, 64) @ w)
+        return x.sin()
+
+    given = [leaf(100, 64), *(leaf(64, 64) for _ in range(3))]
+    for stream in (fn, block):
+        _, result = compile_aot(stream, given)
+        saved = {value.name for value in result.partition.saved}
+        again = {value.name for value in result.partition.recomputed}
+        added = {node.name for node in result.forward.nodes if node.target is aten.add.Tensor}
+        assert len(added) >= 3 and not saved & {"mm", "mm_1"}, saved
+        assert len(added & again) <= 1, again  # the last one is read by what follows alone
+
+
 def test_an_expanded_view_is_no_large_input():
     """A comparison with a broadcast label is recomputed: it reads few elements."""
 
