@@ -104,11 +104,16 @@ kernel_template: Registry[Callable[[Any], LinePrinter]] = Registry(
 kernel_template.modules.append("minicompile.codegen.triton_product")
 
 
-def loads_first(values: Sequence[Value]) -> list[Value]:
-    """The same values; what loads need comes before what uses them, so that more than one is on its way."""
+HELD = 192
+"""Elements on their way that a thread has registers for."""
+
+
+def loads_first(values: Sequence[Value], each: int) -> list[Value]:
+    """The same values; what loads need comes before what uses them, so that more than one is on its way: if
+    a thread has room for all, of each load for so many elements."""
     stored = {v.buffer for v in values if v.op == "store"}
     loads = [v for v in values if v.op == "load" and v.buffer not in stored]
-    early = cone(loads, values, ())
+    early = cone(loads, values, ()) if len(loads) * each <= HELD else ()
     return sorted(values, key=lambda v: v not in early)
 
 
@@ -215,11 +220,13 @@ class TilePrinter(AddressPrinter):
                 self.line(f"{name} = {start}", scan.origins)
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
         more = f" + {self._below_granule()}" if self.anywhere else ""
+        tiles = self.plan.tiles
+        each = tiles["x"] * tiles["r"] // (32 * self.plan.num_warps)
         with self.block(f"for roffset in range(0, rnumel{more}, RBLOCK):"):
             if self.plan.varying:
                 self.line("tl.assume(roffset >= 0)")
             self._row_index("roffset + ")
-            for value in loads_first(phase.values):
+            for value in loads_first(phase.values, each):
                 if value.op == "reduction":
                     self._accumulate(value)
                 else:

@@ -56,6 +56,22 @@ def test_kernels_fit_their_gpus(name: str) -> None:
     assert wide or name == "argmax"  # of rows that begin anywhere
 
 
+def test_many_tensors_in_one_sweep_do_not_spill() -> None:
+    """Which are not loaded all at once, where a thread hasn't registers for them."""
+
+    def fn(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sums = [tensors[0]]
+        for tensor in tensors[1:]:
+            sums.append(sums[-1] + tensor)
+        return *sums, sums[-1] - sums[-1].mean(-1, keepdim=True)
+
+    given = [torch.empty(512, 9000) for _ in range(40)]
+    trace = mc.trace(mc.compile(fn, options={"device_codegen": "triton"}), *given)
+    (kernel,) = trace.graphs["forward"].kernels
+    assert kernel.plan.reduction == "looped"
+    assert cross_compile(kernel, ("cuda", 90)).spilled_bytes == 0
+
+
 @pytest.mark.parametrize(
     "name", ["gelu_bias", "softmax_16k", "layer_norm, training", "transposed_add", "embedding_sum"]
 )
