@@ -173,11 +173,11 @@ def spread(
         most = tl.load(peak + {place(peak, i)}, rows, other=0.0)
         log = tl.load(logs + {place(logs, i)}, rows, other=0.0)
         weights = tl.exp2({share})
-        sums_v = tl.dot(weights.to(down.dtype), down, sums_v{precision})
         ds = weights * (ds - tl.load(delta + {place(delta, i)}, rows, other=0.0))
         ds = slope(products, ds, b, h, i, j, rows, columns{passed}){outside}
         if {queries} % RBLOCK != 0:
             ds = tl.where(rows, ds, 0.0)
+        sums_v = tl.dot(weights.to(down.dtype), down, sums_v{precision})
         sums_k = tl.dot(ds.to(queries.dtype), tl.trans(queries), sums_k{precision})
     return sums_k, sums_v
 
