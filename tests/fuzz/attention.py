@@ -1,0 +1,243 @@
+"""Random written-out attention through the template of kernels: `python -m tests.fuzz.attention --minutes 5`.
+
+What is done to the scores is drawn: caps, biases, ramps, masks, tensors made and written to in between; so
+are sizes, dtypes and where inputs lie. Result and gradients are held against the same program in float64:
+ours may be off by three times what eager is, or by some last digits of the dtype. Interpreted without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import minicompile as mc
+from minicompile.ops.events import Event, observer
+
+DIGITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+"""By the largest number: what all may be off by."""
+SCORES = (
+    "s = {c} * torch.tanh(s / {c})",
+    "s = -{c} * torch.tanh(s / {c})",
+    "s = {c} * torch.sigmoid(s) - torch.tanh(s)",
+    "s = s + {t}",
+    "s = s + {t}",
+    "s = s - {t}",
+    "s = {t} + s",
+    "s = s + slopes * (j - i)",
+    "s = s - slopes * (i - j)",
+    "s = s + slopes * (j - {n})",
+    "s = s + (slopes * (j - i) + {t})",
+    "s = s - (i - j).abs() / 8",
+    "s = s * {c}",
+    "s = s + s * 0.1",
+    "s = torch.relu(s) - 1",
+    "s = s.float()",
+    "s = torch.where(keep, s, -3.0)",
+    "s = torch.where(keep, s, {low})",
+    "s = s.masked_fill(~keep, {low})",
+    "s = s.masked_fill(j > i, {low})",
+    "s = s.masked_fill(j > i + {n}, {low})",
+    "s = s.masked_fill((j > i) | (i - j >= {n}), {low})",
+    "s = s.masked_fill((i - j).abs() > {n}, {low})",
+    "s = s.masked_fill(j < {n}, {low})",
+    "s = s + torch.where(j > i, {low}, 0.0)",
+    "s = s + {ends}[:, None, None, :]",
+)
+MADE = (
+    "low = bias * 2",
+    "low = bias.cos()",
+    "low = torch.zeros(q.shape[2], k.shape[2], device=q.device)",
+    "low = torch.full((q.shape[2], k.shape[2]), -3.0, device=q.device).triu(1)",
+    "low = bias.clone().view(-1).view(bias.shape)",
+    "low = bias[:, :1]",
+    "low = bias[..., :1] + 1",
+)
+FILLED = ("low[:, :3] = -5.0", "low.mul_(2)", "low.view(-1)[:7].fill_(1)")
+WRITTEN = (*FILLED, "bias.add_(1)", "slopes.neg_()", "keep[..., :2] = True")
+LOWS = ("-torch.inf", "-torch.inf", "-1e9", "-30.0", "torch.finfo(q.dtype).min")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function of q, k, v, bias, slopes, keep, and what it is called with."""
+
+    text: str
+    sizes: tuple[int, int, int, int, int]
+    """Batch, heads, queries, keys, elements of a head."""
+    dtype: torch.dtype
+    seed: int
+    layout: str
+
+    def inputs(self, dtype: torch.dtype, device: str) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def made(*size: int) -> Tensor:
+            return torch.randn(size, generator=generator).to(self.dtype).to(device, dtype)
+
+        batch, heads, rows, columns, head = self.sizes
+        q, k, v = (made(batch, heads, n, head) for n in (rows, columns, columns))
+        if self.layout == "heads last":
+            q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+        if self.layout == "elements first":
+            q, k, v = (x.mT.contiguous().mT for x in (q, k, v))
+        if self.layout == "one head for all":
+            k, v = (x[:, :1].expand(x.shape) for x in (k, v))
+        bias, slopes = made(rows, columns), made(heads, 1, 1).abs() / 8
+        keep = torch.rand(rows, columns, generator=generator) < 0.7
+        keep[:, 0] = True
+        found = [x.detach().requires_grad_() for x in (q, k, v)]
+        return [*found, bias, slopes, keep.to(device)]
+
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        return self.made_of(self.text)
+
+    @property
+    def exact(self) -> Callable[..., Tensor]:
+        """Where the program asks for float32, this does for float64."""
+        return self.made_of(
+            self.text.replace("float32", "float64").replace(".float()", ".double()")
+        )
+
+    def made_of(self, text: str) -> Callable[..., Tensor]:
+        scope: dict[str, Any] = {"torch": torch}
+        exec(compile(text, f"<attention {self.seed}>", "exec"), scope)
+        return scope["fn"]
+
+
+def generate(seed: int) -> Program:
+    pick = random.Random(seed)
+    rows = pick.choice((1, 5, 33, 64, 100, 130, 150))
+    columns = pick.choice((rows, rows, rows, 1, 40, 129, 200))
+    heads, head = pick.choice((1, 2, 3)), pick.choice((8, 16, 24, 32, 64))
+    made = pick.sample(MADE, 1) if pick.random() < 0.6 else []
+    given = {
+        "c": lambda: str(pick.choice((0.5, 2.0, 9.0, 30.0, 50.0))),
+        "n": lambda: str(pick.choice((0, 1, 7, 40, 64))),
+        "t": lambda: pick.choice(("bias", "low", "low") if made else ("bias",)),
+        "low": lambda: pick.choice(LOWS),
+        "ends": lambda: "(j / 9).expand(k.shape[0], -1)",
+    }
+    steps = [
+        line.format(**{name: value() for name, value in given.items()})
+        for line in pick.choices(SCORES, k=pick.choice((1, 1, 2, 2, 3, 4)))
+    ]
+    early = []
+    if made and pick.random() < 0.6:  # something is written to before it is read
+        early.append(pick.choice(FILLED))
+        steps.insert(pick.randrange(len(steps) + 1), "s = s + low")
+    if pick.random() < 0.2:
+        line = pick.choice(WRITTEN)
+        if made or line not in FILLED:
+            steps.insert(pick.randrange(len(steps) + 1), line)
+    softmax = pick.choice(
+        ("torch.softmax(s, -1)", "s.softmax(-1)", "torch.softmax(s, -1, dtype=torch.float32)")
+    )
+    scale = pick.choice(("* 0.25", "/ q.shape[-1] ** 0.5", "* 0.1", ""))
+    product = f"q @ k.transpose(-2, -1) {scale}".strip()
+    end = pick.choice(("out", "out", "out.transpose(1, 2).flatten(2)", "out * 2 + 1"))
+    lines = [
+        "i = torch.arange(q.shape[2], device=q.device)[:, None]",
+        "j = torch.arange(k.shape[2], device=q.device)[None, :]",
+        *made,
+        *early,
+        f"s = {product}",
+        *steps,
+        f"out = {softmax}.to(v.dtype) @ v",
+        f"return {end}",
+    ]
+    text = "def fn(q, k, v, bias, slopes, keep):\n    " + "\n    ".join(lines)
+    layout = pick.choice(("whole", "whole", "heads last", "elements first", "one head for all"))
+    sizes = (pick.choice((1, 2)), heads, rows, columns, head)
+    return Program(text, sizes, pick.choice(tuple(DIGITS)), seed, layout)
+
+
+def answers(fn: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+    """The result, its gradients, and what the tensors hold that may be written to."""
+    out = fn(*given)
+    down = torch.cos(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape).to(out)
+    return [out.detach(), *torch.autograd.grad(out, given[:3], down), *given[3:5]]
+
+
+REFUSED = "eager can't"
+NAMES = ("result", "dq", "dk", "dv", "bias", "slopes")
+
+
+def difference(program: Program, compiled: Callable[..., Tensor], device: str = "cpu") -> str:
+    """Where the compiled program is wrong; "" if nowhere. Rows that count nothing are eager's NaN, and what
+    they do to gradients isn't compared."""
+    try:
+        right = answers(program.exact, program.inputs(torch.float64, device))
+        eager = answers(program.function, program.inputs(program.dtype, device))
+    except (
+        RuntimeError
+    ):  # a tensor that autograd needs was written to, a mask that the dtype has no room for
+        return REFUSED
+    ours = answers(compiled, program.inputs(program.dtype, device))
+    for name, exact, theirs, mine in zip(NAMES, right, eager, ours, strict=True):
+        known = exact.isfinite()
+        if name == "result" and not mine.isnan().equal(exact.isnan()):
+            return f"{name}: NaN at other places"
+        if not known.all() and name != "result":
+            continue
+        size = exact[known].abs().max().clamp(min=0.1).item() if known.any() else 0.1
+        theirs_off, off = (((x - exact)[known].abs() / size) for x in (theirs, mine))
+        limit = DIGITS[program.dtype]
+        if theirs_off.isfinite().all() and theirs_off.numel():
+            limit = max(limit, 3 * theirs_off.max().item())
+        if not (off <= limit).all():
+            return f"{name}: off by {off.max().item():.2e} of {size:.2e}, at most {limit:.2e}"
+    return ""
+
+
+def template(fn: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
+    chosen = {"fuse_attention": "template", "device_codegen": "triton", **options}
+    return mc.compile(fn, dynamic=False, options=chosen)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="the first program's seed")
+    parser.add_argument("--count", type=int, help="how many programs, however long it takes")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    found, seed = Counter[str](), chosen.seed
+    kernels: list[str] = []
+
+    def listen(event: Event) -> None:
+        if event.kind == "kernels":
+            kernels.extend(kernel.name for kernel in event.subject)
+
+    observer("fuzz")(listen)
+    end = time.monotonic() + 60 * chosen.minutes
+    while time.monotonic() < end if chosen.count is None else seed < chosen.seed + chosen.count:
+        program = generate(seed)
+        try:
+            why = difference(program, template(program.function), chosen.device)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        if why and why != REFUSED:
+            print(f"\n# seed {seed}, {program.sizes}, {program.dtype}, {program.layout}: {why}")
+            print(program.text, flush=True)
+        found["refused" if why == REFUSED else "differ" if why else "alike"] += 1
+        found["by the template"] += any("attention" in name for name in kernels)
+        kernels.clear()
+        mc.reset()
+        seed += 1
+    print(", ".join(f"{n} {what}" for what, n in found.items()))
+    return int(found["differ"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

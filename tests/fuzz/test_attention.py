@@ -1,0 +1,48 @@
+"""Random attention through the template of kernels; the long run is `python -m tests.fuzz.attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import minicompile as mc
+from minicompile.aot.passes.writes import Writes
+from minicompile.codegen import attention
+from tests.fuzz.attention import REFUSED, difference, generate, template
+
+pytest.importorskip("triton")
+
+
+def wrong(seed: int) -> str:
+    program = generate(seed)
+    try:
+        return difference(program, template(program.function, disk_cache=False))
+    finally:
+        mc.reset()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_attention_is_right(seed: int) -> None:
+    assert wrong(seed) in ("", REFUSED)
+
+
+def all_whole(
+    other: int, low: Any, high: Any, ends_of: Callable[..., list[str]] = attention.ends_of
+) -> list[str]:
+    """Tiles at the band's edges are not masked."""
+    begin, _, _, end = ends_of(other, low, high)
+    return [begin, "left = 0", f"right = {other}", end]
+
+
+MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "edges": (attention, "ends_of", all_whole),
+    "write": (Writes, "spare", lambda self, node: True),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_would_be_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*MISTAKES[name])
+    assert any(wrong(seed) not in ("", REFUSED) for seed in range(10))
