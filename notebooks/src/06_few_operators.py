@@ -62,10 +62,9 @@ from collections import Counter
 
 from minicompile.aot.decompositions.registry import decomposition
 
-names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
-overloads = [getattr(getattr(aten, name), o) for name in dir(aten)
-             if isinstance(getattr(aten, name), torch._ops.OpOverloadPacket)
-             for o in getattr(aten, name).overloads()]  # fmt: skip
+names = [n[6:] for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
+overloads = [getattr(getattr(aten, name), overload or "default")
+             for name, _, overload in (n.partition(".") for n in names)]  # fmt: skip
 print("overloads in ATen:            ", len(names))
 print("of which tagged as core:      ", sum(torch.Tag.core in op.tags for op in overloads))
 print("minicompile's decompositions: ", dict(Counter(d.level for d in decomposition.values())))
