@@ -183,13 +183,14 @@ def difference(program: Program, compiled: Callable[..., Tensor], device: str = 
     ):  # a tensor that autograd needs was written to, a mask that the dtype has no room for
         return REFUSED
     ours = answers(compiled, program.inputs(program.dtype, device))
+    least = 1.0 if program.sizes[3] == 1 else 0.1  # one key's gradients are rounding alone
     for name, exact, theirs, mine in zip(NAMES, right, eager, ours, strict=True):
         known = exact.isfinite()
         if name == "result" and not mine.isnan().equal(exact.isnan()):
             return f"{name}: NaN at other places"
         if not known.all() and name != "result":
             continue
-        size = exact[known].abs().max().clamp(min=0.1).item() if known.any() else 0.1
+        size = exact[known].abs().max().clamp(min=least).item() if known.any() else least
         theirs_off, off = (((x - exact)[known].abs() / size) for x in (theirs, mine))
         limit = DIGITS[program.dtype]
         if theirs_off.isfinite().all() and theirs_off.numel():
