@@ -37,7 +37,7 @@ SCORES = (
     "s = s + slopes * (j - {n})",
     "s = s + (slopes * (j - i) + {t})",
     "s = s - (i - j).abs() / 8",
-    "s = s * {c}",
+    "s = s * 2.0",
     "s = s + s * 0.1",
     "s = torch.relu(s) - 1",
     "s = s.float()",
@@ -63,7 +63,7 @@ MADE = (
 )
 FILLED = ("low[:, :3] = -5.0", "low.mul_(2)", "low.view(-1)[:7].fill_(1)")
 WRITTEN = (*FILLED, "bias.add_(1)", "slopes.neg_()", "keep[..., :2] = True")
-LOWS = ("-torch.inf", "-torch.inf", "-1e9", "-30.0", "torch.finfo(q.dtype).min")
+LOWS = ("-torch.inf", "-torch.inf", "-1e9", "-30.0", "{least}")
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,12 @@ def generate(seed: int) -> Program:
     columns = pick.choice((rows, rows, rows, 1, 40, 129, 200))
     heads, head = pick.choice((1, 2, 3)), pick.choice((8, 16, 24, 32, 64))
     made = pick.sample(MADE, 1) if pick.random() < 0.6 else []
+    dtype = pick.choice(tuple(DIGITS))
     given = {
         "c": lambda: str(pick.choice((0.5, 2.0, 9.0, 30.0, 50.0))),
         "n": lambda: str(pick.choice((0, 1, 7, 40, 64))),
         "t": lambda: pick.choice(("bias", "low", "low") if made else ("bias",)),
-        "low": lambda: pick.choice(LOWS),
+        "low": lambda: pick.choice(LOWS).format(least=torch.finfo(dtype).min),
         "ends": lambda: "(j / 9).expand(k.shape[0], -1)",
     }
     steps = [
@@ -158,7 +159,7 @@ def generate(seed: int) -> Program:
     text = "def fn(q, k, v, bias, slopes, keep):\n    " + "\n    ".join(lines)
     layout = pick.choice(("whole", "whole", "heads last", "elements first", "one head for all"))
     sizes = (pick.choice((1, 2)), heads, rows, columns, head)
-    return Program(text, sizes, pick.choice(tuple(DIGITS)), seed, layout)
+    return Program(text, sizes, dtype, seed, layout)
 
 
 def answers(fn: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
