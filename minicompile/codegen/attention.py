@@ -18,8 +18,10 @@ from there; `{mask(rows, d)}`, which of them exist; `{ends(keys)}`, where tiles 
 to `right` need no masks; numbers. A factor of all scores, `{times}`, is left out until they go into the
 exponent: {scale} is that times log2(e). Where scores are SMALL, as products are, one instruction multiplies
 and subtracts the largest exponent, later the logarithm of the whole sum. Others may be LARGE, as a finite
-mask is, so that their exponents no longer differ: then the largest score is subtracted first. A RAMP, what
-grows evenly along keys, is put together from `steepness` and places (codegen/ramp.py).
+mask is, so that their exponents no longer differ: then the largest score is subtracted first. Where they are
+BOUNDED, as by a soft cap, no power overflows and nothing is subtracted; but a row's largest weight isn't 1
+then, and is rounded as all are, so the sum is of rounded ones. A RAMP, what grows evenly along keys, is put
+together from `steepness` and places (codegen/ramp.py).
 
 Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Dao et al., FlashAttention (2022);
 Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.
@@ -71,16 +73,11 @@ def attend(
         s = score(s, b, h, i, j, rows, columns{passed}){risen}
         if (start < left) | (start >= right):
             s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
-        new = tl.maximum(most, tl.max(s, 1){top})
-        base = tl.where(new == float("-inf"), 0.0, new)
-        weights = tl.exp2({power})
-        shrink = tl.exp2({step})
-        total = total * shrink + tl.sum(weights, 1)
-        most = new
+        {weigh}
         n = start + tl.arange(0, RBLOCK)[:, None]
         there = (n < {keys}) | ({keys} % RBLOCK == 0)
         values = tl.load(v + ({place(v, n, dr)}), {mask(there, dr)}, other=0.0)
-        sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None]{precision})
+        sums = tl.dot(weights.to(values.dtype), values, sums{shrunk}{precision})
     return sums, total, most
 
 
@@ -93,7 +90,7 @@ def attend(
     queries = tl.load(q + {start(q)} + ({place(q, i, dr)}), {mask(rows, dr)}, other=0.0)
     sums = tl.zeros([XBLOCK, {width}], tl.float32)
     total = tl.zeros([XBLOCK], tl.float32)
-    most = tl.full([XBLOCK], float("-inf"), tl.float32)
+    most = tl.full([XBLOCK], {least}, tl.float32)
     {ends(keys)}
     sums, total, most = attend(
         sums, total, most, queries, k, v, b, h, i, rows,{others}
@@ -209,6 +206,16 @@ NO_SLOPE = """
             ds = tl.where({}, ds, 0.0)"""
 """Outside of the band, for rows of which no score counts: their weights aren't 0 but no numbers."""
 
+SHRINKING = {
+    "weigh": """new = tl.maximum(most, tl.max(s, 1){top})
+        base = tl.where(new == float("-inf"), 0.0, new)
+        weights = tl.exp2({power})
+        shrink = tl.exp2({step})
+        total = total * shrink + tl.sum(weights, 1)
+        most = new""",
+    "shrunk": " * shrink[:, None]",
+    "least": 'float("-inf")',
+}
 # up to 10^5 weights keep the precision of half types; from 10^9 on they overflow
 SMALL = {
     "top": " * {scale}",
@@ -225,6 +232,15 @@ LARGE = {
     "peak": "most[:, None]{times}",
     "logs": "tl.log2(total)[:, None]",
     "share": "(s{times} - most) * {log2e} - log",
+}
+HIGHEST = 73
+"""Exponents, to base 2, that bfloat16 takes as BOUNDED: those of a soft cap of 50. Values up to 10^12 and
+down to 10^-13 are left room in float32."""
+BOUNDED = SMALL | {
+    "weigh": """weights, numbers = rounded(tl.exp2(s * {scale}))
+        total += tl.sum(numbers, 1)""",
+    "shrunk": "",
+    "least": "0.0",
 }
 RAMP = {
     "top": " + tile",
@@ -266,6 +282,7 @@ HOPPER = {
     ("queries", 64): [Block(64, 64, 4, 3)],
     ("keys", 64): [Block(64, 128, 4, 2), Block(64, 64, 4, 2)],
     ("forward", 128): [Block(128, 64, 4, 2)],
+    ("bounded", 128): [Block(64, 64, 4, 3)],
     ("queries", 128): [Block(128, 64, 8, 3)],
     ("keys", 128): [Block(64, 64, 4, 2)],
 }
@@ -286,11 +303,16 @@ MARGIN = 4096
 """Bytes for numbers of rows."""
 
 
+def is_bounded(scores: Scores, dtype: torch.dtype) -> bool:
+    return dtype is torch.bfloat16 and scores.reach <= HIGHEST
+
+
 def block_for(part: str, width: int, dtype: torch.dtype, scores: Scores, gpu: Gpu) -> Block:
     """Small where products take plain registers. What scores read is loaded ahead, too, so with it less fits
     into shared memory."""
-    blocks = (HOPPER if gpu.capability == (9, 0) else OTHERS)[part, max(width, 64)]
-    block = blocks[0 if scores.is_plain else -1]
+    known, size = HOPPER if gpu.capability == (9, 0) else OTHERS, max(width, 64)
+    bounded = part == "forward" and is_bounded(scores, dtype) and ("bounded", size) in known
+    block = known["bounded" if bounded else part, size][0 if scores.is_plain else -1]
     if dtype not in HALF_TYPES:
         r = 16 if part == "keys" or width > 64 else 32
         block = Block(32, r, 4 if width <= 64 else 8, 1)
@@ -373,10 +395,14 @@ class AttentionPrinter(LinePrinter):
         later = self.part != "keys" and band.low is not None and band.high is None
         unit = self.scores.factors["y0"]
         small = self.scores.small and q.dtype in HALF_TYPES
-        ramp, form = self.scores.ramp, SMALL if small else LARGE
+        form = SMALL if small else LARGE
+        if is_bounded(self.scores, q.dtype):
+            form = BOUNDED
+        ramp = self.scores.ramp
         held = ("steep", "first") if ramp else ()
         self.known = {
             **dict.fromkeys(("steep", "rise", "risen"), ""),
+            **SHRINKING,
             **(RAMP | ramp_parts(ramp, self.part) if ramp else form),
             "name": plan.name,
             "parameters": ", ".join(a.name for a in plan.arguments),

@@ -15,9 +15,9 @@ Press, Smith and Lewis, Train Short, Test Long (2022).
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 import torch
@@ -75,35 +75,44 @@ def without_ramp(body: LoopBody, factor: float) -> tuple[Ramp | None, LoopBody]:
     return Ramp(writer.body, *lines), Leveler(body, term.path, factor * LOG2E).body
 
 
-def term_of(value: Value, same: set[Value], *path: int) -> Term | None:
+def term_of(value: Value, same: set[Value]) -> Term | None:
     """The ramp that a score is a sum with, unless it is -inf."""
-    if value.op == "where":
-        ways = [way for way in (1, 2) if not is_excluded(value.inputs[way])]
-        return term_of(value.inputs[ways[0]], same, *path, ways[0]) if len(ways) == 1 else None
-    if value.op not in ("add", "sub") or value.dtype is not torch.float32:
+
+    @functools.cache
+    def term(value: Value) -> Term | None:
+        if value.op == "where":
+            ways = [way for way in (1, 2) if not is_excluded(value.inputs[way])]
+            return within(value, ways[0]) if len(ways) == 1 else None
+        if value.op not in ("add", "sub") or value.dtype is not torch.float32:
+            return None
+        for place, part in enumerate(value.inputs):
+            sign = -1 if (place, value.op) == (1, "sub") else 1
+            if found := position_in(part, same):
+                return Term((place,), sign, *found)
+            if sign == 1 and (below := within(value, place)):
+                return below
         return None
-    for place, part in enumerate(value.inputs):
-        sign = -1 if (place, value.op) == (1, "sub") else 1
-        factors = list(factors_of(part))
-        positions = [v for v in factors if v not in same]
-        if len(positions) == 1 and positions[0].op == "index_expr":
-            others = tuple(v for v in factors if v is not positions[0])
-            if all(v.dtype is torch.float32 for v in factors):
-                return Term((*path, place), sign, positions[0], others)
-        if sign == 1 and (found := term_of(part, same, *path, place)):
-            return found
-    return None
+
+    def within(value: Value, place: int) -> Term | None:
+        found = term(value.inputs[place])
+        return found and replace(found, path=(place, *found.path))
+
+    return term(value)
 
 
 def is_excluded(value: Value) -> bool:
     return value.op == "constant" and value.constant == -math.inf
 
 
-def factors_of(value: Value) -> Iterator[Value]:
-    for part in value.inputs if value.op == "mul" else ():
-        yield from factors_of(part)
-    if value.op != "mul":
-        yield value
+def position_in(value: Value, same: set[Value]) -> tuple[Value, tuple[Value, ...]] | None:
+    """The position that a product is of, and its other factors."""
+    if value.op == "index_expr" and value not in same:
+        return value, ()
+    for place, part in enumerate(value.inputs if value.op == "mul" else ()):
+        other = value.inputs[1 - place]
+        if other in same and (found := position_in(part, same)):
+            return found[0], (*found[1], other)
+    return None
 
 
 def uniform(body: LoopBody) -> set[Value]:
@@ -136,6 +145,7 @@ class Leveler(Rewriter):
     def __init__(self, body: LoopBody, path: tuple[int, ...], times: float) -> None:
         super().__init__(body.name, body.ranges, body.reduction_ranges)
         self.first, self.path, self.times = body.stores[0], path, times
+        self.scaled = functools.cache(self.made_scaled)
         self.rewrite(body)
         drop_dead(self.body)
 
@@ -156,7 +166,7 @@ class Leveler(Rewriter):
         rest = self.scaled(ops, value.inputs[1 - place])
         return ops.pointwise("neg", rest) if (value.op, place) == ("sub", 0) else rest
 
-    def scaled(self, ops: Recorder, value: Value) -> Value:
+    def made_scaled(self, ops: Recorder, value: Value) -> Value:
         """The factor goes as deep as there are sums."""
         if is_excluded(value):
             return self.new[value]
@@ -166,4 +176,5 @@ class Leveler(Rewriter):
             case "mul", (a, b) if b.op == "constant":
                 times = ops.constant(b.constant * self.times, value.dtype)
                 return ops.pointwise("mul", self.new[a], times)
-        return ops.pointwise("mul", self.new[value], ops.constant(self.times, value.dtype))
+        times = ops.constant(self.times, value.dtype)
+        return ops.pointwise("mul", self.new[value], times)

@@ -37,6 +37,7 @@ from minicompile.codegen.triton_ops import (
 )
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, TemplateKernel, loop_index
+from minicompile.ops.attention import LOG2E
 from minicompile.ops.origin import Origins
 from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, names
 from minicompile.shapes.expr import ZERO, Size, bounds, contiguous_strides, simplify_index
@@ -128,17 +129,22 @@ def counting(value: Value) -> Band:
 
 def within_masks(value: Value, mask: float) -> Band:
     """Where no condition sets a score to `mask` or below."""
-    if value.op == "where":
-        condition, yes, no = value.inputs
-        if no.op == "constant" and no.constant <= mask:
-            return truth(condition, True) & within_masks(yes, mask)
-        if yes.op == "constant" and yes.constant <= mask:
-            return truth(condition, False) & within_masks(no, mask)
-    elif value.op == "add":
-        return within_masks(value.inputs[0], mask) & within_masks(value.inputs[1], mask)
-    elif value.op == "mul" and value.inputs[1].op == "constant" and value.inputs[1].constant > 0:
-        return within_masks(value.inputs[0], mask)
-    return EVERYWHERE
+
+    @functools.cache
+    def within(value: Value) -> Band:
+        if value.op == "where":
+            condition, yes, no = value.inputs
+            if no.op == "constant" and no.constant <= mask:
+                return truth(condition, True) & within(yes)
+            if yes.op == "constant" and yes.constant <= mask:
+                return truth(condition, False) & within(no)
+        elif value.op == "add":
+            return within(value.inputs[0]) & within(value.inputs[1])
+        elif value.op == "mul" and value.inputs[1].op == "constant":
+            return within(value.inputs[0]) if value.inputs[1].constant > 0 else EVERYWHERE
+        return EVERYWHERE
+
+    return within(value)
 
 
 def is_placed(value: Value) -> bool:
@@ -151,15 +157,42 @@ def is_placed(value: Value) -> bool:
 def is_small(value: Value, mask: float | None = None) -> bool:
     """Is a score made of products and small numbers alone? Conditions aren't part of it, nor is -inf. With
     `mask`, what a band leaves is meant: numbers up to `mask` are no part of it where places alone decide."""
-    if value.op == "constant":
-        return abs(value.constant) < MODERATE or (value.constant == -math.inf and mask is None)
-    if value.op == "load":
-        return value.buffer == "x0"
-    parts = value.inputs[1:] if value.op == "where" else value.inputs
-    if value.op == "where" and mask is not None and is_placed(value.inputs[0]):
-        parts = tuple(v for v in parts if v.op != "constant" or v.constant > mask)
-    powers = value.op == "mul" and all(v.op != "constant" for v in parts)
-    return value.op in BOUNDED and not powers and all(is_small(v, mask) for v in parts)
+
+    @functools.cache
+    def small(value: Value) -> bool:
+        if value.op == "constant":
+            return abs(value.constant) < MODERATE or (value.constant == -math.inf and mask is None)
+        if value.op == "load":
+            return value.buffer == "x0"
+        parts = value.inputs[1:] if value.op == "where" else value.inputs
+        if value.op == "where" and mask is not None and is_placed(value.inputs[0]):
+            parts = tuple(v for v in parts if v.op != "constant" or v.constant > mask)
+        powers = value.op == "mul" and all(v.op != "constant" for v in parts)
+        return value.op in BOUNDED and not powers and all(map(small, parts))
+
+    return small(value)
+
+
+def reach(value: Value) -> float:
+    """How far from 0 a score can be: inf if without end; -inf isn't part of it, nor are conditions."""
+
+    @functools.cache
+    def far(value: Value) -> float:
+        parts = [far(v) for v in (value.inputs[1:] if value.op == "where" else value.inputs)]
+        match value.op:
+            case "constant":
+                return 0.0 if value.constant == -math.inf else abs(value.constant)
+            case "tanh" | "sigmoid":
+                return 1.0
+            case "add" | "sub":
+                return sum(parts)
+            case "mul" if 0 not in parts:
+                return math.prod(parts)
+            case "where" | "neg" | "relu" | "maximum" | "minimum":
+                return max(parts)
+        return math.inf
+
+    return far(value)
 
 
 def multiplier(value: Value) -> float | None:
@@ -390,6 +423,11 @@ class Scores:
     def small(self) -> bool:
         """Are scores products, times numbers or of a bounded function, or else -inf?"""
         return self.factors["y0"] < MODERATE and is_small(self.edge.stores[0].inputs[0])
+
+    @functools.cached_property
+    def reach(self) -> float:
+        """How far from 0 exponents, to base 2, can be."""
+        return self.factors["y0"] * LOG2E * reach(self.edge.stores[0].inputs[0])
 
     def functions(self, quick: bool, origins: Origins) -> list[CodeLine]:
         """Their text."""

@@ -59,15 +59,26 @@ SIDE = 128
 _LOCK = threading.RLock()
 
 
+def stand_ins() -> dict[str, Any]:
+    """What a kernel's module finds here instead of a GPU's. Triton patches the modules among it, of which
+    `tl.max` uses the last one."""
+
+    def rounded(x: Any) -> tuple[Any, Any]:
+        half = x.to(tl.bfloat16)
+        return half, half.to(tl.float32)
+
+    libdevice = TorchLibdevice()
+    names = {"libdevice": libdevice, "quick_tanh": libdevice.tanh, "rounded": rounded}
+    return {**names, "range": interpreted_range, "core": tl.core}
+
+
 class InterpretedKernel:
     """A kernel on CPU tensors: call it with tensors, then sizes."""
 
     def __init__(self, source: KernelSource, tiles: Tiles | None = None) -> None:
         self.plan, self.tiles = source.plan, tiles
         function, namespace = execute(base_name(source), module_text(source))
-        # Triton patches the modules it finds here; tl.max uses the last one
-        namespace |= {"libdevice": TorchLibdevice(), "range": interpreted_range, "core": tl.core}
-        namespace["quick_tanh"] = namespace["libdevice"].tanh
+        namespace |= stand_ins()
         self.kernel = interpreter.InterpretedFunction(function.fn)
 
     def __call__(self, *arguments: Any) -> None:

@@ -94,9 +94,7 @@ class FakeGpu:
 
         kernel = cubin.kernel
         function, namespace = execute(kernel.name, kernel.module)
-        namespace |= {"libdevice": interpreter.TorchLibdevice(), "core": interpreter.tl.core}
-        namespace |= {"range": interpreter.interpreted_range}
-        namespace["quick_tanh"] = namespace["libdevice"].tanh
+        namespace |= interpreter.stand_ins()
         interpreted = interpreter.interpreter.InterpretedFunction(function.fn)
 
         def run(programs: int, threads: int, shared: int, given: Any) -> None:
