@@ -60,14 +60,17 @@ def _missing(error: BackendError) -> Kernels:
 
 @kernel_loader("triton")
 def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]:
-    on_gpu = any(kernel.plan.device.type == "cuda" for kernel in module.kernels)
+    """Kernels on CPU tensors are interpreted, also where the module has others."""
+    there = torch.cuda.is_available()
+    on_gpu = [k for k in module.kernels if there and k.plan.device.type == "cuda"]
+    rest = [kernel for kernel in module.kernels if kernel not in on_gpu]
     if on_gpu and options.mode.startswith("max-autotune"):
         load = partial(triton.load_kernel, options=options)
         tuned = partial(autotune.tuned, options=options, load=load, tell=module.tell)
-        return lambda: {kernel.name: tuned(kernel) for kernel in module.kernels}
-    if on_gpu and torch.cuda.is_available():
-        return triton.start_kernels(gpu_kernels(module.kernels), options)
-    return lambda: {kernel.name: triton.load_kernel(kernel) for kernel in module.kernels}
+        wait: Callable[[], Kernels] = lambda: {kernel.name: tuned(kernel) for kernel in on_gpu}  # noqa: E731
+    else:
+        wait = triton.start_kernels(gpu_kernels(on_gpu), options) if on_gpu else dict
+    return lambda: {**wait(), **{kernel.name: triton.load_kernel(kernel) for kernel in rest}}
 
 
 def start_modules(modules: Sequence[KernelModule], options: Options) -> Callable[[], Kernels]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import minicompile as mc
+from minicompile import compat
+from minicompile.aot.passes.cleanup import fold_constants
 from minicompile.errors import OptionError
 from minicompile.ops.display import to_html
 from minicompile.options import Options
@@ -90,6 +93,20 @@ def test_folded_constants():
         (lambda x: x * torch.arange(4.0), [leaf(3, 4)]),
     )
     run(lambda x: x * torch.full((x.shape[0], 1), 2.0), [leaf(3, 4)], FIRST)
+
+
+def test_a_constant_is_made_on_the_device_that_it_goes_to():
+    """As `x[:, :3] = -5.0` makes one: else each call would wait for a copy."""
+    with compat.fake_mode() as mode:
+        x = torch.empty(4, 3, device="cuda")
+        graph = make_fx(lambda x: x + torch.full((), -5.0).to(x.device).expand(4, 3).clone())(x)
+        for node in graph.graph.nodes:
+            node.meta.setdefault("origins", frozenset())
+    assert "_to_copy" in graph.code
+    assert fold_constants(graph, mode)
+    graph.recompile()
+    assert "_to_copy" not in graph.code and "-5.0" in graph.code
+    assert "device(type='cpu')" not in graph.code
 
 
 def test_common_subexpressions():

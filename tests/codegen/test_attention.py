@@ -567,6 +567,7 @@ def test_on_a_cpu_the_library_has_it_unless_asked() -> None:
         ("causal", 64, 90),
         ("causal", 128, 90),
         ("biased", 64, 90),
+        ("capped", 64, 90),
     ],
 )
 def test_kernels_fit_their_gpus(

@@ -232,6 +232,8 @@ def main() -> int:
         if why and why != REFUSED:
             print(f"\n# seed {seed}, {program.sizes}, {program.dtype}, {program.layout}: {why}")
             print(program.text, flush=True)
+        if "CUDA error" in why:
+            return 2  # nothing runs in this process from here on
         found["refused" if why == REFUSED else "differ" if why else "alike"] += 1
         found["by the template"] += any("attention" in name for name in kernels)
         kernels.clear()

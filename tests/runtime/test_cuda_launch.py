@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile.codegen.plan import CodeLine, KernelSource
+from minicompile.codegen.plan import CodeLine, KernelModule, KernelSource
 from minicompile.codegen.triton import print_triton
 from minicompile.compat import triton_api
 from minicompile.errors import BackendError
 from minicompile.ops.build import load_extension
 from minicompile.options import Options, child_environment
-from minicompile.runtime import triton
+from minicompile.runtime import load, triton
 from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
 from minicompile.runtime.triton import CUDA_LAUNCH, start_kernels
 from tests.codegen.fusing import Program
@@ -265,3 +265,18 @@ def test_without_a_driver_one_sentence_says_so(monkeypatch) -> None:
     monkeypatch.setattr(triton, "load_extension", lambda source: None)
     with pytest.raises(BackendError, match=r"C compiler.*headers"):
         triton._cuda_driver.__wrapped__()
+
+
+@needs_triton
+def test_kernels_on_cpu_tensors_are_interpreted_beside_those_of_a_gpu(monkeypatch) -> None:
+    """With `device_codegen="triton"` a module has both; the driver would take a CPU's address."""
+    here, there = (added(number, n=4, position=n) for n, number in enumerate((1.0, 2.0)))
+    here.plan.device = torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(load, "gpu_kernels", lambda sources: {s.name: s for s in sources})
+    monkeypatch.setattr(load.triton, "start_kernels", lambda kernels, options: lambda: kernels)
+    found = load.load_triton(KernelModule("triton", "", [here, there]), Options())()
+    assert set(found) == {here.name, there.name} and found[there.name] is there
+    x, y = torch.arange(4.0), torch.empty(4)
+    found[here.name](x, y)
+    assert y.equal(x + 1)

@@ -137,6 +137,8 @@ def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Te
         return None
     if target is aten._neg_view.default:
         return None
+    if target is aten._to_copy.default:  # to another device
+        return known[inputs[0]].to(value.dtype)
     if is_view(node) or target is aten.clone.default:
         return known[inputs[0]] if known[inputs[0]].dtype == value.dtype else None
     if not is_pointwise(target) or inputs != node.all_input_nodes:
