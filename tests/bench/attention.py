@@ -220,7 +220,7 @@ def run(chosen: argparse.Namespace) -> int:
             + [f"{ms:.3f}" for ms in (*ours, *theirs)]
             + [f"{ratio:.2f}" for ratio in ratios]
             + [f"{speed:.0f}" for speed in speeds]
-            + [f"{a:.3f} ({a / b:.2f})" for a, b in zip(*others)]
+            + [f"{a:.3f} ({a / b:.2f})" for a, b in zip(*others[:1], *others[-1:])]
             + ["missed" if bad else ""]
         )
         print(*rows[-1], flush=True)
