@@ -46,6 +46,7 @@ BATCH, HEAD, QUERY, KEY = loop_index(4)
 COORDINATES = {BATCH: "b", HEAD: "h", QUERY: "i", KEY: "j"}
 MASKED = -1e30
 """A score so low weighs nothing, if its row has others."""
+LARGEST = torch.finfo(torch.float32).max
 MODERATE = 2**10
 """A number below is a small one."""
 BOUNDED = {"mul", "add", "sub", "neg", "where", "tanh", "sigmoid", "relu", "maximum", "minimum"}
@@ -264,7 +265,11 @@ class Simplifier(Rewriter):
     def visit_store(self, ops: Recorder, value: Value) -> Value:
         source = self.new[value.inputs[0]]
         if self.factor:
-            self.factors[value.buffer], source = self.factored(ops, source)
+            factor, rest = self.factored(ops, source)
+            numbers = [abs(v.constant) for v in self.body.values if v.op == "constant"]
+            if any(number <= LARGEST < number * factor for number in numbers):
+                factor, rest = 1.0, source  # a finite mask that becomes -inf does so for all
+            self.factors[value.buffer], source = factor, rest
         assert value.index is not None
         return ops.store(value.buffer, value.index, source)
 
@@ -427,6 +432,8 @@ class Scores:
     @functools.cached_property
     def reach(self) -> float:
         """How far from 0 exponents, to base 2, can be."""
+        if self.ramp:
+            return math.inf
         return self.factors["y0"] * LOG2E * reach(self.edge.stores[0].inputs[0])
 
     def functions(self, quick: bool, origins: Origins) -> list[CodeLine]:

@@ -449,6 +449,27 @@ def test_a_band_that_leaves_rows_empty_is_computed_and_gives_nan() -> None:
     assert eager[:, :, 0].isnan().all() and torch.allclose(ours, eager, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_finite_mask_that_a_factor_makes_infinite_gives_nan_as_in_eager(
+    dtype: torch.dtype,
+) -> None:
+    """Rows beyond the keys are masked whole; forward and backward agree on it."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def masked(s: Tensor) -> Tensor:
+            i, j = positions(s)
+            return s.masked_fill((i - j).abs() > 7, torch.finfo(s.dtype).min) * 2.0
+
+        return attention(masked, q, k, v)
+
+    given = made(64, 40, 16, dtype)[:3]
+    down = torch.randn(given[0].shape).to(dtype)
+    right, found = (with_gradients(f, given, down) for f in (fn, compiled(fn)))
+    assert right[0].isnan().any() and not right[0].isnan().all()
+    for mine, theirs in zip(found, right):
+        assert mine.isnan().equal(theirs.isnan())
+
+
 def test_bands_know_what_they_cover() -> None:
     assert Band(0, None) & Band(-5, 9) == Band(0, 9)
     assert Band(0, 9).within(Band(0, None)) and not Band(0, None).within(Band(0, 9))

@@ -183,6 +183,8 @@ def difference(program: Program, compiled: Callable[..., Tensor], device: str = 
         RuntimeError
     ):  # a tensor that autograd needs was written to, a mask that the dtype has no room for
         return REFUSED
+    if not eager[0].isnan().equal(right[0].isnan()):  # numbers that the dtype has no room for
+        return REFUSED
     ours = answers(compiled, program.inputs(program.dtype, device))
     least = 1.0 if program.sizes[3] == 1 else 0.1  # one key's gradients are rounding alone
     for name, exact, theirs, mine in zip(NAMES, right, eager, ours, strict=True):
