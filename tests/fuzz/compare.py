@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import types
@@ -150,6 +151,28 @@ def arguments(module: types.ModuleType, given: Given, net: Any) -> tuple[Any, ..
     return a, b, given.n, given.flag, items, table, box, net
 
 
+MADE = {"arange", "eye", "full", "linspace", "ones", "rand", "randn", "tensor", "zeros"}
+
+
+class Placed(ast.NodeTransformer):
+    """Calls of torch that make a tensor make it on a device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        match node.func:
+            case ast.Attribute(ast.Name("torch"), name) if name in MADE:
+                node.keywords.append(ast.keyword("device", ast.Constant(self.device)))
+        return node
+
+
+def placed(text: str, device: str) -> str:
+    """The program whose tensors are on a device."""
+    return text if device == "cpu" else ast.unparse(Placed(device).visit(ast.parse(text)))
+
+
 def leaves_of(value: Any, found: dict[int, torch.Tensor] | None = None) -> list[torch.Tensor]:
     """Floating-point tensors inside a result."""
     found = {} if found is None else found
@@ -202,6 +225,7 @@ def run(
     tolerance: float = 0.0,
     refused: Collection[str] = (),
     trained: dict[str, list[torch.Tensor]] | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """What each call shows. `refused`: the calls that eager can't differentiate. `trained`: the parameters
     after each call of the first run; where rounding is no difference, later runs go on with these. (Else it
@@ -212,16 +236,17 @@ def run(
     torch.set_warn_always(
         True
     )  # some of torch's warnings come once in a process: for the first of two
-    module = module_of(text)
+    module = module_of(placed(text, device))
     torch.manual_seed(3)
-    net = module.Net()
+    net = module.Net().to(device)
     function = wrap(module.program)
     record = Loose(tolerance)
     gradients = Loose(max(tolerance, 1e-5))
     kept: list[Any] = []
     shown: dict[str, Any] = {}
     for step, given in CALLS.items():
-        args = arguments(module, given, net)
+        with torch.device(device):
+            args = arguments(module, given, net)
         kept.append(args)  # identities must not be used again
         results: list[Any] = []
 
@@ -259,6 +284,7 @@ class Backend:
     half: float = 4e-2
     """The tolerance of programs that choose a dtype of 16 bits: a few of its last digits."""
     options: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
 
 
 BACKENDS = {
@@ -266,15 +292,17 @@ BACKENDS = {
     "aot_eager": Backend("aot_eager", 1e-5),
     "inductor": Backend("inductor"),
     "triton": Backend("inductor", options={"device_codegen": "triton"}),
+    "cuda": Backend("inductor", device="cuda"),
 }
-"""How programs are compiled: "inductor" is C++, "triton" kernels run in Triton's interpreter."""
+"""How programs are compiled: "inductor" is C++, "triton" kernels run in Triton's interpreter, "cuda"'s on a
+GPU, where all tensors are then."""
 
 
 def difference(text: str, backend: str = "eager") -> str:
     """Where the compiled program shows something else than the plain one; "" if nowhere."""
     chosen = BACKENDS[backend]
     compiled = lambda f: mc.compile(f, backend=chosen.name, options=chosen.options)  # noqa: E731
-    return compare(text, compiled, tolerance_of(text, chosen))
+    return compare(text, compiled, tolerance_of(text, chosen), chosen.device)
 
 
 def tolerance_of(text: str, backend: Backend) -> float:
@@ -284,24 +312,31 @@ def tolerance_of(text: str, backend: Backend) -> float:
 def undecided(text: str, backend: str, why: str) -> bool:
     """Does the plain program's result, of which a compiled one's differs, hang on rounding?"""
     tolerance, step = tolerance_of(text, BACKENDS[backend]), why.partition(":")[0]
-    plain = lambda: run(text, lambda function: function, tolerance).get(step)  # noqa: E731
+    device = BACKENDS[backend].device
+    plain = lambda: run(text, lambda f: f, tolerance, device=device).get(step)  # noqa: E731
     return tolerance > 0 and hangs_on_rounding(plain)
 
 
-def compare(text: str, wrap: Callable[[Any], Any], tolerance: float = 0.0) -> str:
+def compare(
+    text: str, wrap: Callable[[Any], Any], tolerance: float = 0.0, device: str = "cpu"
+) -> str:
     """Where the wrapped program shows something else than the plain one."""
     trained: dict[str, list[torch.Tensor]] = {}
-    theirs = run(text, lambda function: function, tolerance, trained=trained)
+
+    def plain(text: str, refused: Collection[str] = ()) -> dict[str, Any]:
+        return run(text, lambda function: function, tolerance, refused, trained, device)
+
+    theirs = plain(text)
     refused = refused_steps(theirs)
     if (
         ".data." in text
     ):  # eager doesn't see that it differentiates with other numbers than it computed with
-        seen = run(text.replace(".data.", ".detach()."), lambda function: function, tolerance)
-        refused |= refused_steps(seen)
         trained.clear()
-        theirs = run(text, lambda function: function, tolerance, refused, trained)
+        refused |= refused_steps(plain(text.replace(".data.", ".detach().")))
+        trained.clear()
+        theirs = plain(text, refused)
     try:
-        ours = run(text, wrap, tolerance, refused, trained)
+        ours = run(text, wrap, tolerance, refused, trained, device)
     except Exception as error:  # outside of the program's own calls
         return f"{type(error).__name__}: {error}"
     for step, expected in theirs.items():
