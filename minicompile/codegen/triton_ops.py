@@ -53,6 +53,7 @@ def floor_mod(a, b):
 
 @triton.jit
 def pow_int(base, exponent):
+    base, exponent = tl.broadcast(base, exponent)
     result = base * 0 + 1
     square = base
     rest = exponent
@@ -66,6 +67,7 @@ def pow_int(base, exponent):
 
 @triton.jit
 def gcd_int(a, b):
+    a, b = tl.broadcast(a, b)
     a = tl.where(a < 0, 0 - a, a)
     b = tl.where(b < 0, 0 - b, b)
     for _ in range(0, 92):

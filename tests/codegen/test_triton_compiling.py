@@ -314,11 +314,28 @@ def test_equal_kernels_at_different_places_compile_to_the_same_module():
     assert module_text(first) == module_text(second)
 
 
-@pytest.mark.parametrize("name", [n for n, spec in POINTWISE.items() if spec.arity < 3])
-def test_every_operation_compiles_for_a_gpu(name):
-    """The interpreter runs some functions that a GPU's library has under another name, or not at all."""
+FEW = [n for n, spec in POINTWISE.items() if spec.arity < 3]
+TWO = [n for n in FEW if POINTWISE[n].arity == 2]
+
+
+@pytest.mark.parametrize(
+    "name, number", [(n, None) for n in FEW] + [(n, place) for place in (0, 1) for n in TWO]
+)
+def test_every_operation_compiles_for_a_gpu(name, number):
+    """The interpreter runs some functions that a GPU's library has under another name, or not at all; and it
+    minds less whether an operand is one number. `number`: which is."""
     dtype = torch.int32 if name.startswith(("bitwise", "gcd", "lshift", "rshift")) else F32
     dtype = torch.int64 if name.startswith("rand") else dtype
+    compile_operation(name, dtype, number)
+
+
+@pytest.mark.parametrize("name", ["add", "pow", "gcd", "floordiv", "remainder", "fmod", "truncdiv"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_operations_on_integers_compile_for_a_gpu(name, number):
+    compile_operation(name, torch.int64, number)
+
+
+def compile_operation(name: str, dtype: torch.dtype, number: int | None) -> None:
     p = Program()
     for buffer in ("a", "b"):
         p.input(buffer, (4096,), dtype)
@@ -326,7 +343,10 @@ def test_every_operation_compiles_for_a_gpu(name):
     result = result_dtype(name, (dtype,) * len(operands))
 
     def fn(ops, index):
-        return ops.pointwise(name, *(ops.load(buffer, index[0]) for buffer in operands))
+        values = [ops.load(buffer, index[0]) for buffer in operands]
+        if number is not None:
+            values[number] = ops.constant(3, dtype)
+        return ops.pointwise(name, *values)
 
     p.pointwise("y", (4096,), fn, result)
     assert "st.global" in cross_compile(source_of(p)).levels["ptx"]

@@ -70,7 +70,11 @@ def main() -> int:
         program = generate(seed, options.size)
         faulthandler.dump_traceback_later(SLOW, exit=False)
         if compiles(str(program)):
-            why = difference(str(program), options.backend)
+            try:
+                why = difference(str(program), options.backend)
+            except torch.AcceleratorError as error:  # of eager; no later call of this process works
+                print(f"\nseed {seed} ends the run: {error}\n{program.function}")
+                break
             counting.program()
         else:
             why, counting.how["not Python"] = "", counting.how["not Python"] + 1
