@@ -20,7 +20,8 @@ exponent: {scale} is that times log2(e). Where scores are SMALL, as products are
 and subtracts the largest exponent, later the logarithm of the whole sum. Others may be LARGE, as a finite
 mask is, so that their exponents no longer differ: then the largest score is subtracted first. Where they are
 BOUNDED, as by a soft cap, no power overflows and nothing is subtracted; but a row's largest weight isn't 1
-then, and is rounded as all are, so the sum is of rounded ones. A RAMP, what grows evenly along keys, is put
+then, and is rounded as all are: so the result is divided by the sum of rounded ones, and what goes to the
+backward, which computes them anew, is that of `exact` ones. A RAMP, what grows evenly along keys, is put
 together from `steepness` and places (codegen/ramp.py).
 
 Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Dao et al., FlashAttention (2022);
@@ -61,7 +62,7 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
 FORWARD = """
 @triton.jit
 def attend(
-    sums, total, most, queries, k, v, b, h, i, rows,{others}
+    sums, total, {kept}, queries, k, v, b, h, i, rows,{others}
     begin, left, right, end, RBLOCK: tl.constexpr,
 ):
     dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]{rise}
@@ -78,7 +79,7 @@ def attend(
         there = (n < {keys}) | ({keys} % RBLOCK == 0)
         values = tl.load(v + ({place(v, n, dr)}), {mask(there, dr)}, other=0.0)
         sums = tl.dot(weights.to(values.dtype), values, sums{shrunk}{precision})
-    return sums, total, most
+    return sums, total, {kept}
 
 
 {program(queries)}
@@ -90,10 +91,10 @@ def attend(
     queries = tl.load(q + {start(q)} + ({place(q, i, dr)}), {mask(rows, dr)}, other=0.0)
     sums = tl.zeros([XBLOCK, {width}], tl.float32)
     total = tl.zeros([XBLOCK], tl.float32)
-    most = tl.full([XBLOCK], {least}, tl.float32)
+    {kept} = tl.full([XBLOCK], {least}, tl.float32)
     {ends(keys)}
-    sums, total, most = attend(
-        sums, total, most, queries, k, v, b, h, i, rows,{others}
+    sums, total, {kept} = attend(
+        sums, total, {kept}, queries, k, v, b, h, i, rows,{others}
         begin, left, right, end, RBLOCK,
     )
     result = sums / total[:, None]
@@ -207,6 +208,7 @@ NO_SLOPE = """
 """Outside of the band, for rows of which no score counts: their weights aren't 0 but no numbers."""
 
 SHRINKING = {
+    "kept": "most",
     "weigh": """new = tl.maximum(most, tl.max(s, 1){top})
         base = tl.where(new == float("-inf"), 0.0, new)
         weights = tl.exp2({power})
@@ -237,10 +239,14 @@ HIGHEST = 73
 """Exponents, to base 2, that bfloat16 takes as BOUNDED: those of a soft cap of 50. Values up to 10^12 and
 down to 10^-13 are left room in float32."""
 BOUNDED = SMALL | {
-    "weigh": """weights, numbers = rounded(tl.exp2(s * {scale}))
-        total += tl.sum(numbers, 1)""",
+    "kept": "exact",
+    "weigh": """powers = tl.exp2(s * {scale})
+        weights, numbers = rounded(powers)
+        total += tl.sum(numbers, 1){sum_exact}""",
+    "sum_exact": "\n        exact += tl.sum(powers, 1)",
     "shrunk": "",
     "least": "0.0",
+    "logs": "tl.log2(exact)[:, None]",
 }
 RAMP = {
     "top": " + tile",
@@ -433,6 +439,8 @@ class AttentionPrinter(LinePrinter):
         origins, given = self.plan.node.origins, {a.name for a in self.plan.arguments}
         self.lines += self.scores.functions(self.tensors["q"].dtype in HALF_TYPES, origins)
         unread = tuple(f"    tl.store({name} " for name in made if name not in given)
+        if "logs" not in given:
+            self.known["sum_exact"] = ""
         kept = (line for line in text.splitlines() if not line.startswith(unread))
         for line in self.fill("\n".join(kept)).strip().splitlines():
             self.line(line, origins)
