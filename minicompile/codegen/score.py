@@ -49,8 +49,8 @@ MASKED = -1e30
 LARGEST = torch.finfo(torch.float32).max
 MODERATE = 2**10
 """A number below is a small one."""
-BOUNDED = {"mul", "add", "sub", "neg", "where", "tanh", "sigmoid", "relu", "maximum", "minimum"}
-"""Operations that don't make large numbers of small ones."""
+GENTLE = {"mul", "add", "sub", "neg", "where", "tanh", "sigmoid", "relu", "maximum", "minimum"}
+"""Operations that don't make large numbers of small ones; of products those by a number."""
 WIDE = ".to(tl.int64)"
 QUICK = {"tanh": "quick_tanh({0})", "exp": "tl.exp({0})", "sigmoid": "tl.sigmoid({0})"}
 """Within half types' rounding, in one or two instructions."""
@@ -97,11 +97,21 @@ def is_position(value: Value) -> bool:
 
 def truth(value: Value, wanted: bool) -> Band:
     """A band that holds every place where a condition is true (or false)."""
-    if value.op == "logical_not":
-        return truth(value.inputs[0], not wanted)
-    if value.op in ("logical_and", "bitwise_and", "logical_or", "bitwise_or"):
-        one, other = (truth(v, wanted) for v in value.inputs)
-        return one & other if value.op.endswith("and") == wanted else EVERYWHERE
+
+    @functools.cache
+    def band(value: Value, wanted: bool) -> Band:
+        if value.op == "logical_not":
+            return band(value.inputs[0], not wanted)
+        if value.op in ("logical_and", "bitwise_and", "logical_or", "bitwise_or"):
+            one, other = (band(v, wanted) for v in value.inputs)
+            return one & other if value.op.endswith("and") == wanted else EVERYWHERE
+        return compared(value, wanted)
+
+    return band(value, wanted)
+
+
+def compared(value: Value, wanted: bool) -> Band:
+    """The same of a comparison; everywhere of anything else."""
     if value.op not in COMPARED:
         return EVERYWHERE
     if not all(map(is_position, value.inputs)):
@@ -150,9 +160,14 @@ def within_masks(value: Value, mask: float) -> Band:
 
 def is_placed(value: Value) -> bool:
     """Is a condition read off a score's place alone?"""
-    if value.op in COMPARED:
-        return all(map(is_position, value.inputs))
-    return value.op in LOGICAL and all(map(is_placed, value.inputs))
+
+    @functools.cache
+    def placed(value: Value) -> bool:
+        if value.op in COMPARED:
+            return all(map(is_position, value.inputs))
+        return value.op in LOGICAL and all(map(placed, value.inputs))
+
+    return placed(value)
 
 
 def is_small(value: Value, mask: float | None = None) -> bool:
@@ -169,28 +184,37 @@ def is_small(value: Value, mask: float | None = None) -> bool:
         if value.op == "where" and mask is not None and is_placed(value.inputs[0]):
             parts = tuple(v for v in parts if v.op != "constant" or v.constant > mask)
         powers = value.op == "mul" and all(v.op != "constant" for v in parts)
-        return value.op in BOUNDED and not powers and all(map(small, parts))
+        return value.op in GENTLE and not powers and all(map(small, parts))
 
     return small(value)
 
 
 def reach(value: Value) -> float:
-    """How far from 0 a score can be: inf if without end; -inf isn't part of it, nor are conditions."""
+    """How far from 0 a score can be: inf if without end. Conditions aren't part of it, nor is -inf, unless it
+    may become inf."""
+
+    @functools.cache
+    def is_masked(value: Value) -> bool:
+        return any(map(is_masked, value.inputs)) or value.constant == -math.inf
 
     @functools.cache
     def far(value: Value) -> float:
-        parts = [far(v) for v in (value.inputs[1:] if value.op == "where" else value.inputs)]
+        parts = value.inputs[1:] if value.op == "where" else value.inputs
+        ends = [far(v) for v in parts]
+        turned = {"neg": parts, "mul": parts, "sub": parts[1:]}.get(value.op, ())
+        if any(map(is_masked, turned)):
+            return math.inf
         match value.op:
             case "constant":
                 return 0.0 if value.constant == -math.inf else abs(value.constant)
             case "tanh" | "sigmoid":
                 return 1.0
             case "add" | "sub":
-                return sum(parts)
-            case "mul" if 0 not in parts:
-                return math.prod(parts)
+                return sum(ends)
+            case "mul" if 0 not in ends:
+                return math.prod(ends)
             case "where" | "neg" | "relu" | "maximum" | "minimum":
-                return max(parts)
+                return max(ends)
         return math.inf
 
     return far(value)
@@ -524,7 +548,9 @@ class Printer:
         for value in values:
             if value not in held and value.op != "constant":
                 lines.append(f"    {self.names[value]} = {self.text(value)}")
-        return [*lines, f"    return {self.ref(result)}", ""]
+        tile = "s" not in parameters or any(held.get(v) in ("s", "ds") for v in needed)
+        found = self.ref(result) if tile else f"tl.broadcast_to({self.ref(result)}, s.shape)"
+        return [*lines, f"    return {found}", ""]
 
     def ref(self, value: Value) -> str:
         return operand(value, self.names)

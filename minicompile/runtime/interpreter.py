@@ -101,8 +101,8 @@ class InterpretedKernel:
             with interpreting(), np.errstate(all="ignore"):
                 self.kernel[grid](*tensors, *numbers, **given)
         except interpreter.InterpreterError as error:
-            if isinstance(error.__cause__, AssertionError):  # a check of an index, or of a divisor
-                division = "division" in str(error.__cause__)
+            division = "division" in str(error.__cause__)
+            if isinstance(error.__cause__, AssertionError) and (division or plan.checked):
                 fail(plan, ZERO_DIVISION if division else INDEX_ERROR)
             raise
 

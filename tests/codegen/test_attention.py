@@ -315,6 +315,8 @@ def test_from_bounded_scores_nothing_is_subtracted() -> None:
         CASES["causal"],
         lambda s, bias, *more: cap(20)(s) + bias,
         lambda s, *more: cap(20)(s).masked_fill(keep, -1e4),
+        lambda s, *more: torch.tanh(s) - torch.where(keep, -torch.inf, 0.0),
+        lambda s, *more: torch.tanh(s) + -torch.where(keep, -torch.inf, 0.0),
     ):
         assert not is_bounded(score)
     assert not is_bounded(CASES["capped"], made(40, 40, 32, torch.float16))
@@ -342,6 +344,13 @@ def test_a_row_at_either_end_of_a_cap_is_exact(sign: int) -> None:
     given = [x.bfloat16() for x in (q, k, torch.ones(1, 1, 192, 16))]
     out = compiled(partial(attention, cap(50)))(*given)
     assert out.equal(torch.ones_like(out))
+    # one of its programs showed that the backward's weights weren't those of the forward
+    q, k, v = (
+        torch.full((1, 1, 128, 16), n).bfloat16().requires_grad_() for n in (16.0, 16.0 * sign, 1.0)
+    )
+    out = compiled(partial(attention, cap(50)))(q, k, v)
+    [dv] = torch.autograd.grad(out.sum(), v)
+    assert dv.equal(torch.ones_like(dv))
 
 
 def test_a_bounded_score_that_is_alone_weighs_one_in_the_backward() -> None:
@@ -486,6 +495,31 @@ def test_a_finite_mask_that_a_factor_makes_infinite_gives_nan_as_in_eager(
     assert right[0].isnan().any() and not right[0].isnan().all()
     for mine, theirs in zip(found, right):
         assert mine.isnan().equal(theirs.isnan())
+
+
+def test_conditions_that_are_used_twice_are_looked_at_once() -> None:
+    def masked(s: Tensor) -> Tensor:
+        i, j = positions(s)
+        counts = j <= i
+        for _ in range(30):
+            counts = (counts | (i - j >= 50)) & counts
+        return s.masked_fill(~counts, -torch.inf)
+
+    assert len(kernel_texts(partial(attention, masked), made(40, 40, 16)[:3])) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_scores_that_their_products_hardly_decide(dtype: torch.dtype) -> None:
+    """A gradient that is 0 for all, a score of positions alone: they fill a tile none the less."""
+    given = made(40, 40, 32, dtype)[:3]
+    for score in (lambda s: torch.sign(s) * 20, lambda s: s * 0 + positions(s)[1] / 9):
+        fn = partial(attention, score)
+        assert len(kernel_texts(fn, given)) == 3
+        down = torch.ones_like(given[0])
+        for mine, theirs in zip(
+            with_gradients(compiled(fn), given, down), with_gradients(fn, given, down)
+        ):
+            torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
 
 
 def test_bands_know_what_they_cover() -> None:
