@@ -310,6 +310,7 @@ MARGIN = 4096
 
 
 def is_bounded(scores: Scores, dtype: torch.dtype) -> bool:
+    """Can nothing be subtracted from exponents? Only bfloat16 has float32's range."""
     return dtype is torch.bfloat16 and scores.reach <= HIGHEST
 
 

@@ -344,7 +344,7 @@ def test_a_row_at_either_end_of_a_cap_is_exact(sign: int) -> None:
     given = [x.bfloat16() for x in (q, k, torch.ones(1, 1, 192, 16))]
     out = compiled(partial(attention, cap(50)))(*given)
     assert out.equal(torch.ones_like(out))
-    # one of its programs showed that the backward's weights weren't those of the forward
+    # weights that are all alike, and exact, are so in the backward
     q, k, v = (
         torch.full((1, 1, 128, 16), n).bfloat16().requires_grad_() for n in (16.0, 16.0 * sign, 1.0)
     )

@@ -137,7 +137,7 @@ def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Te
         return None
     if target is aten._neg_view.default:
         return None
-    if target is aten._to_copy.default:  # to another device
+    if target is aten._to_copy.default and not node.kwargs.get("pin_memory"):  # to another device
         return known[inputs[0]].to(value.dtype)
     if is_view(node) or target is aten.clone.default:
         return known[inputs[0]] if known[inputs[0]].dtype == value.dtype else None
