@@ -289,11 +289,12 @@ HOPPER = {
     ("keys", 64): [Block(64, 128, 4, 2), Block(64, 64, 4, 2)],
     ("forward", 128): [Block(128, 64, 4, 2)],
     ("bounded", 128): [Block(64, 64, 4, 3)],
+    ("ramp", 128): [Block(128, 128, 8, 3)],
     ("queries", 128): [Block(128, 64, 8, 3)],
     ("keys", 128): [Block(64, 64, 4, 2)],
 }
-"""The fastest of some for half types and heads up to this size, on an H100 (with heads of 128 the forward's
-spills 72 bytes, and yet is); the last where scores take registers of their own."""
+"""The fastest of some for half types and heads up to this size, on an H100 or H200 (with heads of 128 the
+forward's spills 72 bytes, and yet is); the last where scores take registers of their own."""
 OTHERS = {
     ("forward", 64): [Block(128, 64, 8, 3)],
     ("queries", 64): [Block(64, 32, 4, 2)],
@@ -303,8 +304,6 @@ OTHERS = {
     ("keys", 128): [Block(64, 32, 8, 2)],
 }
 """What finds its registers on an A100; not measured."""
-
-
 MARGIN = 4096
 """Bytes for numbers of rows."""
 
@@ -318,8 +317,9 @@ def block_for(part: str, width: int, dtype: torch.dtype, scores: Scores, gpu: Gp
     """Small where products take plain registers. What scores read is loaded ahead, too, so with it less fits
     into shared memory."""
     known, size = HOPPER if gpu.capability == (9, 0) else OTHERS, max(width, 64)
-    bounded = part == "forward" and is_bounded(scores, dtype) and ("bounded", size) in known
-    block = known["bounded" if bounded else part, size][0 if scores.is_plain else -1]
+    form = "ramp" if scores.ramp else "bounded" if is_bounded(scores, dtype) else part
+    own = part == "forward" and (form, size) in known
+    block = known[form if own else part, size][0 if scores.is_plain else -1]
     if dtype not in HALF_TYPES:
         r = 16 if part == "keys" or width > 64 else 32
         block = Block(32, r, 4 if width <= 64 else 8, 1)
