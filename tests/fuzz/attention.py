@@ -52,6 +52,29 @@ SCORES = (
     "s = s + torch.where(j > i, {low}, 0.0)",
     "s = s + {ends}[:, None, None, :]",
 )
+IN_PLACE = (
+    "s += {t}",
+    "s -= {t}",
+    "s *= 0.5",
+    "s /= 2",
+    "s.masked_fill_(~keep, {low})",
+    "s.masked_fill_(j > i, {low})",
+    "s.add_({t}, alpha=0.5)",
+    "s.view(-1, *s.shape[2:]).mul_(2)",
+)
+PRODUCTS = (
+    "torch.einsum('bhid,bhjd->bhij', q, k) {scale}",
+    "torch.einsum('bjhd,bihd->bhij', k.transpose(1, 2), q.transpose(1, 2)) {scale}",
+    "(torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT) {scale}).view(*q.shape[:3], -1)",
+    "(q.flatten(0, 1) @ k.flatten(0, 1).mT {scale}).unflatten(0, q.shape[:2])",
+    "torch.baddbmm(bias[None], q.flatten(0, 1), k.flatten(0, 1).mT, alpha=0.3).view(*q.shape[:3], -1)",
+)
+RESULTS = (
+    "torch.einsum('bhij,bhjd->bhid', w, v)",
+    "torch.einsum('bhjd,bhij->bihd', v, w).transpose(1, 2)",
+    "torch.bmm(w.flatten(0, 1), v.flatten(0, 1)).view(q.shape)",
+    "(w.flatten(0, 1) @ v.flatten(0, 1)).view(q.shape)",
+)
 MADE = (
     "low = bias * 2",
     "low = bias.cos()",
@@ -145,6 +168,12 @@ def generate(seed: int) -> Program:
     )
     scale = pick.choice(("* 0.25", "/ q.shape[-1] ** 0.5", "* 0.1", ""))
     product = f"q @ k.transpose(-2, -1) {scale}".strip()
+    result = "w @ v"
+    if pick.random() < 0.4:
+        product, result = pick.choice(PRODUCTS).format(scale=scale), pick.choice(RESULTS)
+    if pick.random() < 0.3:
+        line = pick.choice(IN_PLACE).format(**{name: value() for name, value in given.items()})
+        steps.insert(pick.choice((0, 0, len(steps))), line)
     end = pick.choice(("out", "out", "out.transpose(1, 2).flatten(2)", "out * 2 + 1"))
     lines = [
         "i = torch.arange(q.shape[2], device=q.device)[:, None]",
@@ -153,7 +182,8 @@ def generate(seed: int) -> Program:
         *early,
         f"s = {product}",
         *steps,
-        f"out = {softmax}.to(v.dtype) @ v",
+        f"w = {softmax}.to(v.dtype)",
+        f"out = {result}",
         f"return {end}",
     ]
     text = "def fn(q, k, v, bias, slopes, keep):\n    " + "\n    ".join(lines)

@@ -5,10 +5,11 @@
     s = s.masked_fill(j > i, -torch.inf)
     out = torch.softmax(s, -1) @ v
 
-From the softmax back to the product every step must be elementwise. What a step reads besides is computed
-in the kernel, too, where it comes from positions or, element by element, from tensors; those are handed in,
-as is what something writes to later.
-They get no gradient. Kernels keep scores in float32 from the product to the softmax.
+From the softmax back to the product every step must be elementwise, in place or not, but that batch and heads
+may be grouped otherwise on the way (attention_products.py knows how products are written). What a step reads
+besides is computed in the kernel, too, where it comes from positions or, element by element, from tensors;
+those are handed in, as is what something writes to later. They get no gradient. Kernels keep scores in
+float32 from the product to the softmax.
 
 Dao et al., FlashAttention (2022); Dong et al., FlexAttention (2024). The real compiler has no such pass: its
 users call torch.nn.attention.flex_attention.
@@ -17,6 +18,7 @@ users call torch.nn.attention.flex_attention.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +29,19 @@ from torch import Tensor, fx
 
 from minicompile import compat
 from minicompile.aot.layout import empty_like_layout
+from minicompile.aot.passes.attention_products import (
+    MATMUL,
+    Product,
+    Sides,
+    is_weighted,
+    name_of,
+    product_of,
+    queries_and_keys,
+    regroups,
+    same_rows,
+    sides,
+    value,
+)
 from minicompile.aot.passes.patterns import replace_nodes, trace_function, with_gradients
 from minicompile.aot.passes.writes import Writes
 from minicompile.errors import MinicompileError
@@ -40,35 +55,33 @@ from minicompile.passes.patterns import Match
 LEAST_HEAD, MOST_HEAD = 16, 128
 MADE = {"arange", "ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
 """What makes a tensor of numbers, and (TRIANGLES) leaves a triangle of it."""
-LINEAR = {"matmul", "softmax", "mul", "div", "masked_fill", "where"}
+LINEAR = {"matmul", "bmm", "einsum", "softmax", "mul", "div", "masked_fill", "where"}
+LINEAR |= {"imul", "itruediv", "mul_", "div_", "masked_fill_"}
 """Steps of scores that the library may know, with masks by position."""
 MOST_TRIED = 2**28
 """Positions."""
 TRIANGLES = {"tril", "triu"}
 MOVES = {"getitem", "unsqueeze", "squeeze", "view", "reshape", "expand", "transpose", "permute"}
 CASTS = {"to", "float", "bool", "long", "int", "type_as", "contiguous", "half", "bfloat16"}
-PYTHON = {"truediv": "div", "and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
-"""Operators of Python that ATen calls otherwise."""
+IN_PLACE = {"iadd", "isub", "imul", "itruediv", "add_", "sub_", "mul_", "div_", "masked_fill_"}
+FORGET = {"add", "sub", "mul", "div", "masked_fill", "where", *IN_PLACE}
+"""Autograd keeps no result of these, nor of products: it may be written to."""
 LOWERED = ("full", "iota", "clone", "convert_element_type")  # of prims
 
 
-def name_of(node: fx.Node) -> str:
-    """`softmax` for torch.softmax, F.softmax and the method; "" for what is no call."""
-    if not node.op.startswith("call"):
-        return ""
-    name = target_name(node.target).rpartition(".")[2]
-    return PYTHON.get(name, name)
+def is_owned(node: fx.Node) -> bool:
+    """May a call write to what a node gives, and nobody see it but who reads that call?"""
+    if len(node.users) > 1:
+        return False
+    if regroups(node) or name_of(node) in IN_PLACE:
+        return is_owned(node.args[0])  # type: ignore[arg-type]
+    return product_of(node) is not None or name_of(node) in FORGET
 
 
-def value(node: Any) -> Any:
-    return node.meta.get("val") if isinstance(node, fx.Node) else None
-
-
-def is_product(node: fx.Node) -> bool:
-    """A matrix product of two batches of heads."""
-    operands = [value(a) for a in node.args[:2]]
-    ours = all(isinstance(v, Tensor) and v.dim() == 4 for v in (*operands, value(node)))
-    return name_of(node) == "matmul" and len(node.args) == 2 and not node.kwargs and ours
+def writes_alone(node: fx.Node) -> bool:
+    """Could a step in place as well give a tensor of its own?"""
+    first = node.args[0] if node.args else None
+    return name_of(node) in IN_PLACE and isinstance(first, fx.Node) and is_owned(first)
 
 
 def elementwise(node: fx.Node) -> bool:
@@ -93,24 +106,24 @@ def computable(node: fx.Node) -> bool:
 
 
 def softmax_before(node: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
-    """The softmax of rows that a product's first operand is, and the steps between: casts."""
+    """The softmax of rows that a product's first operand is, and the steps between: casts and regrouping."""
     steps: list[fx.Node] = []
-    while name_of(node) in CASTS and len(node.all_input_nodes) >= 1:
+    while (name_of(node) in CASTS or regroups(node)) and len(node.all_input_nodes) >= 1:
         steps.append(node)
         node = node.all_input_nodes[0]
-    if name_of(node) != "softmax" or value(node).dim() != 4:
+    if name_of(node) != "softmax" or value(node).dim() not in MATMUL:
         return None
     dims = [*node.args[1:2], *(node.kwargs[k] for k in ("dim",) if k in node.kwargs)]
     known = set(node.kwargs) <= {"dim", "dtype", "_stacklevel"} and len(node.args) <= 2
-    return (node, steps) if known and dims in ([-1], [3]) else None
+    return (node, steps) if known and dims in ([-1], [value(node).dim() - 1]) else None
 
 
 def carriers(node: fx.Node, size: Sequence[Any], seen: dict[fx.Node, bool]) -> bool:
     """Notes in `seen` which nodes' values come from a product; says whether this one's does."""
     if node not in seen:
-        whole = isinstance(value(node), Tensor) and list(value(node).shape) == list(size)
-        seen[node] = whole and is_product(node)
-        if whole and not seen[node] and elementwise(node):
+        whole = isinstance(value(node), Tensor) and same_rows(value(node), size)
+        seen[node] = whole and product_of(node) is not None
+        if whole and not seen[node] and (elementwise(node) or regroups(node) or writes_alone(node)):
             seen[node] = any([carriers(x, size, seen) for x in node.all_input_nodes])  # noqa: C419
     return seen[node]
 
@@ -119,26 +132,49 @@ class ScoreGraph:
     """The steps from a product to a softmax as a function's text, and the tensors that it reads."""
 
     def __init__(
-        self, product: fx.Node, scores: fx.Node, changed: set[fx.Node], writes: Writes
+        self, product: Product, scores: fx.Node, changed: set[fx.Node], writes: Writes, at: Sides
     ) -> None:
         self.graph, self.changed, self.others = fx.Graph(), changed, list[fx.Node]()
         self.writes = writes
         self.last = self.graph.placeholder("x0")
         """The last input."""
-        self.copies = {product: self.last}
+        first = self.regrouped(self.last, at.pairs, tuple(value(product.node).shape))
+        self.copies = dict[fx.Node, fx.Node]()
+        self.copies[product.node] = product.scores(first, self.copy)
         self.result = self.copy(scores)
+        size = tuple(value(scores).shape)
+        self.result = self.regrouped(self.result, size[:-2], (*at.pairs, *size[-2:]))
+
+    def regrouped(self, node: fx.Node, outer: tuple[int, ...], size: tuple[int, ...]) -> fx.Node:
+        """Scores whose batch and heads are `outer`, as those of another size."""
+        if outer == size[:-2]:
+            return node
+        if (1, *outer) == size[:-2]:
+            return self.graph.call_method("unsqueeze", (node, 0))
+        if outer == (1, *size[:-2]):
+            return self.graph.call_method("squeeze", (node, 0))
+        return self.graph.call_method("view", (node, *size))
 
     def copy(self, node: fx.Node) -> fx.Node:
         if node not in self.copies:
             here = node in self.changed or (computable(node) and self.writes.spare(node))
             if here and all(isinstance(value(x), Tensor) for x in node.all_input_nodes):
-                made = self.graph.node_copy(node, self.copy)
+                made = self.copied(node)
             else:
                 self.others.append(node)
                 with self.graph.inserting_after(self.last):
                     made = self.last = self.graph.placeholder(f"x{len(self.others)}")
             self.copies[node] = made
         return self.copies[node]
+
+    def copied(self, node: fx.Node) -> fx.Node:
+        """The call, of these values; for a tensor of its own."""
+        if (name := name_of(node)) not in IN_PLACE:
+            return self.graph.node_copy(node, self.copy)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.copy)
+        if name.endswith("_"):
+            return self.graph.call_method(name[:-1], args, kwargs)
+        return self.graph.call_function(getattr(operator, name[1:]), args, kwargs)
 
     def text(self) -> str:
         return source(list(self.graph.nodes), self.result)
@@ -172,84 +208,100 @@ def check(calls: Sequence[fx.Node]) -> None:
             raise MinicompileError(f"{target_name(node.target)} isn't elementwise")
 
 
-def attention_at(node: fx.Node, mode: Any) -> tuple[Match, str, str] | str:
+def attention_at(second: Product, mode: Any) -> tuple[Match, str, str, Sides] | str:
     """The attention that ends in a product, its score and slope; or why there is none."""
-    found = softmax_before(node.args[0]) if is_product(node) else None  # type: ignore[arg-type]
-    if found is None:
+    node = second.node
+    before = softmax_before(second.left)
+    if before is None:
+        second, before = second.swapped(), softmax_before(second.right)
+    if before is None or not is_weighted(second):
         return "no softmax of rows times values"
-    softmax, casts = found
+    softmax, between = before
     seen: dict[fx.Node, bool] = {}
     scores: fx.Node = softmax.args[0]  # type: ignore[assignment]
     if not carriers(scores, value(softmax).shape, seen):
         return "no product of queries and keys"
     changed = {step for step, yes in seen.items() if yes}
-    products = [step for step in changed if is_product(step)]
+    products = [found for step in changed if (found := product_of(step)) is not None]
     if len(products) != 1:
         return "scores come from several products"
+    if (first := queries_and_keys(products[0])) is None:
+        return "scores have no row for each query"
     if value(scores).dtype not in TENSOR_CORES:
         return f"scores in {value(scores).dtype}"
-    q, transposed = products[0].args
-    graph = ScoreGraph(products[0], scores, changed - set(products), Writes(node))
-    if (why := refusal(q, transposed, node, graph.others)) is not None:
+    changed.remove(first.node)
+    at = sides(first, second, [tuple(value(x).shape[:-2]) for x in (softmax, scores)])
+    alone = {step for step in changed if name_of(step) in IN_PLACE}
+    graph = ScoreGraph(first, scores, changed, Writes(node, alone), at)
+    arguments = (first.left, first.right, second.right, *graph.others)
+    if (why := refusal(arguments, node, at, mode)) is not None:
         return why
-    inside = {node, softmax, *casts, *changed}
+    inside = {node, softmax, *between, *changed, first.node}
     for step in sorted(graph.copies):  # `ones_like(s)` reads s, too
         if not inside.isdisjoint(step.all_input_nodes):
             inside.add(step)
     inside |= {u for n in inside - {node} for u in n.users if not u.users and name_of(u) in CASTS}
     score = graph.text()
-    first = value(products[0])
     with mode:
-        fakes = [torch.empty(first.shape, device=first.device)]
+        size = (*at.pairs, *value(scores).shape[-2:])
+        fakes = [torch.empty(size, device=value(scores).device)]
     fakes += [empty_like_layout(mode, value(other)) for other in graph.others]
     try:
         slope = slope_of(score, fakes, mode)
     except Exception as error:  # whatever its operators raise
         return f"its scores can't be traced: {type(error).__name__}: {error}"
-    arguments = (q, transposed, node.args[1], *graph.others)
-    return Match((node,), arguments, tuple(sorted(inside))), score, slope
+    return Match((node,), arguments, tuple(sorted(inside))), score, slope, at
 
 
-def refusal(q: Any, transposed: Any, node: fx.Node, others: Sequence[fx.Node]) -> str | None:
+def refusal(arguments: Sequence[fx.Node], node: fx.Node, at: Sides, mode: Any) -> str | None:
     """Why the template can't have it."""
-    v = node.args[1]
-    values = [value(x) for x in (q, transposed, v, node, *others)]
+    values = [*map(value, arguments), value(node)]
     if not all(isinstance(x, Tensor) for x in values):
         return "scores read what is no tensor"
     if any(not isinstance(size, int) for x in values for size in (*x.shape, *x.stride())):
         return "sizes vary"
-    a, b, c = values[:3]
-    if a.shape[:2] != b.shape[:2] or b.shape[:2] != c.shape[:2] or 0 in (*a.shape, *c.shape):
+    q, k, v, *others, out = values
+    sizes = [[x.shape[i] for i in way] for x, way in ((q, at.q), (k, at.k), (v, at.v))]
+    outer = [size[:-2] for size in sizes]
+    if not outer[0] == outer[1] == list(at.inner) or outer[2] != list(at.outer) or 0 in out.shape:
         return "queries, keys and values differ in batch or heads"
-    if a.shape[-1] != c.shape[-1] or not LEAST_HEAD <= a.shape[-1] <= MOST_HEAD:
+    if len({size[-1] for size in sizes}) > 1 or not LEAST_HEAD <= sizes[0][-1] <= MOST_HEAD:
         return "heads of another size"
-    if {x.dtype for x in values[:4]} - TENSOR_CORES or len({x.dtype for x in values[:4]}) > 1:
-        return f"in {values[3].dtype}"
-    if values[3].requires_grad and any(x.requires_grad for x in values[4:]):
+    if sizes[1][-2] != sizes[2][-2]:
+        return "keys and values differ in number"
+    if {
+        x.dtype for x in (q, k, v, out)
+    } - TENSOR_CORES or not q.dtype == k.dtype == v.dtype == out.dtype:
+        return f"in {out.dtype}"
+    if out.requires_grad and any(x.requires_grad for x in others):
         return "what scores read wants a gradient"
-    if any(x.device != a.device or x.dtype not in LOOP_DTYPES for x in values[4:]):
+    if any(x.device != q.device or x.dtype not in LOOP_DTYPES for x in others):
         return "scores read what kernels can't"
     return None
 
 
-def call_operator(score: str, slope: str, q: Tensor, kt: Tensor, v: Tensor, *others: Tensor) -> Any:
+def call_operator(
+    score: str, slope: str, at: Sides, q: Tensor, k: Tensor, v: Tensor, *others: Tensor
+) -> Any:
     """What stands for a match."""
-    return FlashAttention.apply(q, kt.mT, v, score, slope, *others)
+    made = FlashAttention.apply(*at.operands(q, k, v), score, slope, *others)
+    return at.result(made)
 
 
-def call_library(scale: float, causal: bool, q: Tensor, kt: Tensor, v: Tensor) -> Tensor:
+def call_library(scale: float, causal: bool, at: Sides, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """What stands for a match that the library knows."""
-    return F.scaled_dot_product_attention(q, kt.mT, v, is_causal=causal, scale=scale)
+    q, k, v = at.operands(q, k, v)
+    return at.result(F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale))
 
 
-def library_form(match: Match, score: str) -> tuple[float, bool] | None:
+def library_form(match: Match, score: str, at: Sides) -> tuple[float, bool] | None:
     """Scale and causality, where scores are but scaled, and masked by position: the library is faster then.
 
     A step that multiplies or chooses is tried on all positions, with two numbers.
     """
     steps = {name_of(node) for node in match.nodes} - CASTS
-    q, kt = map(value, match.arguments[:2])
-    rows, columns = q.shape[2], kt.shape[3]
+    q, k = map(value, match.arguments[:2])
+    rows, columns = q.shape[at.q[-2]], k.shape[at.k[-2]]
     if not steps <= LINEAR or len(match.arguments) > 3 or rows * columns > MOST_TRIED:
         return None
     with compat.no_dispatch_modes(), torch.no_grad():
@@ -273,16 +325,17 @@ def flash_attention(
     """Says why not for the last one it left. `library`: it takes what it knows."""
     done, why = list[Rewrite](), "no attention"
     for node in list(gm.graph.nodes):
-        if not (is_product(node) and value(node).device.type in devices):
+        product = product_of(node)
+        if product is None or value(node).device.type not in devices:
             continue
-        found = attention_at(node, mode)
+        found = attention_at(product, mode)
         if isinstance(found, str):
             why = found
             continue
-        match, score, slope = found
-        call = partial(call_operator, score, slope)
-        if library and (form := library_form(match, score)) is not None:
-            call = partial(call_library, *form)
+        match, score, slope, at = found
+        call = partial(call_operator, score, slope, at)
+        if library and (form := library_form(match, score, at)) is not None:
+            call = partial(call_library, *form, at)
         made = replace_nodes("flash_attention", gm, mode, match, call, "pre_grad")
         if made is None:
             why = "others read what lies between, or write to it"

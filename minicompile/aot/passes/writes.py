@@ -7,6 +7,7 @@ allocate. Inputs may lie in each other's.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -59,9 +60,9 @@ def allocates(node: fx.Node) -> bool:
 
 
 class Writes:
-    """The calls before `end` that may write."""
+    """The calls before `end` that may write, but for those that write to nothing that others see."""
 
-    def __init__(self, end: fx.Node) -> None:
+    def __init__(self, end: fx.Node, unseen: Collection[fx.Node] = ()) -> None:
         self.homes: dict[fx.Node, set[fx.Node]] = {}
         self.found = list[tuple[fx.Node, set[fx.Node]]]()
         for node in end.graph.nodes:
@@ -70,7 +71,7 @@ class Writes:
             inputs = node.all_input_nodes
             own = not inputs or not node.op.startswith("call") or allocates(node)
             self.homes[node] = {node} if own else self.of(inputs)
-            if may_write(node):
+            if may_write(node) and node not in unseen:
                 self.found.append((node, self.of(inputs)))
 
     def of(self, nodes: list[fx.Node]) -> set[fx.Node]:
