@@ -107,6 +107,13 @@ def is_template(text: str) -> bool:
     return "def triton_attention" in text
 
 
+def scaled_by_itself(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT * SCALE
+    more = s + 1
+    more *= s  # autograd keeps a copy of what is written over
+    return more.softmax(-1) @ v
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_becomes_the_template(form: Form) -> None:
     given = made(TOKENS, TOKENS, HEAD)[:3]
@@ -116,6 +123,12 @@ def test_every_form_becomes_the_template(form: Form) -> None:
     # the future is left out, whether its mask was written in place or not
     (forward,) = (text for text in texts if "def attend(" in text)
     assert ("end = tl.minimum(first + XBLOCK" in forward) == (form is not regrouped)
+
+
+def test_a_factor_may_be_another_score() -> None:
+    given = made(TOKENS, TOKENS, HEAD)[:3]
+    assert max(errors(compiled(scaled_by_itself), scaled_by_itself, given)) < 1e-5
+    assert any(map(is_template, kernel_texts(scaled_by_itself, given)))
 
 
 def test_one_head_needs_no_dimension() -> None:
@@ -209,11 +222,21 @@ def test_what_somebody_else_sees_is_written_for_him(fn: Form) -> None:
     assert not any(map(is_template, kernel_texts(fn, given)))
 
 
-def test_what_autograd_keeps_can_not_be_written_to() -> None:
+def kept_as_a_result(s: Tensor) -> Tensor:
+    s = torch.tanh(s)
+    s *= 20
+    return s
+
+
+def kept_as_a_factor(s: Tensor) -> Tensor:
+    s *= s
+    return s
+
+
+@pytest.mark.parametrize("change", [kept_as_a_result, kept_as_a_factor])
+def test_what_autograd_keeps_can_not_be_written_to(change: Callable[[Tensor], Tensor]) -> None:
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        s = torch.tanh(q @ k.mT)
-        s *= 20
-        return s.softmax(-1) @ v
+        return change(q @ k.mT).softmax(-1) @ v
 
     for called in (fn, mc.compile(fn, options={"fuse_attention": "template"})):
         given = made(TOKENS, TOKENS, HEAD)[:3]

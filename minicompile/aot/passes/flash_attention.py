@@ -71,7 +71,7 @@ LOWERED = ("full", "iota", "clone", "convert_element_type")  # of prims
 
 def is_owned(node: fx.Node) -> bool:
     """May a call write to what a node gives, and nobody see it but who reads that call?"""
-    if len(node.users) > 1:
+    if len(node.users) > 1 or "out" in node.kwargs:
         return False
     if regroups(node) or name_of(node) in IN_PLACE:
         return is_owned(node.args[0])  # type: ignore[arg-type]
@@ -79,9 +79,11 @@ def is_owned(node: fx.Node) -> bool:
 
 
 def writes_alone(node: fx.Node) -> bool:
-    """Could a step in place as well give a tensor of its own?"""
-    first = node.args[0] if node.args else None
-    return name_of(node) in IN_PLACE and isinstance(first, fx.Node) and is_owned(first)
+    """Could a step in place as well give a tensor of its own? Not `s *= s`: autograd keeps what goes."""
+    if name_of(node) not in IN_PLACE:
+        return False
+    first, *others = (*node.args, *node.kwargs.values())
+    return isinstance(first, fx.Node) and first not in others and is_owned(first)
 
 
 def elementwise(node: fx.Node) -> bool:
