@@ -17,7 +17,7 @@ from minicompile.aot.passes.attention_products import equation_axes
 from minicompile.aot.passes.flash_attention import flash_attention
 from minicompile.ops.registry import scoped
 from minicompile.passes.manager import graph_pass
-from tests.codegen.test_attention import compiled, errors, kernel_texts, made, reason
+from tests.codegen.test_attention import TEMPLATE, compiled, errors, kernel_texts, made, reason
 
 Form = Callable[[Tensor, Tensor, Tensor], Tensor]
 BATCH, HEADS, TOKENS, HEAD = 2, 3, 40, 16
@@ -165,6 +165,19 @@ def test_the_library_takes_forms_that_it_knows(form: Form) -> None:
     assert max(found) < 1e-5
 
 
+def test_the_library_knows_no_whole_numbers() -> None:
+    given, options = made(TOKENS, TOKENS, HEAD)[:3], {"fuse_attention": True}
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = q @ k.mT
+        return (s * s.long().bool()).softmax(-1) @ v
+
+    with scoped():
+        on_cpu = partial(flash_attention, devices={"cpu"}, library=True)
+        graph_pass("flash_attention", stage="pre_grad", order=40, option="fuse_attention")(on_cpu)
+        assert max(errors(mc.compile(fn, options=options), fn, given)) < 1e-5
+
+
 def seen_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     s = q @ k.mT
     once = s + 1
@@ -242,6 +255,110 @@ def test_what_autograd_keeps_can_not_be_written_to(change: Callable[[Tensor], Te
         given = made(TOKENS, TOKENS, HEAD)[:3]
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             called(*given).sum().backward()
+
+
+@pytest.mark.parametrize("write", [torch.add, torch.sub])
+def test_what_is_in_a_callers_memory_is_written_there(write: Callable[..., Tensor]) -> None:
+    q, k, v = (x.detach() for x in made(TOKENS, TOKENS, HEAD)[:3])
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, held: Tensor) -> Tensor:
+        s = write(q, q, out=held) @ k.mT
+        more = write(s, s, out=v.new_empty(0))
+        more += s
+        return more.softmax(-1) @ v
+
+    def into(q: Tensor, k: Tensor, v: Tensor, held: Tensor) -> Tensor:
+        s = write(held, 1, out=held)
+        s += q @ k.mT
+        return s.softmax(-1) @ v
+
+    for called, size in ((fn, HEAD), (into, TOKENS)):
+        ours, theirs = (torch.zeros(2, 3, TOKENS, size) for _ in range(2))
+        found = mc.compile(called, dynamic=False, options=TEMPLATE)(q, k, v, ours)
+        torch.testing.assert_close(found, called(q, k, v, theirs))
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_mask_is_rounded_as_the_scores_that_it_is_added_to(dtype: torch.dtype) -> None:
+    q, k, v = (x.detach() for x in made(TOKENS, TOKENS, HEAD, dtype)[:3])
+    mask = torch.zeros(TOKENS, TOKENS)
+    mask[3] = torch.finfo(torch.float32).min  # infinite in half types
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        s = q @ k.mT
+        s += mask
+        return s.softmax(-1) @ v
+
+    found, right = compiled(fn)(q, k, v, mask), fn(q, k, v, mask)
+    assert any(map(is_template, kernel_texts(fn, [q, k, v, mask])))
+    assert found.isnan().equal(right.isnan()) and right.isnan().any()
+
+
+def test_only_scores_are_written_over() -> None:
+    q, k, v = (x.detach() for x in made(TOKENS, TOKENS, HEAD)[:3])
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = torch.ones(2, 3, TOKENS, TOKENS, dtype=torch.float16) * 1
+        s *= q @ k.mT * 1e4
+        return s.softmax(-1, dtype=torch.float32) @ v
+
+    torch.testing.assert_close(compiled(fn)(q, k, v), fn(q, k, v), equal_nan=True)
+
+
+@torch.library.custom_op("minicompile_tests::bmm", mutates_args=())
+def cosines(x: Tensor, y: Tensor) -> Tensor:
+    return torch.bmm(x, y).cos()
+
+
+@cosines.register_fake
+def _(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1], y.shape[2])
+
+
+def test_an_operator_of_another_library_is_not_torchs() -> None:
+    q, k, v = merged(*(x.detach() for x in made(TOKENS, TOKENS, HEAD)[:3]))
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.bmm(torch.ops.minicompile_tests.bmm(q, k.mT).softmax(-1), v)
+
+    torch.testing.assert_close(compiled(fn)(q, k, v), fn(q, k, v))
+
+
+def test_weights_that_are_cut_to_whole_numbers_are_no_attention() -> None:
+    given = [x * 9 for x in made(TOKENS, TOKENS, HEAD)[:3]]
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ((q @ k.mT).softmax(-1) * 2).int().float() @ v
+
+    def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-1).int().float() @ v
+
+    for called in (fn, whole):
+        torch.testing.assert_close(compiled(called)(*given), called(*given))
+
+
+def transposed(s: Tensor) -> Tensor:
+    return s + s.transpose(-1, -2)
+
+
+def of_another_head(s: Tensor) -> Tensor:
+    return s + s[:, [1, 2, 0]]
+
+
+def shaped_as(s: Tensor) -> Tensor:
+    return s + torch.ones_like(s)[0, 0].triu(1)
+
+
+@pytest.mark.parametrize("change", [transposed, of_another_head, shaped_as])
+def test_scores_that_read_other_scores_are_left(change: Callable[[Tensor], Tensor]) -> None:
+    given = made(TOKENS, TOKENS, HEAD)[:3]
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return change(q @ k.mT).softmax(-1) @ v
+
+    assert max(errors(compiled(fn), fn, given)) < 1e-5
+    assert any(map(is_template, kernel_texts(fn, given))) == (change is shaped_as)
 
 
 def test_what_is_added_to_products_may_want_a_gradient() -> None:

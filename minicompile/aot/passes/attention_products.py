@@ -9,6 +9,7 @@ Axes have letters. Between the products batch and heads may be one dimension, or
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
+from torch._ops import OpOverload, OpOverloadPacket
 
+from minicompile.aot.passes.patterns import TORCH
 from minicompile.ops.graph import target_name
 
 MATMUL = {2: ("id", "dj", "ij"), 3: ("nid", "ndj", "nij"), 4: ("bhid", "bhdj", "bhij")}
@@ -27,11 +30,16 @@ PYTHON = {"truediv": "div", "and_": "bitwise_and", "or_": "bitwise_or", "invert"
 
 
 def name_of(node: fx.Node) -> str:
-    """`softmax` for torch.softmax, F.softmax and the method; "" for what is no call."""
+    """`softmax` for torch.softmax, F.softmax and the method; "" for what is no call, or not of torch."""
+    target = node.target
     if not node.op.startswith("call"):
         return ""
-    name = target_name(node.target).rpartition(".")[2]
-    return PYTHON.get(name, name)
+    if isinstance(target, OpOverload | OpOverloadPacket):
+        ours = str(target).startswith("aten.")
+    else:
+        ours = str(getattr(target, "__module__", "torch")).partition(".")[0] in (*TORCH, "builtins")
+    name = target_name(target).rpartition(".")[2]
+    return PYTHON.get(name, name) if ours else ""
 
 
 def value(node: Any) -> Any:
@@ -49,18 +57,12 @@ def regroups(node: fx.Node) -> bool:
 
 
 def same_rows(x: Tensor, size: Sequence[Any]) -> bool:
-    """Is a tensor's size the other, but for how batch and heads are grouped?"""
+    """Is a tensor's size the other, but for how batch and heads are grouped? Sizes that vary aren't asked
+    what they come to."""
     both = tuple(x.shape), tuple(size)
     if not all(len(s) in MATMUL and all(isinstance(n, int) for n in s) for s in both):
         return both[0] == both[1] and len(both[0]) in MATMUL
-    return both[0][-2:] == both[1][-2:] and x.numel() == product(both[1])
-
-
-def product(sizes: Sequence[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
+    return both[0][-2:] == both[1][-2:] and x.numel() == math.prod(both[1])
 
 
 @dataclass(frozen=True)
@@ -147,9 +149,9 @@ class Sides:
     v: tuple[int, ...]
     out: tuple[int, ...]
     outer: tuple[int, ...]
-    """The result's batch and heads."""
+    """Batch and heads as weights have them."""
     inner: tuple[int, ...]
-    """The products'."""
+    """As products have them."""
 
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         moved = (ordered(x, way) for x, way in ((q, self.q), (k, self.k), (v, self.v)))
@@ -188,22 +190,22 @@ def is_weighted(found: Product) -> bool:
 def sides(first: Product, second: Product, batches: Sequence[tuple[int, ...]]) -> Sides:
     """`batches`: how batch and heads are grouped where scores lie; the first of two dimensions counts."""
     queries, keys, out = first.axes
-    outer, row, column = out[:-2], out[-2], out[-1]
+    pair, row, column = out[:-2], out[-2], out[-1]
     weights, values, result = second.axes
     around = weights[:-2]
     element = next(x for x in values if x not in weights)
     made = around + weights[-2] + element
     inner = tuple(value(first.node).shape[:-2])
     after = tuple(value(second.left).shape[:-2])
-    pairs = next((b for b in (*batches, inner, after) if len(b) == 2), (1, product(inner)))
+    pairs = next((b for b in (*batches, inner, after) if len(b) == 2), (1, math.prod(inner)))
 
     def way(axes: str, wanted: str) -> tuple[int, ...]:
         return tuple(axes.index(x) for x in wanted)
 
     return Sides(
         pairs,  # type: ignore[arg-type]
-        way(queries, outer + row + first.summed),
-        way(keys, outer + column + first.summed),
+        way(queries, pair + row + first.summed),
+        way(keys, pair + column + first.summed),
         way(values, around + weights[-1] + element),
         way(made, result),
         after,

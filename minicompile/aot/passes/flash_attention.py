@@ -55,7 +55,7 @@ from minicompile.passes.patterns import Match
 LEAST_HEAD, MOST_HEAD = 16, 128
 MADE = {"arange", "ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
 """What makes a tensor of numbers, and (TRIANGLES) leaves a triangle of it."""
-LINEAR = {"matmul", "bmm", "einsum", "softmax", "mul", "div", "masked_fill", "where"}
+LINEAR = {"matmul", "mm", "bmm", "einsum", "softmax", "mul", "div", "masked_fill", "where"}
 LINEAR |= {"imul", "itruediv", "mul_", "div_", "masked_fill_"}
 """Steps of scores that the library may know, with masks by position."""
 MOST_TRIED = 2**28
@@ -65,12 +65,12 @@ MOVES = {"getitem", "unsqueeze", "squeeze", "view", "reshape", "expand", "transp
 CASTS = {"to", "float", "bool", "long", "int", "type_as", "contiguous", "half", "bfloat16"}
 IN_PLACE = {"iadd", "isub", "imul", "itruediv", "add_", "sub_", "mul_", "div_", "masked_fill_"}
 FORGET = {"add", "sub", "mul", "div", "masked_fill", "where", *IN_PLACE}
-"""Autograd keeps no result of these, nor of products: it may be written to."""
+"""What they give is in memory of its own, and autograd keeps none of it. So with products."""
 LOWERED = ("full", "iota", "clone", "convert_element_type")  # of prims
 
 
 def is_owned(node: fx.Node) -> bool:
-    """May a call write to what a node gives, and nobody see it but who reads that call?"""
+    """Is what a node gives in memory that nothing but its one reader sees, autograd neither?"""
     if len(node.users) > 1 or "out" in node.kwargs:
         return False
     if regroups(node) or name_of(node) in IN_PLACE:
@@ -78,12 +78,19 @@ def is_owned(node: fx.Node) -> bool:
     return product_of(node) is not None or name_of(node) in FORGET
 
 
-def writes_alone(node: fx.Node) -> bool:
-    """Could a step in place as well give a tensor of its own? Not `s *= s`: autograd keeps what goes."""
+def written_over(node: fx.Node) -> fx.Node | None:
+    """What a step in place writes over, if it could as well give a tensor of its own. Not for `s *= s`:
+    autograd keeps the factor."""
     if name_of(node) not in IN_PLACE:
-        return False
+        return None
     first, *others = (*node.args, *node.kwargs.values())
-    return isinstance(first, fx.Node) and first not in others and is_owned(first)
+    alone = isinstance(first, fx.Node) and first not in others and is_owned(first)
+    return first if alone else None  # type: ignore[return-value]
+
+
+def is_cast(node: fx.Node) -> bool:
+    """Does a call change the precision at most?"""
+    return name_of(node) in CASTS and value(node).dtype.is_floating_point
 
 
 def elementwise(node: fx.Node) -> bool:
@@ -110,7 +117,7 @@ def computable(node: fx.Node) -> bool:
 def softmax_before(node: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
     """The softmax of rows that a product's first operand is, and the steps between: casts and regrouping."""
     steps: list[fx.Node] = []
-    while (name_of(node) in CASTS or regroups(node)) and len(node.all_input_nodes) >= 1:
+    while is_cast(node) or regroups(node):
         steps.append(node)
         node = node.all_input_nodes[0]
     if name_of(node) != "softmax" or value(node).dim() not in MATMUL:
@@ -125,8 +132,12 @@ def carriers(node: fx.Node, size: Sequence[Any], seen: dict[fx.Node, bool]) -> b
     if node not in seen:
         whole = isinstance(value(node), Tensor) and same_rows(value(node), size)
         seen[node] = whole and product_of(node) is not None
-        if whole and not seen[node] and (elementwise(node) or regroups(node) or writes_alone(node)):
+        if whole and not seen[node] and (elementwise(node) or regroups(node)):
             seen[node] = any([carriers(x, size, seen) for x in node.all_input_nodes])  # noqa: C419
+        elif whole and (first := written_over(node)) is not None:
+            seen[node] = carriers(first, size, seen)
+            for other in node.all_input_nodes:
+                carriers(other, size, seen)
     return seen[node]
 
 
@@ -170,10 +181,18 @@ class ScoreGraph:
         return self.copies[node]
 
     def copied(self, node: fx.Node) -> fx.Node:
-        """The call, of these values; for a tensor of its own."""
+        """The call, of these values. For a tensor of its own, if it is in place: what would be rounded to the
+        scores' precision is rounded first."""
         if (name := name_of(node)) not in IN_PLACE:
             return self.graph.node_copy(node, self.copy)
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self.copy)
+        known = value(node).dtype
+
+        def operand(x: fx.Node) -> fx.Node:
+            other, found = value(x), self.copy(x)
+            rounds = other.dtype.is_floating_point and other.dtype is not known and other.dim()
+            return self.graph.call_method("to", (found, known)) if rounds else found
+
+        args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
         if name.endswith("_"):
             return self.graph.call_method(name[:-1], args, kwargs)
         return self.graph.call_function(getattr(operator, name[1:]), args, kwargs)
@@ -239,9 +258,14 @@ def attention_at(second: Product, mode: Any) -> tuple[Match, str, str, Sides] | 
     if (why := refusal(arguments, node, at, mode)) is not None:
         return why
     inside = {node, softmax, *between, *changed, first.node}
+    moved = {first.node, *changed}
     for step in sorted(graph.copies):  # `ones_like(s)` reads s, too
         if not inside.isdisjoint(step.all_input_nodes):
             inside.add(step)
+        if not moved.isdisjoint(step.all_input_nodes) and name_of(step) not in MADE:
+            moved.add(step)
+    if any(name_of(step) in MOVES for step in moved - changed):
+        return "scores read other scores"
     inside |= {u for n in inside - {node} for u in n.users if not u.users and name_of(u) in CASTS}
     score = graph.text()
     with mode:
@@ -301,7 +325,7 @@ def library_form(match: Match, score: str, at: Sides) -> tuple[float, bool] | No
 
     A step that multiplies or chooses is tried on all positions, with two numbers.
     """
-    steps = {name_of(node) for node in match.nodes} - CASTS
+    steps = {name_of(node) for node in match.nodes if not is_cast(node)}
     q, k = map(value, match.arguments[:2])
     rows, columns = q.shape[at.q[-2]], k.shape[at.k[-2]]
     if not steps <= LINEAR or len(match.arguments) > 3 or rows * columns > MOST_TRIED:
