@@ -165,17 +165,48 @@ def test_the_library_takes_forms_that_it_knows(form: Form) -> None:
     assert max(found) < 1e-5
 
 
-def test_the_library_knows_no_whole_numbers() -> None:
+def where_whole(s: Tensor) -> Tensor:
+    return s * s.long().bool()
+
+
+def rounded_down(s: Tensor) -> Tensor:
+    return torch.div(s, 0.5, rounding_mode="floor")
+
+
+@pytest.mark.parametrize("change", [where_whole, rounded_down])
+def test_the_library_knows_no_whole_numbers(change: Callable[[Tensor], Tensor]) -> None:
     given, options = made(TOKENS, TOKENS, HEAD)[:3], {"fuse_attention": True}
 
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        s = q @ k.mT
-        return (s * s.long().bool()).softmax(-1) @ v
+        return change(q @ k.mT).softmax(-1) @ v
 
     with scoped():
         on_cpu = partial(flash_attention, devices={"cpu"}, library=True)
         graph_pass("flash_attention", stage="pre_grad", order=40, option="fuse_attention")(on_cpu)
-        assert max(errors(mc.compile(fn, options=options), fn, given)) < 1e-5
+        torch.testing.assert_close(mc.compile(fn, options=options)(*given), fn(*given))
+
+
+def test_without_keys_a_sum_is_zero() -> None:
+    given = made(TOKENS, 0, HEAD)[:3]
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        return torch.bmm(torch.bmm(q, k.mT).softmax(-1), v)
+
+    assert reason(fn, *given) == "nothing to look at"
+    assert compiled(fn)(*given).equal(torch.zeros(BATCH * HEADS, TOKENS, HEAD))
+
+
+def test_a_number_may_become_a_tensor() -> None:
+    given = made(TOKENS, TOKENS, HEAD)[:3]
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s: Any = 5
+        s += q @ k.mT
+        s *= SCALE
+        return s.softmax(-1) @ v
+
+    assert max(errors(compiled(fn), fn, given)) < 1e-5
 
 
 def seen_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -64,17 +64,17 @@ TRIANGLES = {"tril", "triu"}
 MOVES = {"getitem", "unsqueeze", "squeeze", "view", "reshape", "expand", "transpose", "permute"}
 CASTS = {"to", "float", "bool", "long", "int", "type_as", "contiguous", "half", "bfloat16"}
 IN_PLACE = {"iadd", "isub", "imul", "itruediv", "add_", "sub_", "mul_", "div_", "masked_fill_"}
-FORGET = {"add", "sub", "mul", "div", "masked_fill", "where", *IN_PLACE}
+FORGET = {"add", "sub", "mul", "div", "masked_fill", "where"}
 """What they give is in memory of its own, and autograd keeps none of it. So with products."""
 LOWERED = ("full", "iota", "clone", "convert_element_type")  # of prims
 
 
-def is_owned(node: fx.Node) -> bool:
+def is_owned(node: Any) -> bool:
     """Is what a node gives in memory that nothing but its one reader sees, autograd neither?"""
-    if len(node.users) > 1 or "out" in node.kwargs:
+    if not isinstance(node, fx.Node) or len(node.users) > 1 or "out" in node.kwargs:
         return False
     if regroups(node) or name_of(node) in IN_PLACE:
-        return is_owned(node.args[0])  # type: ignore[arg-type]
+        return is_owned(node.args[0])
     return product_of(node) is not None or name_of(node) in FORGET
 
 
@@ -255,7 +255,7 @@ def attention_at(second: Product, mode: Any) -> tuple[Match, str, str, Sides] | 
     alone = {step for step in changed if name_of(step) in IN_PLACE}
     graph = ScoreGraph(first, scores, changed, Writes(node, alone), at)
     arguments = (first.left, first.right, second.right, *graph.others)
-    if (why := refusal(arguments, node, at, mode)) is not None:
+    if (why := refusal(arguments, node, at)) is not None:
         return why
     inside = {node, softmax, *between, *changed, first.node}
     moved = {first.node, *changed}
@@ -279,7 +279,7 @@ def attention_at(second: Product, mode: Any) -> tuple[Match, str, str, Sides] | 
     return Match((node,), arguments, tuple(sorted(inside))), score, slope, at
 
 
-def refusal(arguments: Sequence[fx.Node], node: fx.Node, at: Sides, mode: Any) -> str | None:
+def refusal(arguments: Sequence[fx.Node], node: fx.Node, at: Sides) -> str | None:
     """Why the template can't have it."""
     values = [*map(value, arguments), value(node)]
     if not all(isinstance(x, Tensor) for x in values):
@@ -289,15 +289,15 @@ def refusal(arguments: Sequence[fx.Node], node: fx.Node, at: Sides, mode: Any) -
     q, k, v, *others, out = values
     sizes = [[x.shape[i] for i in way] for x, way in ((q, at.q), (k, at.k), (v, at.v))]
     outer = [size[:-2] for size in sizes]
-    if not outer[0] == outer[1] == list(at.inner) or outer[2] != list(at.outer) or 0 in out.shape:
+    if not outer[0] == outer[1] == list(at.inner) or outer[2] != list(at.outer):
         return "queries, keys and values differ in batch or heads"
+    if any(0 in x.shape for x in (q, k, v)):
+        return "nothing to look at"
     if len({size[-1] for size in sizes}) > 1 or not LEAST_HEAD <= sizes[0][-1] <= MOST_HEAD:
         return "heads of another size"
     if sizes[1][-2] != sizes[2][-2]:
         return "keys and values differ in number"
-    if {
-        x.dtype for x in (q, k, v, out)
-    } - TENSOR_CORES or not q.dtype == k.dtype == v.dtype == out.dtype:
+    if out.dtype not in TENSOR_CORES or not q.dtype == k.dtype == v.dtype == out.dtype:
         return f"in {out.dtype}"
     if out.requires_grad and any(x.requires_grad for x in others):
         return "what scores read wants a gradient"
@@ -328,6 +328,8 @@ def library_form(match: Match, score: str, at: Sides) -> tuple[float, bool] | No
     steps = {name_of(node) for node in match.nodes if not is_cast(node)}
     q, k = map(value, match.arguments[:2])
     rows, columns = q.shape[at.q[-2]], k.shape[at.k[-2]]
+    if any("rounding_mode" in node.kwargs for node in match.nodes):
+        return None
     if not steps <= LINEAR or len(match.arguments) > 3 or rows * columns > MOST_TRIED:
         return None
     with compat.no_dispatch_modes(), torch.no_grad():
