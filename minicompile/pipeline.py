@@ -14,6 +14,7 @@ room sees only the results of earlier ones. The real compiler: torch/_inductor/c
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -31,6 +32,7 @@ from minicompile.codegen.plan import KernelModule
 from minicompile.codegen.wrapper import generate_wrapper
 from minicompile.debug import reference as _reference  # noqa: F401  registers the interpreter
 from minicompile.dynamo.result import Capture
+from minicompile.errors import Unsupported
 from minicompile.lowering.ir import InputBuffer, LoopGraph, View
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
@@ -44,7 +46,8 @@ from minicompile.scheduling.schedule import schedule
 
 # Now rather than in the first call: our rules, and what torch imports for its first fake mode.
 decomposition.load()
-compat.fake_mode()
+with contextlib.suppress(Unsupported):  # said when something is compiled
+    compat.fake_mode()
 
 
 def issuing(warned: Sequence[Warned], forward: BoxedCallable) -> BoxedCallable:

@@ -19,16 +19,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import torch
+from torch import fx
 
 from minicompile import provenance
 from minicompile.aot.result import AotResult, Partition
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
-from minicompile.dynamo.result import Capture
+from minicompile.dynamo.result import Capture, GraphBreak
 from minicompile.errors import MinicompileError, OptionError
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.device import DeviceSpec, device_spec
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_html
 from minicompile.ops.events import Event
+from minicompile.ops.graph import Graph
 from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
 from minicompile.scheduling.explain import FusionSteps
@@ -125,6 +127,15 @@ class Trace(Shown):
         trace = cls(capture.name, capture)
         capture.watch.listeners.append(trace.keep)
         return trace
+
+    @classmethod
+    def refused(cls, target: Any, why: GraphBreak) -> Trace:
+        """A trace without stages, of something that can't even be captured here."""
+        name = getattr(target, "__qualname__", type(target).__qualname__)
+        graph = fx.Graph()
+        graph.output(())
+        empty = Graph(fx.GraphModule({}, graph), name, "nothing captured")
+        return cls(name, Capture(name, empty, [], [], stopped_by=why))
 
     def keep(self, event: Event) -> None:
         """Keep what a room made."""

@@ -35,6 +35,7 @@ def ahead_of_time(
     goes on after the graph. Raises Unsupported, or
     OptionError for unknown names in `options.disable_passes` and for patterns that can't be.
     """
+    compat.require("differentiation")
     mode = fake_mode_of(graph, fakes, shape_env)
     records: list[PassRecord] = []
     known = known_passes()
@@ -52,6 +53,8 @@ def ahead_of_time(
 
     graph = run("pre_grad", graph)
     traced, metadata = trace(graph.gm, fakes, mode, training=training)
+    if metadata.trains:
+        compat.require("training")
     name = metadata.graph_name
     recorded = Graph(traced, name, "recording")
     functional = functionalize(traced, metadata, mode, options.assert_indirect_indexing)

@@ -1,5 +1,6 @@
-"""Process-wide settings of torch that change what its functions compute: which there are, who reads and sets
-them (torch 2.11 to 2.13). Capture guards what a graph relies on.
+"""Settings of a process that change what torch's functions compute: which there are, who reads and sets them.
+
+Capture guards those that a graph relies on.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._device import DeviceContext
 
-GlobalStateGuard: Any = None
-with contextlib.suppress(ImportError):
-    from torch._C._dynamo.guards import GlobalStateGuard  # type: ignore[no-redef, attr-defined]
+from minicompile.compat.autocast import AUTOCAST_DEVICES
+from minicompile.compat.private import relies_on, take
 
-AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla", "ipu", "maia")
+GlobalStateGuard: Any = take("torch._C._dynamo.guards.GlobalStateGuard", "speed", otherwise=None)
+
+function_modes = take("torch._C._len_torch_function_stack", "capture")
+dispatch_modes = take("torch._C._len_torch_dispatch_stack", "capture")
+transform_level = take("torch._C._functorch.maybe_current_level", "capture")
+relies_on("torch.autograd.forward_ad._current_level", "capture")
 
 
 def global_facts() -> dict[str, Any]:
@@ -56,9 +60,9 @@ def global_state_reads() -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
     readers = (
         state.check,
         torch.is_inference_mode_enabled,
-        torch._C._len_torch_function_stack,
-        torch._C._len_torch_dispatch_stack,
-        torch._C._functorch.maybe_current_level,
+        function_modes,
+        dispatch_modes,
+        transform_level,
     )
     calls = tuple((read, read()) for read in readers)
     return calls, (vars(forward_ad), ("_current_level",), (forward_ad._current_level,))
@@ -67,26 +71,37 @@ def global_state_reads() -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
 def active_modes() -> dict[str, int]:
     """What changes the meaning of torch functions on this thread, and how many levels of it."""
     depths = {
-        "a torch function mode": torch._C._len_torch_function_stack(),
-        "a torch dispatch mode": torch._C._len_torch_dispatch_stack(),
-        "a torch.func transform": torch._C._functorch.maybe_current_level() or 0,
+        "a torch function mode": function_modes(),
+        "a torch dispatch mode": dispatch_modes(),
+        "a torch.func transform": transform_level() or 0,
         "forward-mode differentiation": forward_ad._current_level + 1,
     }
     return {what: depth for what, depth in depths.items() if depth}
 
 
+function_mode_stack = take(
+    "torch.overrides._get_current_function_mode_stack", "wording", otherwise=list
+)
+DeviceContext = take("torch.utils._device.DeviceContext", "wording", otherwise=None)
+
+
 def default_device() -> torch.device | None:
-    """Of the function modes on this thread: the device that the innermost is a default for."""
-    modes = torch.overrides._get_current_function_mode_stack()[-1:]
+    """Return the device that the innermost function mode on this thread is a default for, if it is one."""
+    modes = function_mode_stack()[-1:]
     return next((mode.device for mode in modes if type(mode) is DeviceContext), None)
 
 
+read_precision = take("torch._C._get_fp32_precision_getter", "speed", otherwise=None)
+
+
 def matmul_precision() -> Any:
-    """By backend; `get_float32_matmul_precision` raises once a program has set `fp32_precision`."""
-    read = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if read is None:
+    """Return the precision of float32 products by backend.
+
+    `torch.get_float32_matmul_precision` raises once a program has set `fp32_precision`.
+    """
+    if read_precision is None:
         return torch.get_float32_matmul_precision()
-    return tuple(read(backend, "matmul") for backend in ("cuda", "mkldnn"))
+    return tuple(read_precision(backend, "matmul") for backend in ("cuda", "mkldnn"))
 
 
 def multiplies_in_tf32() -> bool:
@@ -95,7 +110,7 @@ def multiplies_in_tf32() -> bool:
     return found[0] == "tf32" if isinstance(found, tuple) else found != "highest"
 
 
-set_grad_enabled: Any = torch._C._set_grad_enabled
+set_grad_enabled: Any = take("torch._C._set_grad_enabled", "capture")
 STATE_SETTERS: list[Any] = [
     set_grad_enabled,
     torch.set_autocast_enabled,
@@ -108,14 +123,15 @@ STATE_SETTERS: list[Any] = [
 """Functions that set grad mode or autocast for the thread, or count the open autocast blocks."""
 
 
-def _present(owner: Any, names: str) -> list[Any]:
-    """Those that this version of torch has."""
-    return [found for name in names.split() if callable(found := getattr(owner, name, None))]
+def _present(owner: str, names: str) -> list[Any]:
+    """Return the functions of those names that this version of torch has."""
+    functions = (take(f"{owner}.{name}", "recognition", otherwise=None) for name in names.split())
+    return [function for function in functions if callable(function)]
 
 
 STATE_READERS = [
     *_present(
-        torch,
+        "torch",
         """
         is_grad_enabled is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
         get_autocast_gpu_dtype get_autocast_cpu_dtype is_autocast_cpu_enabled is_autocast_cache_enabled
@@ -123,7 +139,7 @@ STATE_READERS = [
         result_type promote_types can_cast""",
     ),
     *_present(
-        torch._C,
+        "torch._C",
         """
         _get_tracing_state _is_tracing _get_deterministic_algorithms _log_api_usage_once
         _has_torch_function_unary _has_torch_function_variadic
@@ -137,9 +153,9 @@ STATE_READERS = [
 """torch functions whose answers only depend on guarded global state, the frame's own writes, or the build."""
 
 SETTING_READERS = [
-    *_present(torch, "is_anomaly_enabled is_anomaly_check_nan_enabled get_num_threads"),
+    *_present("torch", "is_anomaly_enabled is_anomaly_check_nan_enabled get_num_threads"),
     *_present(
-        torch._C,
+        "torch._C",
         """
         _get_deterministic_algorithms_warn_only _get_deterministic_fill_uninitialized_memory
         _get_cudnn_enabled _get_cudnn_deterministic _get_cudnn_benchmark _get_cudnn_allow_tf32

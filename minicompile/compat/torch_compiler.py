@@ -1,6 +1,7 @@
-"""torch's own compiler, which ours is compared with and whose halves it can replace (torch 2.11 to 2.13).
+"""torch's own compiler, which ours is compared with and whose halves it can replace.
 
-Each function imports what it needs: torch._dynamo and torch._inductor together take more than a second.
+Each function takes what it needs when it is called: importing torch._dynamo and torch._inductor takes more
+than a second. A part that is gone is a reason why there is no comparison.
 """
 
 from __future__ import annotations
@@ -12,26 +13,40 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-HigherOrderOperator = torch._ops.HigherOrderOperator
+from minicompile.compat.fakes import FakeTensor, FakeTensorMode
+from minicompile.compat.private import later, take
+
+HigherOrderOperator = take("torch._ops.HigherOrderOperator", "comparison")
+
+symbolic_env = later("torch.fx.experimental.symbolic_shapes.ShapeEnv", "comparison")
+tracing_context = later("torch._guards.TracingContext.try_get", "comparison")
+compile_fx = later("torch._inductor.compile_fx.compile_fx", "comparison")
+inductor_config = later("torch._inductor.config", "comparison")
+functorch_config = later("torch._functorch.config", "comparison")
+graph_lowering = later("torch._inductor.graph.GraphLowering", "comparison")
+dynamo_counters = later("torch._dynamo.utils.counters", "comparison")
+dynamo_config = later("torch._dynamo.config", "comparison")
+convert_frame = later("torch._dynamo.convert_frame", "comparison")
+size_history = later("torch._dynamo.pgo", "comparison")
+forget_code = later("torch._C._dynamo.eval_frame.reset_code", "comparison")
+inductor_metrics = later("torch._inductor.metrics", "comparison")
 
 Tell = Callable[[str, Any, str], None]
 """Takes a stage, its graph, its code: ("joint", fx.GraphModule, "") or ("lowered", GraphLowering, text)."""
 
 
 def torch_fake_mode() -> Any:
-    """The kind of FakeTensorMode that torch's compiler works with."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    """Return a FakeTensorMode as torch's compiler works with."""
+    return FakeTensorMode(shape_env=symbolic_env()(), allow_non_fake_inputs=True)
 
 
 def backend_fakes(inputs: Sequence[Any]) -> list[Any]:
-    """For what Dynamo gives a backend (real tensors) fakes with its symbols, as before its graph ran;
-    outside of Dynamo what is given.
+    """Return fakes with Dynamo's symbols for real tensors that it gives a backend, as before its graph ran.
+
+    Outside of Dynamo the inputs are returned as they are.
     """
-    context = torch._guards.TracingContext.try_get()
+    context = tracing_context()()
     if context is None or context.fake_mode is None:
         return list(inputs)
     convert, known = context.fake_mode.from_tensor, context.tensor_to_context
@@ -43,9 +58,7 @@ def backend_fakes(inputs: Sequence[Any]) -> list[Any]:
 
 def inductor(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """A graph of torch functions compiled by torch's AOT autograd and Inductor, which may change it."""
-    from torch._inductor.compile_fx import compile_fx
-
-    compiled: Any = compile_fx(gm, inputs)
+    compiled: Callable[..., Any] = compile_fx()(gm, inputs)
     return compiled
 
 
@@ -57,10 +70,7 @@ def inductor_told(tell: Tell, **settings: Any) -> Iterator[list[str]]:
     whose `orig_gm` is the ATen graph, with the text of the module. `settings` go into Inductor's config; its
     caches of whole graphs are off, those of compiled kernels on.
     """
-    from torch._functorch import config as functorch_config
-    from torch._inductor import config, graph
-
-    lowering: Any = graph.GraphLowering
+    config, lowering = inductor_config(), graph_lowering()
     names, texts, missing = ("compile_to_module", "save_output_code"), list[str](), list[str]()
     before = {name: lowering.__dict__[name] for name in names if name in lowering.__dict__}
 
@@ -80,7 +90,7 @@ def inductor_told(tell: Tell, **settings: Any) -> Iterator[list[str]]:
     else:
         missing.append(f"torch {torch.__version__} does not show its joint graph")
     try:
-        with config.patch(settings), functorch_config.patch(enable_autograd_cache=False):
+        with config.patch(settings), functorch_config().patch(enable_autograd_cache=False):
             yield missing
     finally:
         for name, value in before.items():
@@ -96,15 +106,13 @@ def inductor_kernels(lowering: Any) -> tuple[int, int]:
 
 
 def torch_counters() -> Any:
-    """What torch.compile counts: by kind, how often what happened."""
-    from torch._dynamo.utils import counters
-
-    return counters
+    """Return torch.compile's counters: by kind, how often what happened."""
+    return dynamo_counters()
 
 
 def frame_evaluator() -> tuple[Callable[[], int], Callable[[int], None]]:
     """What evaluates the interpreter's frames (PEP 523): how to read it, how to put it back. torch.compile
-    leaves its own in place when it raises (2.11 to 2.13), and then no other, such as ours, can be used.
+    leaves its own in place when it raises (2.11 to 2.15), and then no other, such as ours, can be used.
     """
     api = ctypes.pythonapi
     current = api.PyInterpreterState_Get
@@ -121,20 +129,18 @@ def torch_compile_as_found() -> Iterator[None]:
     its config, and no compiled code for functions that had none. Inside it has seen no sizes, and its errors
     are raised.
     """
-    from torch._C._dynamo.eval_frame import reset_code
-    from torch._dynamo import config, convert_frame, pgo
-
+    pgo, frames, reset_code = size_history(), convert_frame(), forget_code()
     read, put = frame_evaluator()
     evaluator = read()
     counters, state = torch_counters(), ("_CODE_STATE", "_INIT_CODE_STATE")
     counted = {kind: found.copy() for kind, found in counters.items()}
     sizes = {name: getattr(pgo, name) for name in state if hasattr(pgo, name)}
-    trackers = (convert_frame.input_codes, convert_frame.output_codes)
+    trackers = (frames.input_codes, frames.output_codes)
     known = [len(tracker.seen) for tracker in trackers]
     try:
         vars(pgo).update(dict.fromkeys(sizes))
         counters.clear()
-        with config.patch(suppress_errors=False):
+        with dynamo_config().patch(suppress_errors=False):
             yield
     finally:
         put(evaluator)
@@ -157,6 +163,4 @@ def torch_original(target: Any) -> Any:
 
 def torch_kernel_count() -> int:
     """How many kernels Inductor has generated in this process."""
-    from torch._inductor import metrics
-
-    return int(metrics.generated_kernel_count)
+    return int(inductor_metrics().generated_kernel_count)

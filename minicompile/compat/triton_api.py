@@ -1,4 +1,4 @@
-"""What the package needs of Triton (3.6.0 to 3.9.0) and of torch's GPU runtime that has no public name.
+"""Triton's compiler, interpreter and tools, and torch's GPU runtime, where they have no public name.
 
 Triton is imported when it is asked for: nothing on a CPU needs it.
 """
@@ -12,7 +12,15 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-import torch
+from minicompile.compat.private import later, take
+from minicompile.errors import Unsupported
+
+ast_source = later("triton.compiler.ASTSource", "triton")
+triton_key = later("triton.runtime.cache.triton_key", "speed")
+target_type = later("triton.backends.compiler.GPUTarget", "triton")
+interpreter_module = later("triton.runtime.interpreter", "triton")
+jit_function = later("triton.runtime.jit.JITFunction", "triton")
+tools = later("triton.knobs.nvidia", "triton")
 
 _PARSING = threading.Lock()
 
@@ -31,9 +39,8 @@ def triton_compile(
     one after the other: before 3.13, `ast.parse` may fail in a thread while another parses (cpython#106905).
     """
     import triton
-    from triton.compiler import ASTSource
 
-    class Source(ASTSource):  # type: ignore[misc]
+    class Source(ast_source()):  # type: ignore[misc]
         def hash(self) -> str:
             with _PARSING:
                 return str(super().hash())
@@ -42,10 +49,8 @@ def triton_compile(
             with _PARSING:
                 return super().make_ir(*args, **kwargs)
 
-    with _PARSING, contextlib.suppress(ImportError):
-        from triton.runtime.cache import triton_key
-
-        triton_key()  # reads half a gigabyte: once, rather than in each thread
+    with _PARSING, contextlib.suppress(Unsupported):
+        triton_key()()  # reads half a gigabyte: once, rather than in each thread
     place = {name: (i,) for i, name in enumerate(signature)}
     source = Source(
         fn=function,
@@ -57,10 +62,8 @@ def triton_compile(
 
 
 def gpu_target(backend: str, arch: int | str) -> Any:
-    """`("cuda", 90)` or `("hip", "gfx942")` as Triton's own kind of target."""
-    from triton.backends.compiler import GPUTarget
-
-    return GPUTarget(backend, arch, 64 if backend == "hip" else 32)
+    """Return `("cuda", 90)` or `("hip", "gfx942")` as Triton's own kind of target."""
+    return target_type()(backend, arch, 64 if backend == "hip" else 32)
 
 
 @functools.cache
@@ -74,28 +77,28 @@ def triton_identity() -> str:
 
 
 def triton_interpreter() -> tuple[Any, Any]:
-    """(the interpreter's module, the type of compiled functions): runtime/interpreter.py mends both."""
-    from triton.runtime import interpreter
-    from triton.runtime.jit import JITFunction
-
-    return interpreter, JITFunction
+    """Return the interpreter's module and the type of compiled functions."""
+    return interpreter_module(), jit_function()
 
 
 def nvidia_tool(name: str) -> str | None:
-    """Path of "cuobjdump" or "nvdisasm", which Triton's wheels bring along; None if it isn't there."""
-    from triton import knobs
-
+    """Return the path of "cuobjdump" or "nvdisasm", which Triton's wheels bring along; None without it."""
     try:
-        return str(getattr(knobs.nvidia, name).path)
+        return str(getattr(tools(), name).path)
     except (AttributeError, RuntimeError):
         return None
 
 
 def gpu_pause(seconds: float) -> None:
     """Keep the GPU waiting about this long, while the host goes on queueing work."""
-    torch.cuda._sleep(int(seconds * 2e9))  # cycles
+    take("torch.cuda._sleep", "gpu")(int(seconds * 2e9))  # cycles
 
 
 def cuda_launch_state() -> tuple[Callable[[], int], Callable[[int], int]]:
-    """(current device index, a device's current stream), each a C function of under 0.1 microseconds."""
-    return torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+    """Return what gives the current device's index, and what gives the current stream of a device.
+
+    Each is a C function of under 0.1 microseconds.
+    """
+    return take("torch._C._cuda_getDevice", "gpu"), take(
+        "torch._C._cuda_getCurrentRawStream", "gpu"
+    )

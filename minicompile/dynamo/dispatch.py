@@ -194,7 +194,9 @@ class Dispatcher:
                 found = entry.call(*arguments)
                 if found is not MISS:
                     return found
-            if getattr(_thread, "capturing", False) or not _lock.acquire(wait):
+            if getattr(_thread, "capturing", False) or not self.can_capture():
+                return MISS
+            if not _lock.acquire(wait):
                 return MISS
             try:
                 if len(self.entries) > tried:
@@ -210,6 +212,16 @@ class Dispatcher:
         if found is MISS:
             self.disown(made, arguments)
         return found
+
+    def can_capture(self) -> bool:
+        """Can anything be captured with this Python and this torch? Raises Unsupported under `fullgraph`."""
+        try:
+            compat.check_capture()
+        except Unsupported as error:
+            if not self.stopped:
+                self.stop(error)
+            return False
+        return True
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function run as it is, while what it calls may be captured."""

@@ -153,6 +153,11 @@ later-stage: see the message; backend="eager" runs the graph as it was captured
     The frame was captured, but a stage after capture can't compile its graph.
 missing-tool: install it, or use backend="aot_eager"
     A tool that the backend needs (a C++ compiler, a GPU) is missing here or failed.
+torch-part-gone: take a release of torch that `minicompile doctor` names as tested
+    The installed torch or Triton lacks something private that minicompile needs for this, because it is
+    newer or older than the releases that minicompile was tested with.
+python-unknown: take a Python that `minicompile doctor` names as tested
+    Capture reads bytecode, which changes with every release of Python, and it doesn't know this one's.
 internal-error: please report it; fullgraph=True raises it
     A bug in minicompile. The answer is still right: Python ran the frame.
 """

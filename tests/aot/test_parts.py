@@ -387,7 +387,7 @@ def test_hooks_and_large_tangents(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_saved_tensors_come_all_at_once_parts_still_come_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compat, "UNPACKS_ONE", False)
+    monkeypatch.setattr(compat.autograd, "UNPACKS_ONE", False)
     check(views, mc.compile(views, backend="aot_eager"))
 
 

@@ -22,7 +22,7 @@ def test_a_cached_graph_is_used_only_where_it_is_right(name: str) -> None:
 def test_nor_without_helpers_in_c(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "load_extension", lambda source: None)
     monkeypatch.setattr(settings, "GlobalStateGuard", None)
-    monkeypatch.setattr(compat, "TensorGuards", None)
+    monkeypatch.setattr(compat.guards, "TensorGuards", None)
     assert differences(name) == []
 
 

@@ -1,0 +1,130 @@
+"""The autograd engine: saved tensors and the hooks on them, the running backward pass, nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from minicompile.compat.dispatch import no_dispatch_modes
+from minicompile.compat.private import lookup, relies_on, take
+
+# Hooks on saved tensors ---------------------------------------------------------------------------
+
+AUTOGRAD = "torch._C._autograd"
+top_saved_tensors_hooks = take(f"{AUTOGRAD}._top_saved_tensors_default_hooks", "capture")
+"""Called with True: the user's functions that get what is saved for the backward, and give it; or None."""
+push_hooks = take(f"{AUTOGRAD}._push_saved_tensors_default_hooks", "capture")
+pop_hooks = take(f"{AUTOGRAD}._pop_saved_tensors_default_hooks", "capture")
+
+
+class _NeverRaised(Exception):
+    """Takes the place of an exception that this torch doesn't have."""
+
+
+StopRecomputation: type[Exception] = take(
+    "torch.utils.checkpoint._StopRecomputationError", "speed", otherwise=_NeverRaised
+)
+
+
+class WatchedHooks:
+    """The user's hooks on saved tensors while a graph runs.
+
+    `torch.utils.checkpoint` ends a second run by an exception that its hook raises. It waits in `ended`,
+    because the graph's caller still has to make the changes that eager made before.
+    """
+
+    def __init__(self) -> None:
+        self.ended: Exception | None = None
+        self.pack, unpack = top_saved_tensors_hooks(True)
+        push_hooks(self, unpack)
+        self.leave = pop_hooks
+
+    def __call__(self, saved: torch.Tensor) -> Any:
+        try:
+            return saved if self.ended else self.pack(saved)
+        except StopRecomputation as error:
+            self.ended = error
+            return saved
+
+
+def of_hook(error: BaseException) -> bool:
+    """Did the user's hook for what is saved raise it?"""
+    code = WatchedHooks.__call__.__code__
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+@contextlib.contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """Hide the user's hooks on saved tensors: they are not meant for fake ones."""
+    hooks = []
+    while (top := top_saved_tensors_hooks(True)) is not None:
+        hooks.append(top)
+        pop_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            push_hooks(pack, unpack)
+
+
+# The tensors that an autograd.Function saved -------------------------------------------------------
+
+UNPACKS_ONE = relies_on(
+    f"{AUTOGRAD}.SavedTensor.unpack torch._C._FunctionBase._raw_saved_tensors",
+    "speed",
+    replaced=True,
+    since="2.12",
+)
+"""Can one saved tensor be had without the others?"""
+
+
+def saved_tensors(ctx: Any, numbers: Collection[int]) -> dict[int, torch.Tensor]:
+    """Return some of an autograd.Function's saved tensors, by number.
+
+    The others may have been written to, if `UNPACKS_ONE`; else a write to any of them is an error as soon as
+    one is wanted. RuntimeError once they are freed.
+    """
+    if not UNPACKS_ONE:
+        return dict(enumerate(ctx.saved_tensors)) if numbers else {}
+    raw = ctx._raw_saved_tensors
+    return {i: raw[i].unpack() for i in numbers}
+
+
+def clear_saved_tensors(ctx: Any) -> None:
+    """Let an autograd.Function's saved tensors die before its backward ends, unless the graph is retained."""
+    clear = getattr(ctx, "maybe_clear_saved_tensors", None)
+    if clear is not None:
+        clear()
+
+
+# The running backward pass, and the graph it runs through ------------------------------------------
+
+graph_task = take("torch._C._current_graph_task_id", "training")
+"""Return the number of the backward pass that runs in this thread; -1 for none."""
+retains_graph = take(f"{AUTOGRAD}._get_current_graph_task_keep_graph", "training")
+BackwardCFunction: Any = take("torch.autograd.function.BackwardCFunction", "training")
+
+
+def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return `function.apply` for where no transform of torch.func is active: 2 microseconds less."""
+    try:
+        lookup("torch._C._FunctionBase.apply")
+    except AttributeError:
+        return function.apply  # type: ignore[no-any-return]
+    return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]
+
+
+def keeps_something(node: Any) -> bool:
+    """Does a backward free values of an autograd node? Those of Python functions and writes to views may."""
+    if isinstance(node, BackwardCFunction) or node.name() == "CopySlices":
+        return True
+    saved = (name[4:] for name in dir(type(node)) if name.startswith("_raw_saved_"))
+    try:
+        with no_dispatch_modes():
+            return any(getattr(node, name) is not None for name in saved)
+    except RuntimeError:  # it was written to since
+        return True

@@ -1,0 +1,117 @@
+"""torch's dispatcher: Python kernels of operators, dispatch modes, and blocks in which they are off."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minicompile.compat.private import relies_on, take
+
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode
+else:
+    TorchDispatchMode = take("torch.utils._python_dispatch.TorchDispatchMode", "differentiation")
+
+python_dispatcher = take("torch._dispatch.python.enable_python_dispatcher", "differentiation")
+"""A context in which operators' Python kernels are used, as torch's own compiler does."""
+no_dispatch_modes = take("torch.utils._python_dispatch._disable_current_modes", "differentiation")
+"""A context in which no dispatch mode sees what is called."""
+no_function_modes = take("torch._C.DisableTorchFunction", "capture")
+"""A context in which `__torch_function__` modes are off."""
+below_autograd = take("torch._C._AutoDispatchBelowAutograd", "differentiation")
+"""A context in which operators leave no history for a backward pass."""
+
+DispatchKey = take("torch._C.DispatchKey", "differentiation")
+without_python_dispatcher = take("torch._C._DisablePythonDispatcher", "differentiation")
+has_kernel = take("torch._C._dispatch_has_kernel_for_dispatch_key", "differentiation")
+relies_on(
+    """torch.ops.aten.relu.default.py_kernels torch.ops.aten.relu.default._dispatch_cache
+    torch.ops.aten.relu.default._overloadname""",
+    "differentiation",
+)
+
+
+def is_composite(op: torch._ops.OpOverload) -> bool:
+    """Does the operator only call other operators (in every mode, autograd included)?"""
+    return bool(has_kernel(op.name(), "CompositeImplicitAutograd"))
+
+
+@contextlib.contextmanager
+def upsampling_as_in_eager() -> Iterator[None]:
+    """Inside, upsampling is traced as the operators that eager runs, not as torch's Python kernels."""
+    before: list[tuple[Any, dict[Any, Any]]] = []
+    for name in filter(lambda name: "upsample_" in name, dir(torch.ops.aten)):
+        packet = getattr(torch.ops.aten, name)
+        for op in (getattr(packet, overload) for overload in packet.overloads()):
+            before.append((op, dict(op.py_kernels)))
+            for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
+                if op.py_kernels.pop(key, None) and op._overloadname == "vec":
+                    op.py_kernels[key] = functools.partial(upsample_by_factors, packet.default)
+            op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernels in before:
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+def upsample_by_factors(op: Any, x: torch.Tensor, size: Any, *rest: Any) -> torch.Tensor:
+    """Call `op` with a size, or with factors (the last of `rest`): the C++ composite can't read symbolic
+    sizes. The real one: torch/_decomp/decompositions.py (upsample_compute_output_size)."""
+    *corners, factors = rest
+    if size is None:
+        size = [
+            old * int(factor) if factor == int(factor) else torch.sym_int(old * factor)
+            for old, factor in zip(x.shape[2:], factors)
+        ]
+    return op(x, size, *corners, *(factors or [None] * len(size)))
+
+
+@contextlib.contextmanager
+def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, on this thread and under the python dispatcher, functions replace operators' gradients."""
+    here, keys = threading.get_ident(), DispatchKey.__members__
+
+    def chosen(op: Any, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == here:
+            return kernel(*args, **kwargs)
+        with without_python_dispatcher():
+            return op(*args, **kwargs)
+
+    before = {op: op.py_kernels for op in kernels}
+    try:
+        for op, kernel in kernels.items():
+            places = (keys[f"Autograd{name}"] for name in ("CPU", "CUDA", "XPU", "MPS", "Other"))
+            guarded = functools.partial(chosen, op, kernel)
+            op.py_kernels = {**op.py_kernels, **dict.fromkeys(places, guarded)}
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, kernels_before in before.items():
+            op.py_kernels = kernels_before
+            op._dispatch_cache.clear()
+
+
+def onednn_linear() -> Any:
+    """Return the operator x @ weight.t() + bias of oneDNN; None where torch was built without it."""
+    packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return packet and packet.default
+
+
+@functools.cache
+def adds_products_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Can a product of half types be added to a float32 matrix in place, without rounding it?"""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    with no_dispatch_modes(), contextlib.suppress(RuntimeError, TypeError):
+        total, factor = (torch.ones(16, 16, device=device, dtype=d) for d in (torch.float32, dtype))
+        torch.addmm(total, factor, factor, torch.float32, out=total)  # type: ignore[call-overload]
+        return bool((total == 17).all())
+    return False

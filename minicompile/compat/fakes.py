@@ -1,0 +1,146 @@
+"""Fake tensors: tensors with shapes and strides but no data, laid out as eager's results are."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minicompile.compat.dispatch import no_dispatch_modes
+from minicompile.compat.private import relies_on, take
+from minicompile.ops.eager_checks import VARIANCE_OF, check_arguments
+from minicompile.ops.strides import (
+    UPSAMPLED_GRADIENTS,
+    as_row_major_view,
+    exactly_as_eager,
+    laid_out_as_eager,
+    upsampled_gradient,
+)
+
+FAKE = "torch._subclasses.fake_tensor"
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+else:
+    FakeTensor = take(f"{FAKE}.FakeTensor", "capture")
+    FakeTensorMode = take(f"{FAKE}.FakeTensorMode", "capture")
+FakeTensorConverter = take(f"{FAKE}.FakeTensorConverter", "capture")
+without_dispatch = take("torch._C._DisableTorchDispatch", "capture")
+relies_on(f"{FAKE}.FakeTensorMode.__torch_dispatch__", "capture")
+
+FAKE_LIMITS: tuple[type[BaseException], ...] = tuple(
+    kind
+    for name in ("DataDependentOutput", "DynamicOutputShape", "UnsupportedFakeTensor", "UnsupportedOperator")
+    if (kind := take(f"{FAKE}.{name}Exception", "capture", otherwise=None)) is not None
+)  # fmt: skip
+"""What a fake tensor raises where eager would have looked at the data, or has no fake kernel."""
+
+
+class EagerLayouts(FakeTensorMode):
+    """Fake tensors with the strides that eager's results have."""
+
+    random = False
+    """Whether an operator drew random numbers."""
+    env: Any = None
+    """The `shapes.env.ShapeEnv` of symbolic sizes."""
+
+    def __init__(self, symbolic: bool) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.static_shapes = not symbolic
+        self.cache_enabled = self.cache_enabled and not symbolic
+        self.answers: dict[Any, tuple[bool, tuple[Any, ...]]] = {}
+        """(operator, arguments by type and layout) -> is the result a view of the first, its layout."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
+        check_arguments(func, args, kwargs, no_dispatch_modes)
+        if not self.static_shapes:
+            if func in UPSAMPLED_GRADIENTS:
+                return upsampled_gradient(func, args[0], args[2])
+            func, args = as_row_major_view(func, args)
+            func = VARIANCE_OF.get(func, func)
+        if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor
+            return torch.empty_like(args[0])
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = laid_out_as_eager(func, args, result)
+        return exactly_as_eager(func, args, kwargs, result, no_dispatch_modes)
+
+
+def fake_mode(symbolic: bool = False) -> Any:
+    """Return a FakeTensorMode. `symbolic`: sizes may be SymInts of our own ShapeEnv; its cache is off."""
+    return EagerLayouts(symbolic)
+
+
+def new_fake(
+    mode: Any,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: Any = 0,
+) -> torch.Tensor:
+    """Return a fake tensor of a given layout, made without an operator call (ten times cheaper)."""
+    with without_dispatch():
+        meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        if offset:
+            last = sum((n - 1) * step for n, step in zip(size, stride) if n != 0)
+            meta = torch.empty((offset + 1 + last,), dtype=dtype, device="meta")
+            meta = meta.as_strided(size, stride, offset)
+        return FakeTensor(mode, meta, device)
+
+
+def fake_view(
+    mode: Any, base: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any
+) -> torch.Tensor:
+    """Return a fake view, of a given layout, of a fake tensor's memory and dtype."""
+    with without_dispatch():
+        return FakeTensor(mode, base.as_strided(size, stride, offset), base.device)
+
+
+def symbolic_layout(fake: torch.Tensor) -> bool:
+    """Is a fake tensor's layout kept as symbols, which may stand for known numbers by now?"""
+    return bool(fake._has_symbolic_sizes_strides)  # type: ignore[attr-defined]
+
+
+def fakes_again(mode: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that makes a new fake of a tensor, even of one that the mode has met."""
+    converter = FakeTensorConverter(copy_data=False)
+    return lambda tensor: converter.from_real_tensor(mode, tensor)
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[list[warnings.WarningMessage]]:
+    """Silence what fake tensors log and warn in this thread: operators do it themselves when they run.
+
+    Gives the list of the warnings.
+    """
+    thread, show, filters = threading.get_ident(), warnings.showwarning, list[Any](warnings.filters)
+    heard: list[warnings.WarningMessage] = []
+
+    def hear(*warning: Any, **kwargs: Any) -> None:
+        message, category, _, line, *_ = warning
+        actions = (
+            action
+            for action, text, kind, module, at in filters
+            if (text is None or text.match(str(message))) and issubclass(category, kind)
+            if module is None and at in (0, line)
+        )
+        if threading.get_ident() == thread:
+            heard.append(warnings.WarningMessage(*warning, **kwargs))
+        elif (
+            next(actions, "default") != "ignore"
+        ):  # another thread's, for which `always` is not meant
+            show(*warning, **kwargs)
+
+    logger = logging.getLogger(FAKE)
+    before, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings(action="always"):
+            warnings.showwarning = hear
+            yield heard
+    finally:
+        logger.disabled = before

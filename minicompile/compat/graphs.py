@@ -1,0 +1,45 @@
+"""FX graphs and nested containers: modules that print their code late, boxed calls, pytrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate  # noqa: F401  (used under this name elsewhere)
+
+from minicompile.compat.private import take
+
+tree_flatten = take("torch.utils._pytree.tree_flatten", "capture")
+tree_leaves = take("torch.utils._pytree.tree_leaves", "capture")
+tree_map = take("torch.utils._pytree.tree_map", "capture")
+tree_unflatten = take("torch.utils._pytree.tree_unflatten", "capture")
+tree_spread = take("torch.utils._pytree._broadcast_to_and_flatten", "capture")
+"""Spread a prefix of a container over its leaves: what `torch.vmap` does with `in_dims`."""
+
+LazyGraphModule = take(
+    "torch.fx._lazy_graph_module._LazyGraphModule", "speed", otherwise=fx.GraphModule
+)
+BoxedCodeGen = take("torch.fx.graph._BoxedCodeGen", "speed", otherwise=None)
+
+
+def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
+    """Return a GraphModule that generates its Python code when first called: most of ours never are."""
+    module: fx.GraphModule = LazyGraphModule(root, graph, class_name=name)
+    return module
+
+
+def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Return a graph as a function of one list, which it empties, so that values die after their last use."""
+    if BoxedCodeGen is None:  # values live until the end
+
+        def run_all(inputs: list[Any]) -> Any:
+            values = tuple(inputs)
+            inputs.clear()
+            return gm.forward(*values)
+
+        return run_all
+    gm.graph.set_codegen(BoxedCodeGen())
+    run: Callable[[list[Any]], Any] = fx.GraphModule(gm, gm.graph).forward
+    return run
