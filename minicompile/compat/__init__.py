@@ -268,6 +268,11 @@ graph_task = torch._C._current_graph_task_id
 retains_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
+_APPLY: Any = vars(torch.autograd.Function)["apply"]
+function_apply: Callable[..., Any] = getattr(_APPLY, "__func__", _APPLY)
+"""What `Fn.apply(...)` calls with the class `Fn` first: a Python function; in C from torch 2.14."""
+
+
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """`function.apply` where no transform of torch.func is active: 2 microseconds less."""
     return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]

@@ -159,7 +159,7 @@ def as_expected(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tenso
     return gradient.new_empty_strided(gradient.shape, strides).copy_(gradient)
 
 
-@means(Function.apply.__func__)
+@means(compat.function_apply)
 def apply_function(tracer: Calls, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     """`Fn.apply(...)`: a CustomFunction's node; without gradients just what its forward does."""
     name = cls.__qualname__

@@ -534,3 +534,24 @@ def test_an_input_given_back_under_no_grad_requires_none() -> None:
     for requires_grad in (True, False):
         x = torch.ones(3, requires_grad=requires_grad)
         assert equal(compiled(fn)(x), fn(x))
+
+
+class ChecksFirst(Cubed):
+    @classmethod
+    def apply(cls, x: torch.Tensor) -> Any:
+        assert x.dim() == 1
+        return super().apply(x) + 1
+
+
+HELD_APPLY = Cubed.apply
+
+
+@pytest.mark.parametrize("function", [ChecksFirst.apply, lambda x: ChecksFirst.apply(x) * 2,
+                                      lambda x: HELD_APPLY(x) * 2])  # fmt: skip
+def test_an_apply_that_is_held_or_overridden_is_part_of_the_graph(function: Any) -> None:
+    run = compiled(lambda x: function(x).sin())
+    x, y = (torch.arange(3.0, requires_grad=True) for _ in range(2))
+    assert equal(run(x), function(y).sin())
+    run(x).sum().backward()
+    function(y).sin().sum().backward()
+    assert equal(x.grad, y.grad) and explained(run).graph_count == 1
