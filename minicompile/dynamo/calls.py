@@ -131,9 +131,9 @@ def is_tensor_method(function: Any) -> bool:
 def class_method(function: Any, cls: type) -> Any:
     """Return the classmethod, written in C, of which `function` is the form bound to `cls`; else None."""
     for definition in (own_attributes(base).get(function.__name__) for base in mro_of(cls)):
-        if type(definition) is types.ClassMethodDescriptorType:
-            if definition.__get__(None, cls) == function:
-                return definition
+        written_in_c = type(definition) is types.ClassMethodDescriptorType
+        if written_in_c and definition.__get__(None, cls) == function:
+            return definition
     return None
 
 
