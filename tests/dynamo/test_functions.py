@@ -570,5 +570,5 @@ def test_a_ctx_has_every_attribute_that_torch_gives_it_or_is_refused() -> None:
                 return x + hasattr(ctx, Asks.asked)
 
         x = torch.ones(3, requires_grad=True)
-        call = minicompile.compile(lambda x: Asks.apply(x), backend="eager")  # noqa: B023
+        call = minicompile.compile(lambda x: Asks.apply(x), backend="eager")
         assert equal(call(x), Asks.apply(x)), name
