@@ -16,6 +16,7 @@ from minicompile.compat.autograd import (
     WatchedHooks,
     clear_saved_tensors,
     direct_apply,
+    function_apply,
     graph_task,
     keeps_something,
     of_hook,

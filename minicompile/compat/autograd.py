@@ -109,6 +109,11 @@ retains_graph = take(f"{AUTOGRAD}._get_current_graph_task_keep_graph", "training
 BackwardCFunction: Any = take("torch.autograd.function.BackwardCFunction", "training")
 
 
+_APPLY: Any = vars(torch.autograd.Function).get("apply", torch.autograd.Function.apply)
+function_apply: Callable[..., Any] = getattr(_APPLY, "__func__", _APPLY)
+"""The function that `Fn.apply(...)` calls with the class `Fn` first: in Python, and in C from torch 2.14."""
+
+
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return `function.apply` for where no transform of torch.func is active: 2 microseconds less."""
     try:

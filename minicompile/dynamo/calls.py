@@ -38,6 +38,8 @@ from minicompile.dynamo.variables import (
     is_numpy_scalar,
     library_of,
     lookup,
+    mro_of,
+    own_attributes,
     owner_of,
     words,
 )
@@ -124,6 +126,15 @@ def is_tensor_method(function: Any) -> bool:
     if isinstance(function, C_METHODS):
         return issubclass(function.__objclass__, compat.TensorBase)
     return isinstance(function, types.FunctionType) and function in TENSOR_FUNCTIONS
+
+
+def class_method(function: Any, cls: type) -> Any:
+    """Return the classmethod, written in C, of which `function` is the form bound to `cls`; else None."""
+    for definition in (own_attributes(base).get(function.__name__) for base in mro_of(cls)):
+        written_in_c = type(definition) is types.ClassMethodDescriptorType
+        if written_in_c and definition.__get__(None, cls) == function:
+            return definition
+    return None
 
 
 class RecordingMode(TorchFunctionMode):
@@ -308,8 +319,12 @@ class Calls(Containers):
             definition = find(type(owner), function.__name__)
             if isinstance(definition, C_METHODS):
                 return self.call(definition, (owner, *args), kwargs)
-        if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-            self.unsupported("autograd-function", "a custom autograd.Function")
+        if isinstance(owner, type):
+            rule = self.rule_for(class_method(function, owner))
+            if rule is not None:
+                return rule(self, (owner, *args), kwargs)
+            if issubclass(owner, torch.autograd.Function):
+                self.unsupported("autograd-function", "a custom autograd.Function")
         if isinstance(owner, type) and function.__name__ == "__new__":
             return self.native_new(function, args, kwargs)
         return self.call_native(function, args, kwargs)

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.utils import checkpoint
 
 from minicompile import compat
-from minicompile.dynamo.builtins import means, refuse
+from minicompile.dynamo.builtins import means
 from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
 from minicompile.dynamo.guards import SourceCode, generate, types_from
 from minicompile.dynamo.recorder import Subgraph
@@ -79,15 +80,16 @@ class Context:
     def mark_non_differentiable(self, *tensors: Any) -> None:
         self.without_gradient = tensors
 
-    def mark_dirty(self, *tensors: Any) -> None:
-        """Refused."""
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """Refused."""
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
 
 
-refuse("autograd-function", "ctx.mark_dirty: a Function that works in place", Context.mark_dirty)
-refuse("autograd-function", "ctx.set_materialize_grads", Context.set_materialize_grads)
+@means(Context.__getattr__)
+def missing_attribute(tracer: Calls, context: Context, name: str) -> Any:
+    """Refuse the other attributes that torch's own `ctx` has: `mark_dirty`, `input_grad_buffers`, ..."""
+    if hasattr(BackwardCFunction, name):
+        tracer.unsupported("autograd-function", f"ctx.{name} of an autograd.Function")
+    return tracer.no_attribute(context, name)
 
 
 class CustomFunction(Called):
@@ -159,7 +161,7 @@ def as_expected(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tenso
     return gradient.new_empty_strided(gradient.shape, strides).copy_(gradient)
 
 
-@means(Function.apply.__func__)
+@means(compat.function_apply)
 def apply_function(tracer: Calls, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     """`Fn.apply(...)`: a CustomFunction's node; without gradients just what its forward does."""
     name = cls.__qualname__

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import minicompile as mc
 from minicompile.lessons.model import GPT
+from tests.torch_versions import torch_has
 
 WORLD = 2
 checks: dict[str, Callable[[], None]] = {}
@@ -265,7 +266,7 @@ def collectives_are_in_the_graph() -> None:
         for _ in range(2):
             torch.testing.assert_close(compiled(mine), function(given), rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(mine, given)
-    gathers = torch.__version__ >= (2, 12)  # before, eager gathers no transposed tensor
+    gathers = torch_has("all_gather takes transposed tensors")
     for function in (mean_of_all, gathered)[: 1 + gathers]:
         given = example().t()
         found, expected = mc.compile(function, fullgraph=True)(given), function(given)

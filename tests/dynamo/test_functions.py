@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import BackwardCFunction, once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -534,3 +534,41 @@ def test_an_input_given_back_under_no_grad_requires_none() -> None:
     for requires_grad in (True, False):
         x = torch.ones(3, requires_grad=requires_grad)
         assert equal(compiled(fn)(x), fn(x))
+
+
+class ChecksFirst(Cubed):
+    @classmethod
+    def apply(cls, x: torch.Tensor) -> Any:
+        assert x.dim() == 1
+        return super().apply(x) + 1
+
+
+HELD_APPLY = Cubed.apply
+
+
+@pytest.mark.parametrize("function", [ChecksFirst.apply, lambda x: ChecksFirst.apply(x) * 2,
+                                      lambda x: HELD_APPLY(x) * 2])  # fmt: skip
+def test_an_apply_that_is_held_or_overridden_is_part_of_the_graph(function: Any) -> None:
+    run = compiled(lambda x: function(x).sin())
+    x, y = (torch.arange(3.0, requires_grad=True) for _ in range(2))
+    assert equal(run(x), function(y).sin())
+    run(x).sum().backward()
+    function(y).sin().sum().backward()
+    assert equal(x.grad, y.grad) and explained(run).graph_count == 1
+
+
+def test_a_ctx_has_every_attribute_that_torch_gives_it_or_is_refused() -> None:
+    raising_or_deprecated = {"input_grad_buffers", "saved_variables"}
+    public = {name for name in dir(BackwardCFunction) if not name.startswith("_")}
+    for name in sorted(public - raising_or_deprecated):
+
+        class Asks(GivesBack):
+            asked = name
+
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return x + hasattr(ctx, Asks.asked)
+
+        x = torch.ones(3, requires_grad=True)
+        call = minicompile.compile(lambda x: Asks.apply(x), backend="eager")
+        assert equal(call(x), Asks.apply(x)), name
