@@ -129,6 +129,7 @@ def run_cache(chosen: argparse.Namespace) -> int:
 
 
 COMMANDS = {
+    "doctor": elsewhere("say what this machine and this torch lack, and the cure", "debug.doctor"),
     "demo": elsewhere("train the lesson model: eager, torch.compile, minicompile", "bench.demo"),
     "bench": elsewhere(
         "time patterns and models: eager, torch.compile, minicompile", "bench.speed"

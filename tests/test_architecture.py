@@ -34,7 +34,7 @@ RESULTS = {
     "codegen.plan",
 }
 UNDER = ("ops", "shapes", "passes")
-SHARED = {*UNDER, "errors", "options", "compat"}
+SHARED = {*UNDER, "errors", "options", "versions", "compat"}
 BESIDE = ("show", "debug", "lessons", "bench")
 ABOVE = {"api", "extension", "pipeline", "pipeline_result", "provenance", "__main__", "exporting"}
 """What calls the rooms; no room calls it."""

@@ -56,6 +56,15 @@ class PrivateName:
     present: bool | None = None
     """None: not looked up yet."""
 
+    def is_there(self) -> bool:
+        """Does the running release have it? Looks it up, which may import much."""
+        if self.present is None:
+            try:
+                lookup(self.path)
+            except Exception:  # an import can fail in any way
+                return False
+        return self.present is not False
+
 
 NAMES: dict[str, PrivateName] = {}
 """Every private name in use, by path. Filled when the modules of this folder are imported."""

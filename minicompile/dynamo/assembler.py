@@ -24,6 +24,7 @@ from types import CodeType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 VERSION = sys.version_info[:2]
+"""Under one newer than tested this module can be imported, and nothing is captured (compat/versions.py)."""
 
 Position: TypeAlias = tuple[int | None, int | None, int | None, int | None]
 """First line, last line, first column, column past the end; None where the compiler said nothing."""
@@ -55,7 +56,7 @@ class Handler(Generic[Place]):
 
 
 JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
-_CACHES: Any = opcode._inline_cache_entries  # type: ignore[attr-defined]
+_CACHES: Any = getattr(opcode, "_inline_cache_entries", {})
 
 
 def cache_units(opname: str) -> int:

@@ -188,8 +188,8 @@ _DIRECTION = re.compile("_FORWARD|_BACKWARD|_NO_INTERRUPT")
 """What tells jumps apart that mean the same."""
 _FLAGS = {"LOAD_GLOBAL": 1, "LOAD_ATTR": int(VERSION >= (3, 12)), "LOAD_SUPER_ATTR": 2}
 """Bits of the argument below the number of a name."""
-_COMPARISON_FLAGS = {11: 0, 12: 4, 13: 5}[VERSION[1]]
-_OPERATORS: Any = opcode._nb_ops  # type: ignore[attr-defined]
+_COMPARISON_FLAGS = {11: 0, 12: 4}.get(VERSION[1], 5)
+_OPERATORS: Any = getattr(opcode, "_nb_ops", ())
 
 
 def normalised(code: CodeType) -> Program:

@@ -218,8 +218,11 @@ class Dispatcher:
         try:
             compat.check_capture()
         except Unsupported as error:
-            if not self.stopped:
-                self.stop(error)
+            if self.fullgraph:
+                raise
+            if not self.stopped:  # no warning here: `mc.compile` gave one for the process
+                self.stopped = True
+                self.note(error)
             return False
         return True
 

@@ -4,7 +4,8 @@
 
 CPython lets an extension evaluate frames (PEP 523); `frame_hook.c` does, and is built at first use. The hook
 is on only in the thread that calls the watched function, and only while it runs. Generators and coroutines
-run as they are. Without a C compiler nothing is asked. This module imports no torch.
+run as they are. Without a C compiler, or under a Python newer than tested, nothing is asked. This module
+imports no torch.
 The real compiler: torch/csrc/dynamo/eval_frame.c.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 
 from minicompile.dynamo.interpreter import Marker
 from minicompile.ops.build import load_extension
+from minicompile.versions import python_is_unknown
 
 EXTENSION = Path(__file__).with_name("frame_hook.c")
 
@@ -43,7 +45,9 @@ next_serial = itertools.count(1).__next__
 
 @functools.cache
 def load_hook() -> ModuleType | None:
-    """The C part; None without a compiler."""
+    """The C part; None without a compiler, and under a Python whose frames may look otherwise."""
+    if python_is_unknown():
+        return None
     extension = load_extension(EXTENSION)
     if extension is not None:
         extension.start(LEAVE, NEVER, QUIET)
