@@ -21,13 +21,10 @@ push_hooks = take(f"{AUTOGRAD}._push_saved_tensors_default_hooks", "capture")
 pop_hooks = take(f"{AUTOGRAD}._pop_saved_tensors_default_hooks", "capture")
 
 
-class _NeverRaised(Exception):
-    """Takes the place of an exception that this torch doesn't have."""
-
-
-StopRecomputation: type[Exception] = take(
-    "torch.utils.checkpoint._StopRecomputationError", "speed", otherwise=_NeverRaised
+StopRecomputation: Any = take(
+    "torch.utils.checkpoint._StopRecomputationError", "speed", otherwise=()
 )
+"""The exception that ends a second run; an `except ()` catches nothing."""
 
 
 class WatchedHooks:

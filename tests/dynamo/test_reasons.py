@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import minicompile as mc
+from minicompile import compat
 from minicompile.dynamo.reasons import REASONS
 from minicompile.dynamo.refusals import FUNCTIONS, OF_TENSORS
 from tests.dynamo.helpers import explained
@@ -35,6 +36,7 @@ def names_in(node: ast.AST) -> list[str]:
 def used_ids() -> set[str]:
     """First arguments of everything that refuses, also where a local name `id` stands for it."""
     found = {id for table in TABLES for id, *_ in table}
+    found |= {compat.PART_GONE, compat.PYTHON_UNKNOWN}
     for path in ROOM.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "id":
