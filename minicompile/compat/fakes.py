@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minicompile.compat.dispatch import no_dispatch_modes
-from minicompile.compat.private import relies_on, take
+from minicompile.compat.private import lookup, relies_on, take
 from minicompile.ops.eager_checks import VARIANCE_OF, check_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
@@ -21,6 +23,7 @@ from minicompile.ops.strides import (
     laid_out_as_eager,
     upsampled_gradient,
 )
+from minicompile.versions import release
 
 FAKE = "torch._subclasses.fake_tensor"
 if TYPE_CHECKING:
@@ -59,6 +62,8 @@ class EagerLayouts(FakeTensorMode):
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         check_arguments(func, args, kwargs, no_dispatch_modes)
         if not self.static_shapes:
+            if func is torch.ops.aten.slice.Tensor and SLICES_NEED_ENV:
+                return slice_of(*args, **(kwargs or {}))
             if func in UPSAMPLED_GRADIENTS:
                 return upsampled_gradient(func, args[0], args[2])
             func, args = as_row_major_view(func, args)
@@ -68,6 +73,33 @@ class EagerLayouts(FakeTensorMode):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         result = laid_out_as_eager(func, args, result)
         return exactly_as_eager(func, args, kwargs, result, no_dispatch_modes)
+
+
+SLICES_NEED_ENV = release(torch.__version__) < (2, 13)
+"""Do fakes ask torch's own ShapeEnv for the length of a slice whose ends are symbolic?"""
+
+if SLICES_NEED_ENV and relies_on("torch._meta_registrations.div_rtn", "speed", replaced=True):
+    # The sizes that pooling gives: its rounding down asks for the sign of a remainder, `//` does not.
+    lookup("torch._meta_registrations").div_rtn = operator.floordiv
+
+
+def slice_of(
+    x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> torch.Tensor:
+    """Return a fake slice. Comparisons of sizes that aren't the same for all sizes become guards."""
+    size = x.shape[dim]
+
+    def position(end: Any, otherwise: Any) -> Any:
+        if end is None or end is sys.maxsize:
+            return otherwise
+        end = end + size if end < 0 else end
+        return 0 if end < 0 else size if end > size else end
+
+    first, last = position(start, 0), position(end, size)
+    length = 0 if last < first else (last - first + step - 1) // step
+    sizes, strides = list(x.shape), list(x.stride())
+    sizes[dim], strides[dim] = length, strides[dim] * step
+    return x.as_strided(sizes, strides, x.storage_offset() + first * x.stride(dim))
 
 
 def fake_mode(symbolic: bool = False) -> Any:

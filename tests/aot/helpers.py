@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import warnings
 from collections.abc import Callable
@@ -127,7 +128,8 @@ def capture(
             {Origin(node.name, "input", (SourceLine("user.py", 1, "fn"),))}
         )
         recorder.bind(fake, node)
-    with mode, recorder:
+    # the composites in C++ of torch 2.11 ask for plain sizes
+    with mode, recorder, compat.python_dispatcher() if dynamic else contextlib.nullcontext():
         result = fn(*trial)
     result = result if isinstance(result, tuple | list) else (result,)
     recorder.graph.output(tuple(recorder.argument(value) for value in result))
