@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from minicompile.compat.private import later, take
+from minicompile.compat.private import Gone, later, take
 from minicompile.errors import Unsupported
 
 ast_source = later("triton.compiler.ASTSource", "triton")
@@ -82,9 +82,10 @@ def triton_interpreter() -> tuple[Any, Any]:
 
 
 def nvidia_tool(name: str) -> str | None:
-    """Return the path of "cuobjdump" or "nvdisasm", which Triton's wheels bring along; None without it."""
+    """Return the path of "ptxas", "cuobjdump" or "nvdisasm", which Triton's wheels bring along; None without it."""
     try:
-        return str(getattr(tools(), name).path)
+        knobs = tools()
+        return None if isinstance(knobs, Gone) else str(getattr(knobs, name).path)
     except (AttributeError, RuntimeError):
         return None
 
