@@ -26,7 +26,7 @@ PYTEST = (
 
 
 def row(report: Path) -> str:
-    """One release's row, from pytest's report; the file's name has the versions. An error counts as failed."""
+    """One release's row, from pytest's report, whose name has the versions. Errors count as failed."""
     versions = report.stem.split("_")
     suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
     counts = ("tests", "failures", "errors", "skipped")
