@@ -61,7 +61,7 @@ def test_every_name_has_a_part_and_every_part_a_name():
 
 
 def test_a_known_torch_lacks_no_name_but_those_of_later_releases():
-    """Names of CUDA are in builds for it only. What is imported late isn't looked up: see the doctor's page."""
+    """Names of CUDA are in builds for it only. What is imported late is not looked up here."""
     if TESTED["torch"].place(torch.__version__) != "known":
         pytest.skip(f"torch {torch.__version__} was not tested")
     here = release(torch.__version__)
