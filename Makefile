@@ -4,9 +4,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 # The build of PyTorch: any arguments that pip install takes.
-TORCH  ?= torch==2.13.0
+TORCH  ?= torch==2.15.0
 # Only where PyTorch brought no Triton of its own (its CPU builds).
-TRITON ?= triton==3.6.0
+TRITON ?= triton==3.9.0
 
 PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check install --quiet
@@ -15,7 +15,7 @@ FIRST     = notebooks/00_one_model_top_to_bottom.ipynb
 # JupyterLab asks root to say that it means it. The address that it prints leads to the lesson too.
 LAB_FLAGS = $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: help lab demo notebooks grade mutants test check lint tests lessons fuzz browser size clean
+.PHONY: help lab demo notebooks grade mutants test check lint tests lessons fuzz browser compat size clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -68,6 +68,15 @@ lessons:
 fuzz:
 	$(PY) -m tests.fuzz --seed $(or $(SEED),0) --minutes $(or $(MINUTES),5) $(if $(COUNT),--count $(COUNT)) \
 	    --backend $(or $(BACKEND),inductor) --write build/fuzz
+
+# An environment of its own for each release, so that they can be tried side by side.
+COMPAT = build/compat/$(subst ==,-,$(notdir $(firstword $(TORCH))))
+
+## make compat     run the tests with another release: make compat TORCH="torch==2.15.0"
+compat:
+	@mkdir -p build/compat
+	$(MAKE) VENV=$(COMPAT) $(COMPAT)/.dev
+	$(COMPAT)/bin/python -m tests.compat.suite
 
 ## make size       lines of code, against the budget
 size:
@@ -123,7 +132,8 @@ browser:
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "error: $(PYTHON) not found; say make PYTHON=python3.12, or install Python 3.11 to 3.13" >&2; exit 1; }
-	@$(PYTHON) -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))" || { echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.11, 3.12 or 3.13 is needed: say make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.11 or newer is needed: say make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info >= (3, 14))" || echo "note: $(PYTHON) is $$($(PYTHON) -V 2>&1), newer than tested: everything runs in eager there; say make PYTHON=python3.12 to compile"
 	@$(SYSTEM_TOOLS)
 	@$(PYTHON) -m venv $(VENV) || { echo "error: could not make $(VENV); on Debian: apt install python3-venv" >&2; exit 1; }
 

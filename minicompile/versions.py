@@ -13,7 +13,7 @@ from importlib import metadata
 
 
 @dataclass(frozen=True)
-class Tested:
+class Releases:
     """A range of releases, both ends included. A release is compared by its first two numbers."""
 
     first: tuple[int, int]
@@ -30,9 +30,9 @@ class Tested:
 
 
 TESTED = {
-    "Python": Tested((3, 11), (3, 13)),
-    "torch": Tested((2, 11), (2, 15)),
-    "triton": Tested((3, 6), (3, 9)),
+    "Python": Releases((3, 11), (3, 13)),
+    "torch": Releases((2, 11), (2, 15)),
+    "triton": Releases((3, 6), (3, 9)),
 }
 
 

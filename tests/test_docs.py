@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -71,3 +72,11 @@ def test_hooks_run_what_make_lint_runs():
     lint = makefile.partition("\nlint:")[2].partition("\n\n")[0]
     commands = {line.partition("-m ")[2].removesuffix(" .") for line in lint.strip().splitlines()}
     assert set(re.findall(r"entry: python -m ([^,]+),", text)) == commands
+
+
+def test_the_lessons_say_which_torch_and_python_made_their_saved_outputs():
+    text = " ".join((ROOT / "notebooks" / "README.md").read_text(encoding="utf-8").split())
+    [(torch, python)] = re.findall(r"made by PyTorch ([\d.]+\d) on Python ([\d.]+\d) ", text)
+    for path in (ROOT / "notebooks").glob("**/[0-9]*.ipynb"):
+        stamp = json.loads(path.read_text(encoding="utf-8"))["metadata"]["minicompile"]
+        assert (stamp["torch"], stamp["python"]) == (torch, python), path.name

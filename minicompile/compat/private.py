@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -68,6 +70,14 @@ class PrivateName:
 
 NAMES: dict[str, PrivateName] = {}
 """Every private name in use, by path. Filled when the modules of this folder are imported."""
+
+
+def all_names() -> dict[str, PrivateName]:
+    """Import every file of this folder, and return `NAMES`."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"minicompile.compat.{module.name}")
+    return NAMES
+
 
 REFUSE: Any = object()
 """Says that nothing can take the place of a name."""

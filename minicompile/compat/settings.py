@@ -145,7 +145,7 @@ STATE_READERS = [
         _has_torch_function_unary _has_torch_function_variadic
         _is_torch_function_enabled _is_torch_function_mode_enabled
         _len_torch_function_stack _len_torch_dispatch_stack
-        _is_any_autocast_enabled _is_autocast_available _get_autocast_supported_dtype
+        _is_any_autocast_enabled _is_autocast_available
         _has_cuda _has_mps _has_mkldnn _get_privateuse1_backend_name
         _functorch _cuda_isInBadFork _cuda_getDeviceCount""",
     ),

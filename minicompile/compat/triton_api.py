@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from minicompile.compat.private import later, take
+from minicompile.compat.private import Gone, later
 from minicompile.errors import Unsupported
 
 ast_source = later("triton.compiler.ASTSource", "triton")
@@ -21,6 +21,9 @@ target_type = later("triton.backends.compiler.GPUTarget", "triton")
 interpreter_module = later("triton.runtime.interpreter", "triton")
 jit_function = later("triton.runtime.jit.JITFunction", "triton")
 tools = later("triton.knobs.nvidia", "triton")
+sleep = later("torch.cuda._sleep", "gpu")
+current_device = later("torch._C._cuda_getDevice", "gpu")
+current_stream = later("torch._C._cuda_getCurrentRawStream", "gpu")
 
 _PARSING = threading.Lock()
 
@@ -82,16 +85,17 @@ def triton_interpreter() -> tuple[Any, Any]:
 
 
 def nvidia_tool(name: str) -> str | None:
-    """Return the path of "cuobjdump" or "nvdisasm", which Triton's wheels bring along; None without it."""
+    """Return the path of "ptxas", "cuobjdump" or "nvdisasm", which Triton's wheels bring; None without it."""
     try:
-        return str(getattr(tools(), name).path)
+        knobs = tools()
+        return None if isinstance(knobs, Gone) else str(getattr(knobs, name).path)
     except (AttributeError, RuntimeError):
         return None
 
 
 def gpu_pause(seconds: float) -> None:
     """Keep the GPU waiting about this long, while the host goes on queueing work."""
-    take("torch.cuda._sleep", "gpu")(int(seconds * 2e9))  # cycles
+    sleep()(int(seconds * 2e9))  # cycles
 
 
 def cuda_launch_state() -> tuple[Callable[[], int], Callable[[int], int]]:
@@ -99,6 +103,4 @@ def cuda_launch_state() -> tuple[Callable[[], int], Callable[[int], int]]:
 
     Each is a C function of under 0.1 microseconds.
     """
-    return take("torch._C._cuda_getDevice", "gpu"), take(
-        "torch._C._cuda_getCurrentRawStream", "gpu"
-    )
+    return current_device(), current_stream()

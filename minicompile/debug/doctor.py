@@ -200,14 +200,17 @@ def frame_hook() -> list[Row]:
 
 def torch_parts() -> list[Row]:
     """A row of each part of torch and Triton that has private names: are they known, unknown or gone?"""
-    from minicompile.compat import torch_compiler, triton_api  # noqa: F401 (they list names)
-    from minicompile.compat.private import NAMES, PARTS
+    import torch
+
+    from minicompile.compat.private import PARTS, all_names
 
     there = [name for name in ("torch", "triton") if installed(name) is not None]
+    used = [one for one in all_names().values() if one.path.partition(".")[0] in there]
     rows = []
     for part, loss in PARTS.items():
-        names = [one for one in NAMES.values() if one.part == part]
-        names = [one for one in names if one.path.partition(".")[0] in there]
+        names = [one for one in used if one.part == part]
+        if part == "gpu" and not torch.cuda.is_available():  # a build for CPUs lacks them all
+            continue
         gone = {one.path: one.replaced for one in names if not one.is_there()}
         if names:
             library = "triton" if part == "triton" else "torch"

@@ -76,9 +76,7 @@ def try_without(path: str) -> dict[str, Any]:
 
 def names() -> list[str]:
     """Every private name that the package takes, in the order of the files; asked in another process."""
-    ask = (
-        "from minicompile.compat import private, torch_compiler, triton_api; print(*private.NAMES)"
-    )
+    ask = "from minicompile.compat.private import all_names; print(*all_names())"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     return done.stdout.split()
 
