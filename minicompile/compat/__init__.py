@@ -346,6 +346,25 @@ def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None
             op._dispatch_cache.clear()
 
 
+@contextlib.contextmanager
+def composite_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Under the python dispatcher `kernels[op]`, given torch's own Python kernel and then the arguments,
+    replaces that kernel (torch 2.11 to 2.15). Without one, torch's kernel in C++ stays."""
+    keys = (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd)
+    before = {op: op.py_kernels for op in kernels}
+    try:
+        for op, kernel in kernels.items():
+            own = {key: op.py_kernels[key] for key in keys if key in op.py_kernels}
+            replaced = {key: functools.partial(kernel, torchs) for key, torchs in own.items()}
+            op.py_kernels = {**op.py_kernels, **replaced}
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, known in before.items():
+            op.py_kernels = known
+            op._dispatch_cache.clear()
+
+
 _NAMES = """all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single
     barrier batch_isend_irecv broadcast broadcast_object_list gather gather_object irecv isend recv reduce
     reduce_scatter reduce_scatter_tensor scatter scatter_object_list send"""

@@ -17,14 +17,16 @@ from minicompile.exporting.exported import Exported, as_number
 from minicompile.exporting.load import Library
 
 RELATIVE, ABSOLUTE = 1e-2, 1e-3
-"""Tolerances: of an element, and of a result's largest element. A package rounds as float32 or its half types do."""
+"""Tolerances: of an element, and of a result's largest element. Half types round so coarsely."""
 ALLOWED = 0.01
 """Share of elements that may differ: a comparison of nearly equal numbers falls out otherwise."""
 
 
 def check_built(folder: Path, name: str, exported: Exported, hints: Mapping[Any, int]) -> None:
-    """Raise BackendError if a package's library computes something else than the export. `hints`: values of the
-    symbolic sizes. Nothing is checked where the export itself refuses the made-up input."""
+    """Raise BackendError if a package's library computes something else than the export.
+
+    `hints`: values of the symbolic sizes. Where the export itself refuses the made-up input, nothing is checked.
+    """
     specs, state = exported.signature.inputs, exported.state
     inputs = {
         s.target: made_up(x, hints) for s, x in zip(specs, exported.layouts) if s.kind == "input"
@@ -64,7 +66,7 @@ def made_up(like: Tensor, hints: Mapping[Any, int]) -> Tensor:
 
 
 def alike(found: Tensor, expected: Tensor) -> bool:
-    """Whether results differ by rounding alone. Integers aren't compared: they may count or place rounded numbers."""
+    """Whether results differ by rounding alone. Integers aren't compared: they may count rounded numbers."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     if not expected.is_floating_point() or expected.numel() == 0:

@@ -49,6 +49,9 @@ CONTIGUOUS = BATCH_NORMS | {
     aten.pow.Scalar,
     aten.log_sigmoid_forward.default,
     aten.rrelu_with_noise_functional.default,
+    aten.normal.Tensor_Tensor,
+    aten.normal.float_Tensor,
+    aten.poisson.default,
 }
 """The (first) result is row-major; FakeTensor keeps the operand's strides."""
 
