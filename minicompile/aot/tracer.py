@@ -24,9 +24,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
+from minicompile.aot.composites import composites_as_in_eager
 from minicompile.aot.decompositions.registry import Rule, rule_for
 from minicompile.aot.layout import conform, frozen
-from minicompile.aot.recurrent import dropout_between_layers
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of
 from minicompile.ops.nodes import aten_ops, gives_tensor
@@ -101,8 +101,8 @@ class Tracer(compat.TorchDispatchMode):
         # torch's Python kernels of composites: in C++ batch norm hides that it mutates
         kernels = compat.python_dispatcher(), compat.upsampling_as_in_eager()
         quiet = compat.quiet_fakes()  # the capture heard what there is to tell
-        asked, dropout = asking(self.env, self.asks), dropout_between_layers()
-        with self.mode, quiet, kernels[0], kernels[1], dropout, self, asked:
+        asked, composites = asking(self.env, self.asks), composites_as_in_eager()
+        with self.mode, quiet, kernels[0], kernels[1], composites, self, asked:
             yield
 
     @contextlib.contextmanager

@@ -87,8 +87,8 @@ def aot_package(
     the one that runs no compiler. None: the CPU, or the GPU that the program was exported with. What an
     operator leaves to a device (a float32 product's precision) is as torch's settings say now.
     Where this processor can run it, a package for a CPU is run once and compared with the export.
-    Raises Unsupported for what a package can't do, with the user's line, and BackendError without a compiler or
-    if the compiler made something else of the program.
+    Raises Unsupported for what a package can't do, with the user's line, and BackendError without a
+    compiler, or if that made something else of the program.
     """
     path = Path(path)
     with TemporaryDirectory(prefix="minicompile_package_", dir=path.absolute().parent) as work:

@@ -25,7 +25,7 @@ ALLOWED = 0.01
 def check_built(folder: Path, name: str, exported: Exported, hints: Mapping[Any, int]) -> None:
     """Raise BackendError if a package's library computes something else than the export.
 
-    `hints`: values of the symbolic sizes. Where the export itself refuses the made-up input, nothing is checked.
+    `hints`: values of the symbolic sizes. Nothing is checked where the export itself refuses the input.
     """
     specs, state = exported.signature.inputs, exported.state
     inputs = {

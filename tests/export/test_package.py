@@ -85,7 +85,7 @@ def test_results_are_those_of_eager(name: str, tmp_path: Path) -> None:
 
 
 class Convolutions(nn.Module):
-    """Many kernel sizes, strides, paddings, dilations and numbers of groups, on images and on rows of pixels."""
+    """Many kernel sizes, strides, paddings, dilations and groups, on images and on rows of pixels."""
 
     OPTIONS = (
         (3, 1, 1, 1, 1), (3, 1, 0, 1, 1), (4, 4, 0, 1, 1), (1, 1, 0, 1, 1), (1, 2, 0, 1, 1), (2, 2, 0, 1, 2),

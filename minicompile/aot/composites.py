@@ -1,10 +1,10 @@
-"""Dropout between the layers of a recurrent network, which torch's decomposition of one leaves out.
+"""What torch's Python kernels of composite operators leave out: dropout between recurrent layers, a check.
 
     torch.gru(x, ..., num_layers=2, dropout=0.5, train=True)    is traced as
     y, first = torch.gru(x, ..., num_layers=1, dropout=0.0)
     y, second = torch.gru(torch.dropout(y, 0.5, True), ..., num_layers=1, dropout=0.0)
 
-The real compiler: `_rnn_helper` in torch/_decomp/decompositions.py; its condition for dropout never holds
+The real compiler: torch/_decomp/decompositions.py; in its `_rnn_helper` the condition for dropout never holds
 (torch 2.11 to 2.15).
 """
 
@@ -19,6 +19,7 @@ import torch
 from minicompile import compat
 from minicompile.ops.nodes import aten_ops
 
+aten = torch.ops.aten
 Hidden = torch.Tensor | Sequence[torch.Tensor]
 """States of all layers and directions, in dimension 0: one tensor, or those of an LSTM and its cells."""
 
@@ -71,12 +72,22 @@ def stacked(
     return (x, *(torch.cat(layer) for layer in zip(*states)))
 
 
+def multilabel_margin_loss(
+    loss: Callable[..., Any], input: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, ...]:
+    """Eager refuses classes that don't exist, even behind the -1 that ends the list."""
+    exists = (target >= -1) & (target < input.shape[-1])
+    aten._assert_async.msg(exists.all(), "argument #2 'target' is out of range")
+    return loss(input, target, reduction)
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(aten_ops("gru.input lstm.input rnn_tanh.input rnn_relu.input"), padded),
     **dict.fromkeys(aten_ops("gru.data lstm.data rnn_tanh.data rnn_relu.data"), packed),
+    aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
 }
 
 
-def dropout_between_layers() -> contextlib.AbstractContextManager[None]:
-    """A context in which, under the python dispatcher, recurrent networks have their dropout."""
+def composites_as_in_eager() -> contextlib.AbstractContextManager[None]:
+    """A context in which, under the python dispatcher, the rules above replace torch's kernels."""
     return compat.composite_kernels(RULES)

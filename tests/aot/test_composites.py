@@ -64,7 +64,10 @@ def test_dropout_is_left_out_in_evaluation() -> None:
 VARIANTS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "relu": (lambda: nn.RNN(4, 3, 2, "relu", dropout=0.5), (torch.randn(3, 2, 4),)),
     "float64": (lambda: nn.LSTM(4, 3, 2, dropout=0.5).double(), (torch.randn(3, 2, 4).double(),)),
-    "projection": (lambda: nn.LSTM(4, 3, 2, dropout=0.5, proj_size=2).double(), (torch.randn(3, 2, 4).double(),)),
+    "projection": (
+        lambda: nn.LSTM(4, 3, 2, dropout=0.5, proj_size=2).double(),
+        (torch.randn(3, 2, 4).double(),),
+    ),
     "frozen": (lambda: nn.LSTM(4, 3, 2, dropout=0.5).requires_grad_(False), (torch.randn(3, 2, 4),)),
     "unbatched": (lambda: nn.GRU(4, 3, 2, dropout=0.5), (torch.randn(3, 4),)),
     "given state": (lambda: nn.GRU(4, 3, 2, dropout=0.5), (torch.randn(3, 2, 4), torch.randn(2, 2, 3))),
@@ -130,7 +133,9 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "normal_": lambda x: torch.empty_like(x).normal_(),
     "exponential_": lambda x: torch.empty_like(x).exponential_(),
     "geometric_": lambda x: torch.empty_like(x).geometric_(0.3),
-    "channels last": lambda x: torch.empty(2, 3, 4, 5).contiguous(memory_format=torch.channels_last).bernoulli_(0.4),
+    "channels last": lambda x: (
+        torch.empty(2, 3, 4, 5).contiguous(memory_format=torch.channels_last).bernoulli_(0.4)
+    ),
     "gaps": lambda x: torch.zeros(8, 40)[:, ::2].bernoulli_(0.4),
     "normal_ into gaps": lambda x: torch.zeros(8, 40)[:, ::2].normal_(),
     "normal": lambda x: torch.normal(x, x.abs()),
