@@ -372,6 +372,12 @@ class Functionalizer:
             return args[1].clone() if self.metadata.trains else args[1]
         if op is aten.zero_.default:
             return torch.zeros_like(args[0])
+        target: Any = node.args[0]
+        if op.overloadpacket is aten.bernoulli_:
+            return self.bernoulli(target.meta["val"], op, args, kwargs)
+        if op is aten.normal_.default and not is_dense(target.meta["val"]):
+            reason = f"{op} of memory with gaps draws other numbers than of memory without"
+            raise Unsupported(reason, user_line(node))
         form, given = functional_variant(op), dict[str, Any](kwargs)
         for position, parameter in enumerate(op._schema.arguments):
             if parameter.is_out:
@@ -387,6 +393,15 @@ class Functionalizer:
         # by name, since the functional form may have another order
         places = [a.name for a in form._schema.arguments if not a.kwarg_only]
         return form(*[given.pop(name) for name in places], **given)
+
+    @staticmethod
+    def bernoulli(old: torch.Tensor, op: OpOverload, args: Any, kwargs: Any) -> torch.Tensor:
+        """`bernoulli_` draws in the order of its target's memory (`old`), `bernoulli` from row to row."""
+        p, order = (args[1] if len(args) > 1 else 0.5), stride_order(old)
+        if isinstance(p, torch.Tensor):
+            p = p.expand(old.shape).permute(order)
+        drawn: torch.Tensor = functional_variant(op)(args[0].permute(order), p, **kwargs)
+        return drawn.permute(inverse_order(order))
 
     # The end of the graph
 

@@ -24,6 +24,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
+from minicompile.aot.composites import composites_as_in_eager
 from minicompile.aot.decompositions.registry import Rule, rule_for
 from minicompile.aot.layout import conform, frozen
 from minicompile.errors import Unsupported
@@ -100,7 +101,8 @@ class Tracer(compat.TorchDispatchMode):
         # torch's Python kernels of composites: in C++ batch norm hides that it mutates
         kernels = compat.python_dispatcher(), compat.upsampling_as_in_eager()
         quiet = compat.quiet_fakes()  # the capture heard what there is to tell
-        with self.mode, quiet, kernels[0], kernels[1], self, asking(self.env, self.asks):
+        asked, composites = asking(self.env, self.asks), composites_as_in_eager()
+        with self.mode, quiet, kernels[0], kernels[1], composites, self, asked:
             yield
 
     @contextlib.contextmanager

@@ -42,24 +42,31 @@ def is_composite(op: torch._ops.OpOverload) -> bool:
 
 
 @contextlib.contextmanager
-def upsampling_as_in_eager() -> Iterator[None]:
+def python_kernels(tables: Mapping[Any, Mapping[Any, Any]]) -> Iterator[None]:
+    """Inside, each operator has a table of Python kernels, by dispatch key, in place of its own."""
+    before = {op: op.py_kernels for op in tables}
+    try:
+        for op, table in tables.items():
+            op.py_kernels = dict(table)
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, table in before.items():
+            op.py_kernels = table
+            op._dispatch_cache.clear()
+
+
+def upsampling_as_in_eager() -> contextlib.AbstractContextManager[None]:
     """Inside, upsampling is traced as the operators that eager runs, not as torch's Python kernels."""
-    before: list[tuple[Any, dict[Any, Any]]] = []
+    tables: dict[Any, dict[Any, Any]] = {}
     for name in filter(lambda name: "upsample_" in name, dir(torch.ops.aten)):
         packet = getattr(torch.ops.aten, name)
         for op in (getattr(packet, overload) for overload in packet.overloads()):
-            before.append((op, dict(op.py_kernels)))
+            table = tables[op] = dict(op.py_kernels)
             for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
-                if op.py_kernels.pop(key, None) and op._overloadname == "vec":
-                    op.py_kernels[key] = functools.partial(upsample_by_factors, packet.default)
-            op._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        for op, kernels in before:
-            op.py_kernels.clear()
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
+                if table.pop(key, None) and op._overloadname == "vec":
+                    table[key] = functools.partial(upsample_by_factors, packet.default)
+    return python_kernels(tables)
 
 
 def upsample_by_factors(op: Any, x: torch.Tensor, size: Any, *rest: Any) -> torch.Tensor:
@@ -74,8 +81,9 @@ def upsample_by_factors(op: Any, x: torch.Tensor, size: Any, *rest: Any) -> torc
     return op(x, size, *corners, *(factors or [None] * len(size)))
 
 
-@contextlib.contextmanager
-def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+def autograd_kernels(
+    kernels: Mapping[Any, Callable[..., Any]],
+) -> contextlib.AbstractContextManager[None]:
     """Inside, on this thread and under the python dispatcher, functions replace operators' gradients."""
     here, keys = threading.get_ident(), DispatchKey.__members__
 
@@ -85,18 +93,34 @@ def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None
         with without_python_dispatcher():
             return op(*args, **kwargs)
 
-    before = {op: op.py_kernels for op in kernels}
-    try:
-        for op, kernel in kernels.items():
-            places = (keys[f"Autograd{name}"] for name in ("CPU", "CUDA", "XPU", "MPS", "Other"))
-            guarded = functools.partial(chosen, op, kernel)
-            op.py_kernels = {**op.py_kernels, **dict.fromkeys(places, guarded)}
-            op._dispatch_cache.clear()
-        yield
-    finally:
-        for op, kernels_before in before.items():
-            op.py_kernels = kernels_before
-            op._dispatch_cache.clear()
+    places = [keys[f"Autograd{name}"] for name in ("CPU", "CUDA", "XPU", "MPS", "Other")]
+    return python_kernels(
+        {
+            op: op.py_kernels | dict.fromkeys(places, functools.partial(chosen, op, kernel))
+            for op, kernel in kernels.items()
+        }
+    )
+
+
+def composite_kernels(
+    kernels: Mapping[Any, Callable[..., Any]],
+) -> contextlib.AbstractContextManager[None]:
+    """Inside, `kernels[op]` replaces torch's own Python kernel, which is its first argument.
+
+    Where an operator has no Python kernel, its kernel in C++ stays.
+    """
+    keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+    return python_kernels(
+        {
+            op: op.py_kernels
+            | {
+                key: functools.partial(kernel, op.py_kernels[key])
+                for key in keys
+                if key in op.py_kernels
+            }
+            for op, kernel in kernels.items()
+        }
+    )
 
 
 def onednn_linear() -> Any:

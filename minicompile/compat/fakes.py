@@ -19,7 +19,9 @@ from minicompile.ops.eager_checks import VARIANCE_OF, check_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
     as_row_major_view,
+    convolved,
     exactly_as_eager,
+    has_open_batch,
     laid_out_as_eager,
     upsampled_gradient,
 )
@@ -67,6 +69,9 @@ class EagerLayouts(FakeTensorMode):
                 return slice_of(*args, **(kwargs or {}))
             if func in UPSAMPLED_GRADIENTS:
                 return upsampled_gradient(func, args[0], args[2])
+            if has_open_batch(func, args):
+                run = super().__torch_dispatch__
+                return convolved(func, args, lambda args: run(func, types, args, kwargs))
             func, args = as_row_major_view(func, args)
             func = VARIANCE_OF.get(func, func)
         if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor

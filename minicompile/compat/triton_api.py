@@ -71,9 +71,11 @@ def gpu_target(backend: str, arch: int | str) -> Any:
 
 @functools.cache
 def triton_identity() -> str:
-    """What a compiled kernel depends on besides its source."""
-    import triton
-
+    """What a compiled kernel depends on besides its source; "missing" without Triton."""
+    try:
+        import triton
+    except ImportError:
+        return "missing"
     library = Path(triton.__file__).parent / "_C" / "libtriton.so"
     build = library.stat() if library.exists() else None
     return f"{triton.__version__} {build and (build.st_size, build.st_mtime_ns)}"

@@ -218,7 +218,7 @@ def versions() -> str:
     found = [
         f"minicompile {__version__}",
         f"torch {torch.__version__}",
-        triton_api.triton_identity(),
+        f"Triton {triton_api.triton_identity()}",
     ]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return "\n".join([*map(str, found), f"Python {sys.version}", platform.platform(), gpu])

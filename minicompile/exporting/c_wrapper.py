@@ -358,7 +358,7 @@ class CWriter:
             raise Unsupported(f"a package has {kernel.op} in float32 only", hint="use float32")
         text = f"    if ({rule(self, out, *kernel.args, **kernel.kwargs)}) return 1;"
         self.lines.append(
-            text if len(text) < 100 else text.replace(", (mc_", ",\n            (mc_")
+            text if len(text) < 100 else text.replace(", &(mc_", ",\n            &(mc_")
         )
 
     def matrix(self, view: View, batched: bool = False) -> str:
@@ -368,7 +368,7 @@ class CWriter:
         steps: list[Size] = [0] * (rank - len(layout.size))
         steps += [0 if n == 1 else s for n, s in zip(layout.size, layout.stride, strict=True)]
         texts = [self.length(step) for step in ([0] * (3 - rank) + steps)]
-        return f"(mc_matrix){{{', '.join([self.place(view), *texts])}}}"
+        return f"&(mc_matrix){{{', '.join([self.place(view), *texts])}}}"
 
     def strided(self, kind: str, view: View, size: bool, axes: int = 4) -> str:
         """A view as a struct of data, sizes if asked for, and strides."""
@@ -378,7 +378,7 @@ class CWriter:
         stride[at:at], sizes[at:at] = [0] * missing, [1] * missing
         groups = [sizes, stride] if size else [stride]
         parts = ["{" + ", ".join(map(self.length, group)) + "}" for group in groups]
-        return f"({kind}){{{', '.join([self.place(view), *parts])}}}"
+        return f"&({kind}){{{', '.join([self.place(view), *parts])}}}"
 
 
 def product(
@@ -393,7 +393,7 @@ def product(
     added, a, b = given if len(given) == 3 else (None, *given)
     sizes = [1, *out.layout.size, a.layout.size[-1]][-4:]
     matrices = [writer.matrix(view, batched) for view in (out, a, b)]
-    matrices.append(writer.matrix(added, batched) if added is not None else "(mc_matrix){0}")
+    matrices.append(writer.matrix(added, batched) if added is not None else "NULL")
     wide = out.layout.size[-1] != 1 and out.layout.stride[-1] != 1
     if wide:
         raise Unsupported("a package's matrix products give rows without gaps")
@@ -414,7 +414,7 @@ def attention(
     sizes = [*q.layout.size[:3], k.layout.size[2], q.layout.size[3], v.layout.size[3]]
     views = [writer.strided("mc_heads", view, False) for view in (out, q, k, v)]
     if attn_mask is None:
-        views.append("(mc_heads){0}")
+        views.append("NULL")
     else:
         layout = attn_mask.layout
         steps = tuple(0 if n == 1 else s for n, s in zip(layout.size, layout.stride, strict=True))
@@ -444,7 +444,7 @@ def convolution(
     ]
     window = ", ".join("{" + ", ".join(map(str, step)) + "}" for step in steps)
     added = writer.place(bias) if bias is not None else "NULL"
-    return f"mc_convolution({', '.join(images)}, {added}, (mc_window){{{window}, {groups}}})"
+    return f"mc_convolution({', '.join(images)}, {added}, &(mc_window){{{window}, {groups}}})"
 
 
 def _batched(writer: CWriter, out: View, *given: Any, **factors: float) -> str:

@@ -36,6 +36,7 @@ from minicompile.exporting.checks import checksum, write_metadata
 from minicompile.exporting.conditions import signature_text
 from minicompile.exporting.exported import Exported
 from minicompile.exporting.safetensors import write_safetensors
+from minicompile.exporting.self_check import check_built
 from minicompile.lowering.context import layout_of
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph, copied, output_node, placeholders
@@ -85,7 +86,9 @@ def aot_package(
     compiled for it here, wherever the program was exported: the machine that builds needs no GPU and no CUDA,
     the one that runs no compiler. None: the CPU, or the GPU that the program was exported with. What an
     operator leaves to a device (a float32 product's precision) is as torch's settings say now.
-    Raises Unsupported for what a package can't do, with the user's line, and BackendError without a compiler.
+    Where this processor can run it, a package for a CPU is run once and compared with the export.
+    Raises Unsupported for what a package can't do, with the user's line, and BackendError without a
+    compiler, or if that made something else of the program.
     """
     path = Path(path)
     with TemporaryDirectory(prefix="minicompile_package_", dir=path.absolute().parent) as work:
@@ -147,6 +150,8 @@ def _fill(folder: Path, exported: Exported, cpu: str | None, target: cuda.Target
     source = writer.write()
     _write_sources(folder, text, source, places, names, exported, name, features, more)
     _build(folder, name, level, options, bool(target))
+    if target is None and {*features} <= {*processor_features().split()}:
+        check_built(folder, name, exported, lowered.schedule.graph.size_hints)
     mutated = {spec.target for spec in exported.signature.mutated}
     capability = ".".join(map(str, divmod(target[1], 10))) if target else None
     facts = {

@@ -49,6 +49,9 @@ CONTIGUOUS = BATCH_NORMS | {
     aten.pow.Scalar,
     aten.log_sigmoid_forward.default,
     aten.rrelu_with_noise_functional.default,
+    aten.normal.Tensor_Tensor,
+    aten.normal.float_Tensor,
+    aten.poisson.default,
 }
 """The (first) result is row-major; FakeTensor keeps the operand's strides."""
 
@@ -244,6 +247,32 @@ def upsampled_gradient(op: OpOverload, grad: torch.Tensor, size: Any) -> torch.T
         layout = {4: torch.channels_last, 5: torch.channels_last_3d}[grad.dim()]
         found = torch.empty_like(found, memory_format=layout)
     return found
+
+
+CONVOLUTIONS = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
+"""The arguments that have a batch; so has the first result."""
+IMAGES = 16
+"""From so many on, or with several threads, torch gives windows of 1x1 to oneDNN. Layouts are the same."""
+
+
+def has_open_batch(op: OpOverload, args: Any) -> bool:
+    """Whether a convolution on the CPU is of a symbolic number of images."""
+    batched = [args[place] for place in CONVOLUTIONS.get(op, ())]
+    return any(x.device.type == "cpu" and isinstance(x.shape[0], torch.SymInt) for x in batched)
+
+
+def convolved(op: OpOverload, args: Any, run: Callable[[Any], Any]) -> Any:
+    """The result of a convolution of any number of images, without a guard on that; `run` is FakeTensor's."""
+
+    def with_batch(x: torch.Tensor, size: Any) -> torch.Tensor:
+        return x.new_empty_strided((size, *x.shape[1:]), x.stride())
+
+    places = CONVOLUTIONS[op]
+    of_images = [with_batch(x, IMAGES) if i in places else x for i, x in enumerate(args)]
+    batch, result = args[0].shape[0], run(tuple(of_images))
+    first, *others = result if isinstance(result, tuple | list) else [result]
+    first = None if first is None else with_batch(first, batch)
+    return (first, *others) if others else first
 
 
 def channels_last(x: torch.Tensor) -> bool:

@@ -341,3 +341,17 @@ PASS = """    from minicompile.extension import graph_pass
             node.args = (node.args[0], 3.0000003)
         return 1
 """
+
+
+def test_an_internal_error_leaves_a_report_without_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    options = {**LOOPS, "debug_dir": str(tmp_path / "mine")}
+    with planted("no table"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call = mc.compile(layered, options=options)
+        torch.testing.assert_close(call(INPUT), layered(INPUT))
+    assert not any("observer failed" in str(warned.message) for warned in caught)
+    (folder,) = (tmp_path / "mine").iterdir()
+    assert "Triton missing" in (folder / "versions.txt").read_text()

@@ -16,6 +16,7 @@ from torch import nn
 
 import minicompile as mc
 from minicompile.aot.levels import family
+from minicompile.api import dispatcher_of
 from minicompile.bench.models import build_cnn, build_lesson_model
 from minicompile.bench.networks import NETWORKS
 from minicompile.ops.display import to_html
@@ -370,3 +371,43 @@ def test_defaults_that_no_literal_names_come_back(tmp_path: Path) -> None:
     x = torch.randn(3)
     mc.export(scaled, (x,)).save(tmp_path / "saved")
     torch.testing.assert_close(mc.load_export(tmp_path / "saved")(x), x + 1)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_convolutions_of_one_pixel_take_any_batch(threads):
+    """torch looks at threads and batch to choose a library, which the program need not."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), nn.ReLU6(), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten(2)
+    )
+    model.append(nn.Conv1d(4, 2, 1)).eval().requires_grad_(False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for layout in (torch.contiguous_format, torch.channels_last):
+            example = torch.randn(2, 3, 4, 4).to(memory_format=layout)
+            exported = mc.export(model, (example,), dynamic_shapes=({0: mc.Dim("batch", max=64)},))
+            for batch in (2, 15, 16, 40):
+                images = torch.randn(batch, 3, 4, 4).to(memory_format=layout)
+                torch.testing.assert_close(exported(images), model(images))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_convolutions_layouts_do_not_depend_on_the_batch():
+    before, model = torch.get_num_threads(), nn.Conv2d(4, 8, 1)
+    torch.set_num_threads(1)
+    try:
+        compiled = mc.compile(model, backend="aot_eager", dynamic=True)
+        for batch in (3, 17, 5):
+            images = torch.randn(batch, 4, 6, 5).to(memory_format=torch.channels_last)
+            found = []
+            for call in (model, compiled):
+                given = images.clone().requires_grad_()
+                result = call(given)
+                result.sin().sum().backward()
+                found.append((result, given.grad))
+            torch.testing.assert_close(found[1], found[0])
+            assert [x.stride() for x in found[0]] == [x.stride() for x in found[1]]
+        assert dispatcher_of(compiled).explanation().graph_count == 1
+    finally:
+        torch.set_num_threads(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import shutil
 import subprocess
 import zipfile
@@ -20,7 +21,7 @@ import minicompile as mc
 from minicompile.__main__ import main
 from minicompile.bench.models import build_cnn
 from minicompile.bench.networks import BERT, GPT2
-from minicompile.errors import OptionError
+from minicompile.errors import BackendError, OptionError
 from minicompile.exporting import package as packaging
 from minicompile.exporting.checks import LAST, write_metadata
 from minicompile.lessons.model import GPT, GPTConfig
@@ -81,6 +82,65 @@ def test_results_are_those_of_eager(name: str, tmp_path: Path) -> None:
     assert "libc" in libraries and "torch" not in libraries and "python" not in libraries
     rest = [f for f in folder.iterdir() if f.name != "model.safetensors"]
     assert sum(f.stat().st_size for f in rest) < 2 << 20
+
+
+class Convolutions(nn.Module):
+    """Many kernel sizes, strides, paddings, dilations and groups, on images and on rows of pixels."""
+
+    OPTIONS = (
+        (3, 1, 1, 1, 1), (3, 1, 0, 1, 1), (4, 4, 0, 1, 1), (1, 1, 0, 1, 1), (1, 2, 0, 1, 1), (2, 2, 0, 1, 2),
+        (3, 2, 0, 2, 1), (5, 1, 0, 1, 4), (3, 3, 2, 1, 1), (7, 7, 0, 1, 1), ((3, 1), 1, 0, 1, 1),
+        (3, (2, 1), (0, 1), 1, 1), (2, 1, 0, 3, 4),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = nn.ModuleList(
+            nn.Conv2d(4, 8, kernel, stride, padding, dilation, groups, bias=groups != 2)
+            for kernel, stride, padding, dilation, groups in self.OPTIONS
+        )
+        self.rows = nn.ModuleList(
+            nn.Conv1d(4, 8, *(n for n in options if isinstance(n, int)))
+            for options in self.OPTIONS
+            if all(isinstance(n, int) for n in options)
+        )
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        rows = x.flatten(2)
+        return [layer(x) for layer in self.images] + [layer(rows) for layer in self.rows]
+
+
+def test_convolutions_of_every_kind_are_those_of_eager(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Convolutions().eval(), torch.randn(2, 4, 12, 12)
+    package = mc.load_package(mc.aot_package(mc.export(model, (x,)), tmp_path / "package"))
+    with torch.no_grad():
+        torch.testing.assert_close(package(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_operators_take_no_struct_by_value() -> None:
+    header = (packaging.C_FILES / "model.h").read_text()
+    structs = re.findall(r"^} (mc_\w+);", header, re.MULTILINE)
+    assert {"mc_window", "mc_matrix", "mc_images", "mc_heads"} <= {*structs}
+    assert not re.findall(rf"(?:{'|'.join(structs)}) \w+[,)]", header)
+
+
+def test_a_package_that_a_compiler_made_wrong_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = shutil.copytree(packaging.C_FILES, tmp_path / "c")
+    text = (sources / "operators.c").read_text()
+    wrong = text.replace("v * w->dilation[0]", "v * w->dilation[0] + w->padding[1]")
+    (sources / "operators.c").write_text(wrong)
+    assert wrong != text
+    monkeypatch.setattr(packaging, "C_FILES", sources)
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    mc.aot_package(mc.export(nn.Conv2d(3, 4, 3).eval(), (x,)), tmp_path / "unpadded")
+    padded = mc.export(nn.Conv2d(3, 4, 3, padding=1).eval(), (x,))
+    with pytest.raises(BackendError, match=r"computes another result\[0\]"):
+        mc.aot_package(padded, tmp_path / "padded")
+    assert not (tmp_path / "padded").exists()
 
 
 @pytest.fixture(scope="module")
@@ -337,7 +397,7 @@ def test_products_of_every_layout(operators: ctypes.CDLL, shape: tuple[int, ...]
         for right in (b, b.mT.contiguous().mT, b.repeat_interleave(2, 2)[..., ::2]):
             out = torch.full((batch, rows, columns), torch.nan)
             sizes = map(ctypes.c_int64, shape)
-            matrices = [matrix(x) for x in (out, left, right, added)]
+            matrices = [ctypes.byref(matrix(x)) for x in (out, left, right, added)]
             factors = ctypes.c_float(2), ctypes.c_float(0.5)
             assert operators.mc_product(*sizes, *matrices, *factors) == 0
             torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)

@@ -97,6 +97,8 @@ class Net(torch.nn.Module):
         inner = torch.nn.Linear(4, 6), torch.nn.GELU(), torch.nn.Dropout(0.0), torch.nn.Linear(6, 4)
         self.chain, self.same = torch.nn.Sequential(*inner), torch.nn.Identity()
         self.average = Average()
+        self.gru, self.lstm = (make(4, 4, 2, dropout=0.5) for make in (torch.nn.GRU, torch.nn.LSTM))
+        self.rnn = torch.nn.RNN(4, 2, 2, dropout=0.5, bidirectional=True, batch_first=True)
 
     def forward(self, t):
         self.calls += 1

@@ -114,7 +114,8 @@ formulas(
 def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
     """As eager does it on the CPU, and only there. The product can be computed again from the mask."""
     mask = torch.full_like(x, False, dtype=torch.bool)
-    if train is False or x.device.type != "cpu" or not (x.is_contiguous() or p == 1):
+    layout = x.is_contiguous() or p == 1
+    if train is False or x.device.type != "cpu" or not layout or not 0 <= p <= 1:
         return NotImplemented
     if p < 1:  # else F.dropout draws nothing
         mask = torch.bernoulli(mask, 1 - p)

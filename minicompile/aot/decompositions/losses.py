@@ -125,6 +125,9 @@ def slope(grad: Tensor, x: Tensor, reduction: int) -> Tensor:
 
 @decompose(aten.binary_cross_entropy.default, to="core", wide=True)
 def bce(x: Tensor, y: Tensor, weight: Maybe = None, reduction: int = MEAN) -> Tensor:
+    for name, value in (("input", x), ("target", y)):
+        text = f"all elements of {name} should be between 0 and 1"
+        aten._assert_async.msg(((value >= 0) & (value <= 1)).all(), text)
     positive = clamp(log(x), min=SMALLEST_LOG)
     negative = clamp(log1p(-x), min=SMALLEST_LOG)
     losses = (y - 1) * negative - y * positive
@@ -165,7 +168,9 @@ def huber_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int, delta: fl
 
 @decompose(aten.smooth_l1_loss.default, to="core", wide=True)
 def smooth_l1(x: Tensor, y: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
-    """The same, scaled so that the lines have slope 1."""
+    """The same, scaled so that the lines have slope 1. Eager refuses a negative beta."""
+    if beta < 0:
+        return NotImplemented
     z = (x - y).abs()
     near = 0.5 * z * z / beta if beta else z
     return reduce(where(z < beta, near, z - 0.5 * beta), reduction)

@@ -55,15 +55,18 @@ extern const mc_kernel mc_kernels[];
 // cuda.c: runs a kernel. Arguments are numbers of 64 bits, of which a kernel may take the lower 32.
 int mc_launch(mc_model* model, int kernel, int64_t programs, const int64_t* arguments, int count);
 
-// operators.c. Element (i, j) of matrix n is data[n * batch + i * row + j * column].
+// operators.c takes structs by address: gcc 12 copies some constant ones wrongly with AVX-512 ({4, 4, 0, 0} as
+// {4, 4, 4, 4}) when they are passed by value.
+
+// Element (i, j) of matrix n is data[n * batch + i * row + j * column].
 typedef struct {
     float* data;
     int64_t batch, row, column;
 } mc_matrix;
 
-// out = alpha * a @ b + beta * added; added.data may be NULL; out.column is 1.
-int mc_product(int64_t batch, int64_t rows, int64_t columns, int64_t depth, mc_matrix out, mc_matrix a, mc_matrix b,
-    mc_matrix added, float alpha, float beta);
+// out = alpha * a @ b + beta * added; added may be NULL; out->column is 1.
+int mc_product(int64_t batch, int64_t rows, int64_t columns, int64_t depth, const mc_matrix* out, const mc_matrix* a,
+    const mc_matrix* b, const mc_matrix* added, float alpha, float beta);
 
 // Four dimensions: batch, heads, tokens, channels.
 typedef struct {
@@ -71,9 +74,9 @@ typedef struct {
     int64_t stride[4];
 } mc_heads;
 
-// softmax(scale * q @ k^T + mask) @ v; mask.data may be NULL. size: batch, heads, queries, keys, channels of k and v.
-int mc_attention(const int64_t size[6], mc_heads out, mc_heads q, mc_heads k, mc_heads v, mc_heads mask, int causal,
-    float scale);
+// softmax(scale * q @ k^T + mask) @ v; mask may be NULL. size: batch, heads, queries, keys, channels of k and v.
+int mc_attention(const int64_t size[6], const mc_heads* out, const mc_heads* q, const mc_heads* k, const mc_heads* v,
+    const mc_heads* mask, int causal, float scale);
 
 // Images: batch, channels, height, width.
 typedef struct {
@@ -85,4 +88,5 @@ typedef struct {
     int64_t stride[2], padding[2], dilation[2], groups;
 } mc_window;
 
-int mc_convolution(mc_images out, mc_images in, mc_images weight, const float* bias, mc_window window);
+int mc_convolution(const mc_images* out, const mc_images* in, const mc_images* weight, const float* bias,
+    const mc_window* window);

@@ -59,27 +59,27 @@ static void pack(float* to, const float* from, int64_t line, int64_t step, int64
 }
 
 // One block of the product: at most TALL x WIDE. `space` holds its packed parts.
-static void block(int64_t rows, int64_t columns, int64_t depth, mc_matrix out, mc_matrix a, mc_matrix b, float alpha,
-    float* space) {
+static void block(int64_t rows, int64_t columns, int64_t depth, const mc_matrix* out, const mc_matrix* a,
+    const mc_matrix* b, float alpha, float* space) {
     float *packed_a = space, *packed_b = packed_a + (TALL + ROWS) * DEPTH, edge[ROWS * COLUMNS];
     for (int64_t k = 0; k < depth; k += DEPTH) {
         int64_t deep = SMALLER(DEPTH, depth - k);
-        pack(packed_a, a.data + k * a.column, a.row, a.column, rows, deep, ROWS);
-        pack(packed_b, b.data + k * b.row, b.column, b.row, columns, deep, COLUMNS);
+        pack(packed_a, a->data + k * a->column, a->row, a->column, rows, deep, ROWS);
+        pack(packed_b, b->data + k * b->row, b->column, b->row, columns, deep, COLUMNS);
         if (alpha != 1.0f)
             for (int64_t i = 0; i < (rows + ROWS - 1) / ROWS * ROWS * deep; i++) packed_a[i] *= alpha;
         for (int64_t j = 0; j < columns; j += COLUMNS)
             for (int64_t i = 0; i < rows; i += ROWS) {
                 int64_t high = SMALLER(ROWS, rows - i), wide = SMALLER(COLUMNS, columns - j);
-                float *left = packed_a + i * deep, *right = packed_b + j * deep, *to = out.data + i * out.row + j;
+                float *left = packed_a + i * deep, *right = packed_b + j * deep, *to = out->data + i * out->row + j;
                 if (high == ROWS && wide == COLUMNS) {
-                    tile(deep, left, right, to, out.row);
+                    tile(deep, left, right, to, out->row);
                     continue;
                 }
                 memset(edge, 0, sizeof edge);
                 tile(deep, left, right, edge, COLUMNS);
                 for (int64_t y = 0; y < high; y++)
-                    for (int64_t x = 0; x < wide; x++) to[y * out.row + x] += edge[y * COLUMNS + x];
+                    for (int64_t x = 0; x < wide; x++) to[y * out->row + x] += edge[y * COLUMNS + x];
             }
     }
 }
@@ -124,24 +124,24 @@ static void dot_columns(int64_t columns, int64_t depth, float* out, const float*
     }
 }
 
-static int product(int64_t rows, int64_t columns, int64_t depth, mc_matrix out, mc_matrix a, mc_matrix b,
-    mc_matrix added, float alpha, float beta) {
+static int product(int64_t rows, int64_t columns, int64_t depth, const mc_matrix* out, const mc_matrix* a,
+    const mc_matrix* b, const mc_matrix* added, float alpha, float beta) {
     int64_t work = rows * columns * depth;
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < columns; j++) {
-            float start = added.data && beta != 0 ? beta * added.data[i * added.row + j * added.column] : 0;
-            out.data[i * out.row + j] = start;
+            float start = added && beta != 0 ? beta * added->data[i * added->row + j * added->column] : 0;
+            out->data[i * out->row + j] = start;
         }
-    if (rows <= FEW && (a.column == 1 || depth == 1) && (b.column == 1 || b.row == 1)) {
+    if (rows <= FEW && (a->column == 1 || depth == 1) && (b->column == 1 || b->row == 1)) {
         int64_t threads = work < 1 << 15 ? 1 : omp_get_max_threads(), strip = (columns + threads - 1) / threads;
         strip = SMALLER((strip + 63) / 64 * 64, 4096);
 #pragma omp parallel for if (threads > 1) schedule(static)
         for (int64_t j = 0; j < columns; j += strip)
             for (int64_t i = 0; i < rows; i++) {
                 int64_t wide = SMALLER(strip, columns - j);
-                float *to = out.data + i * out.row + j, *x = a.data + i * a.row, *from = b.data + j * b.column;
-                if (b.column == 1) add_rows(wide, depth, to, x, from, b.row, alpha);
-                else dot_columns(wide, depth, to, x, from, b.column, alpha);
+                float *to = out->data + i * out->row + j, *x = a->data + i * a->row, *from = b->data + j * b->column;
+                if (b->column == 1) add_rows(wide, depth, to, x, from, b->row, alpha);
+                else dot_columns(wide, depth, to, x, from, b->column, alpha);
             }
         return 0;
     }
@@ -155,27 +155,26 @@ static int product(int64_t rows, int64_t columns, int64_t depth, mc_matrix out, 
         for (int64_t j = 0; j < across; j++)
             for (int64_t i = 0; i < down; i++)
                 if (space) {
-                    mc_matrix to = out, left = a, right = b;
-                    to.data += i * TALL * out.row + j * WIDE;
-                    left.data += i * TALL * a.row;
-                    right.data += j * WIDE * b.column;
+                    mc_matrix to = *out, left = *a, right = *b;
+                    to.data += i * TALL * to.row + j * WIDE;
+                    left.data += i * TALL * left.row;
+                    right.data += j * WIDE * right.column;
                     int64_t high = SMALLER(TALL, rows - i * TALL), wide = SMALLER(WIDE, columns - j * WIDE);
-                    block(high, wide, depth, to, left, right, alpha, space);
+                    block(high, wide, depth, &to, &left, &right, alpha, space);
                 }
         free(space);
     }
     return failed ? mc_fail("out of memory") : 0;
 }
 
-int mc_product(int64_t batch, int64_t rows, int64_t columns, int64_t depth, mc_matrix out, mc_matrix a, mc_matrix b,
-    mc_matrix added, float alpha, float beta) {
+int mc_product(int64_t batch, int64_t rows, int64_t columns, int64_t depth, const mc_matrix* out, const mc_matrix* a,
+    const mc_matrix* b, const mc_matrix* added, float alpha, float beta) {
     int failed = 0;
 #pragma omp parallel for if (batch >= omp_get_max_threads() && batch * rows * columns * depth > 1 << 16) reduction(| : failed)
     for (int64_t n = 0; n < batch; n++) {
-        mc_matrix to = out, left = a, right = b, more = added;
-        to.data += n * out.batch, left.data += n * a.batch, right.data += n * b.batch;
-        if (added.data) more.data += n * added.batch;
-        failed |= product(rows, columns, depth, to, left, right, more, alpha, beta);
+        mc_matrix to = *out, left = *a, right = *b, more = added ? *added : to;
+        to.data += n * to.batch, left.data += n * left.batch, right.data += n * right.batch, more.data += n * more.batch;
+        failed |= product(rows, columns, depth, &to, &left, &right, added ? &more : NULL, alpha, beta);
     }
     return failed ? mc_fail("out of memory") : 0;
 }
@@ -195,8 +194,8 @@ static void softmax(float* row, int64_t n) {
 }
 
 // A few queries at a time, so that their scores stay in the cache.
-int mc_attention(const int64_t size[6], mc_heads out, mc_heads q, mc_heads k, mc_heads v, mc_heads mask, int causal,
-    float scale) {
+int mc_attention(const int64_t size[6], const mc_heads* out, const mc_heads* q, const mc_heads* k, const mc_heads* v,
+    const mc_heads* mask, int causal, float scale) {
     enum { QUERIES = 48 };
     const int64_t heads = size[1], queries = size[2], keys = size[3], channels = size[4], values = size[5];
     const int64_t blocks = (queries + QUERIES - 1) / QUERIES, count = size[0] * heads * blocks;
@@ -205,68 +204,74 @@ int mc_attention(const int64_t size[6], mc_heads out, mc_heads q, mc_heads k, mc
     for (int64_t n = 0; n < count; n++) {
         int64_t b = n / blocks / heads, h = n / blocks % heads, first = n % blocks * QUERIES;
         int64_t rows = SMALLER(QUERIES, queries - first), seen = causal ? SMALLER(keys, first + rows) : keys;
-#define PART(x, token) (x.data + b * x.stride[0] + h * x.stride[1] + (token) * x.stride[2])
+#define PART(x, token) (x->data + b * x->stride[0] + h * x->stride[1] + (token) * x->stride[2])
         float* space = malloc((size_t)(rows * seen + 1) * sizeof(float));
         if (!space) {
             failed = 1;
             continue;
         }
-        mc_matrix scores = {space, 0, seen, 1}, none = {0};
-        mc_matrix left = {PART(q, first), 0, q.stride[2], q.stride[3]}, right = {PART(k, 0), 0, k.stride[3], k.stride[2]};
-        failed |= product(rows, seen, channels, scores, left, right, none, scale, 0);
+        mc_matrix scores = {space, 0, seen, 1}, left = {PART(q, first), 0, q->stride[2], q->stride[3]};
+        mc_matrix right = {PART(k, 0), 0, k->stride[3], k->stride[2]};
+        failed |= product(rows, seen, channels, &scores, &left, &right, NULL, scale, 0);
         for (int64_t i = 0; i < rows; i++) {
             float* row = space + i * seen;
-            if (mask.data)
-                for (int64_t j = 0; j < seen; j++) row[j] += PART(mask, first + i)[j * mask.stride[3]];
+            if (mask)
+                for (int64_t j = 0; j < seen; j++) row[j] += PART(mask, first + i)[j * mask->stride[3]];
             for (int64_t j = first + i + 1; causal && j < seen; j++) row[j] = -INFINITY;
             softmax(row, seen);
         }
-        mc_matrix to = {PART(out, first), 0, out.stride[2], 1}, from = {PART(v, 0), 0, v.stride[2], v.stride[3]};
-        failed |= product(rows, values, seen, to, scores, from, none, 1, 0);
+        mc_matrix to = {PART(out, first), 0, out->stride[2], 1}, from = {PART(v, 0), 0, v->stride[2], v->stride[3]};
+        failed |= product(rows, values, seen, &to, &scores, &from, NULL, 1, 0);
         free(space);
     }
     return failed ? mc_fail("out of memory") : 0;
 }
 
 // The pixels under the window at each place: [places][channels * window], 0 outside of the image.
-static void windows(float* to, const float* image, mc_images in, mc_images out, mc_images weight, mc_window w) {
-    for (int64_t y = 0; y < out.size[2]; y++)
-        for (int64_t x = 0; x < out.size[3]; x++)
-            for (int64_t c = 0; c < weight.size[1]; c++)
-                for (int64_t v = 0; v < weight.size[2]; v++)
-                    for (int64_t u = 0; u < weight.size[3]; u++) {
-                        int64_t i = y * w.stride[0] - w.padding[0] + v * w.dilation[0];
-                        int64_t j = x * w.stride[1] - w.padding[1] + u * w.dilation[1];
-                        int inside = i >= 0 && i < in.size[2] && j >= 0 && j < in.size[3];
-                        *to++ = inside ? image[c * in.stride[1] + i * in.stride[2] + j * in.stride[3]] : 0;
+static void windows(float* to, const float* image, const mc_images* in, const mc_images* out,
+    const mc_images* weight, const mc_window* w) {
+    for (int64_t y = 0; y < out->size[2]; y++)
+        for (int64_t x = 0; x < out->size[3]; x++)
+            for (int64_t c = 0; c < weight->size[1]; c++)
+                for (int64_t v = 0; v < weight->size[2]; v++)
+                    for (int64_t u = 0; u < weight->size[3]; u++) {
+                        int64_t i = y * w->stride[0] - w->padding[0] + v * w->dilation[0];
+                        int64_t j = x * w->stride[1] - w->padding[1] + u * w->dilation[1];
+                        int inside = i >= 0 && i < in->size[2] && j >= 0 && j < in->size[3];
+                        *to++ = inside ? image[c * in->stride[1] + i * in->stride[2] + j * in->stride[3]] : 0;
                     }
 }
 
 // Each image and group of channels is a product of windows and weights.
-int mc_convolution(mc_images out, mc_images in, mc_images weight, const float* bias, mc_window w) {
-    const int64_t group = out.size[1] / w.groups, places = out.size[2] * out.size[3];
-    const int64_t depth = weight.size[1] * weight.size[2] * weight.size[3];
-    const int64_t count = out.size[0] * w.groups;
-    float* filters = malloc((size_t)(out.size[1] * depth + 1) * sizeof(float));
+int mc_convolution(const mc_images* out, const mc_images* in, const mc_images* weight, const float* bias,
+    const mc_window* w) {
+    const int64_t group = out->size[1] / w->groups, places = out->size[2] * out->size[3];
+    const int64_t depth = weight->size[1] * weight->size[2] * weight->size[3];
+    const int64_t count = out->size[0] * w->groups;
+    float* filters = malloc((size_t)(out->size[1] * depth + 1) * sizeof(float));
     int failed = !filters;
-    if (filters) mc_gather(filters, weight.data, sizeof(float), 4, weight.size, weight.stride);
+    if (filters) mc_gather(filters, weight->data, sizeof(float), 4, weight->size, weight->stride);
 #pragma omp parallel for if (count >= omp_get_max_threads()) reduction(| : failed)
     for (int64_t n = 0; n < count; n++) {
-        int64_t image = n / w.groups, g = n % w.groups;
+        int64_t image = n / w->groups, g = n % w->groups;
         float* space = filters ? malloc((size_t)(places * depth + 1) * sizeof(float)) : NULL;
         if (!space) {
             failed = 1;
             continue;
         }
-        windows(space, in.data + image * in.stride[0] + g * weight.size[1] * in.stride[1], in, out, weight, w);
-        float* to = out.data + image * out.stride[0] + g * group * out.stride[1];
+        windows(space, in->data + image * in->stride[0] + g * weight->size[1] * in->stride[1], in, out, weight, w);
+        float* to = out->data + image * out->stride[0] + g * group * out->stride[1];
         mc_matrix pixels = {space, 0, depth, 1}, kernels = {filters + g * group * depth, 0, depth, 1};
-        mc_matrix turned = {kernels.data, 0, 1, depth}, added = {bias ? (float*)bias + g * group : NULL, 0, 0, 1};
-        if (out.stride[1] == 1) {  // the channels of a pixel lie side by side
-            failed |= product(places, group, depth, (mc_matrix){to, 0, out.stride[3], 1}, pixels, turned, added, 1, 1);
+        int side_by_side = out->stride[1] == 1;  // the channels of a pixel
+        mc_matrix result = {to, 0, out->stride[side_by_side ? 3 : 1], 1};
+        mc_matrix added = {bias ? (float*)bias + g * group : NULL, 0, !side_by_side, side_by_side};
+        const mc_matrix* start = bias ? &added : NULL;
+        if (side_by_side) {
+            kernels.row = 1, kernels.column = depth;
+            failed |= product(places, group, depth, &result, &pixels, &kernels, start, 1, 1);
         } else {
-            added.row = 1, added.column = 0, pixels.row = 1, pixels.column = depth;
-            failed |= product(group, places, depth, (mc_matrix){to, 0, out.stride[1], 1}, kernels, pixels, added, 1, 1);
+            pixels.row = 1, pixels.column = depth;
+            failed |= product(group, places, depth, &result, &kernels, &pixels, start, 1, 1);
         }
         free(space);
     }
