@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_m
 from torch.utils._pytree import _broadcast_to_and_flatten as tree_spread
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from minicompile.compat.inference import is_inference
 from minicompile.ops.eager_checks import VARIANCE_OF, check_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
@@ -518,7 +519,7 @@ def tensor_facts(tensor: torch.Tensor, free: Collection[int] = ()) -> tuple[Any,
         cls = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
     return (
         *(cls, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout),
-        *(tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
+        *(tensor.is_conj(), tensor.is_neg(), is_inference(tensor)),
         *(tuple(_sizes(tensor, free)), None if free else tensor.stride()),
     )
 

@@ -25,6 +25,12 @@ import torch
 
 from minicompile import compat
 from minicompile.compat import settings
+from minicompile.compat.inference import (
+    InferenceMode,
+    mark_inference,
+    version,
+    without_inference_mode,
+)
 from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
@@ -72,7 +78,6 @@ class CapturedFrame:
 class Traced:
     """What one run of a frame through the tracer found."""
 
-    make_state_check: Callable[[], Callable[[], bool]]
     returned: Any
     """What the frame returns; the values of `rest` if the frame is cut."""
     rest: Callable[..., Any] | None
@@ -95,13 +100,19 @@ def capture_frame(
     `resumed`: it is a resume function itself. Raises Unsupported with the reason and the user's line.
     """
 
+    if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
+        raise refusal("inference-mode", "grad mode is enabled in inference mode")
+
     def capture(place: int | None = None) -> CapturedFrame:
         """All of the frame, or its first `place` instructions."""
+        facts, make_state_check = settings.global_facts(), state_check()
         tracer = Tracer(Recorder(dynamic if dynamic.anything(values) else None), function)
         tracer.cut = place
+        tracer.guard("global_state", (), facts, "settings that torch functions read")
         try:
-            traced = trace(tracer, values, resume)
-            return finished(tracer, traced, name, values, resumed)
+            with without_inference_mode():
+                traced = trace(tracer, values, resume)
+                return finished(tracer, traced, name, values, resumed, make_state_check)
         except Unsupported as error:
             raise error.with_traceback(None) from error.__cause__
         finally:
@@ -138,8 +149,7 @@ MAX_PLACES = 6
 def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the tracer, as far as that shall go."""
     tracer.definition = definition_of(values.get("self"))
-    facts, make_state_check, modes = settings.global_facts(), state_check(), Modes.now()
-    tracer.guard("global_state", (), facts, "settings that torch functions read")
+    facts, modes, inference = settings.global_facts(), Modes.now(), tracer.recorder.inference
     rest = None
     with restored_modes(), deep_stack(), compat.quiet_fakes() as tracer.recorder.heard:
         try:
@@ -157,12 +167,15 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
             reason = f"the frame raises {type(error).__name__}: {text}"
             places, at = [tracer.raised_after], tracer.raised_at
             raise refusal("exception", reason, at, kind=UserError, places=places) from error
+        if tracer.recorder.inference is not inference:
+            what, places = "the frame is left inside of the block", tracer.recorder.blocks[0]
+            raise refusal("inference-mode", what, places=places)
         try:
             change = changed(facts, modes)
         except ValueError as error:
             what = f"the frame leaves the {error} changed"
             raise refusal("mode-left-changed", what) from None
-    return Traced(make_state_check, returned, rest, change)
+    return Traced(returned, rest, change)
 
 
 def definition_of(module: Any) -> SourceLine | None:
@@ -189,13 +202,21 @@ def deep_stack() -> Iterator[None]:
 
 
 def finished(
-    tracer: Tracer, traced: Traced, name: str, parameters: Iterable[str], resumed: bool
+    tracer: Tracer,
+    traced: Traced,
+    name: str,
+    parameters: Iterable[str],
+    resumed: bool,
+    make_state_check: Callable[[], Callable[[], bool]],
 ) -> CapturedFrame:
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
     check_generators(tracer)
     guard_aliases(tracer)
     fakes = pristine_fakes(tracer)
+    for tracker, fake in fakes.items():
+        if tracker.real.is_inference():
+            mark_inference(fake)
     env = sizes.env if sizes is not None and sizes.env.symbols else None
     guards = tracer.guards.values()
     identical = {g.sources[0]: g.expected for g in guards if g.kind == "identity"}
@@ -228,7 +249,7 @@ def finished(
         side_effects=(*rebuild.effects, *map(str, recorder.warned)),
         warned=tuple(recorder.warned),
         inlined=tuple(tracer.inlined),
-        grad_enabled=torch.is_grad_enabled(),
+        grad_enabled=torch.is_grad_enabled() and not recorder.region,
         shape_env=env,
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
@@ -237,6 +258,9 @@ def finished(
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
         code.names["restored_modes"] = restored_modes
         call = ["with restored_modes():", "    out = graph(inputs)"]
+    if recorder.region not in (None, recorder.inference):
+        code.names["InferenceMode"] = InferenceMode
+        call = [f"with InferenceMode({recorder.region}):", *(f"    {line}" for line in call)]
     if recorder.calls:
         acts = bool(stores) or any(step.handler for _, step, *_ in tracer.log.steps)
         call = or_in_eager(call, recorder, code, parameters, acts)
@@ -245,9 +269,10 @@ def finished(
         code.names["change_modes"] = traced.change
         end.append("change_modes()")
     code.names.update(rest=traced.rest, go_on=GoOn)
-    code.names["tensors_hold"] = compat.tensor_guards(
-        [tracker.real for tracker in inputs], free, different="different" in guard_rules
-    )
+    with torch.inference_mode() if recorder.inference else contextlib.nullcontext():
+        code.names["tensors_hold"] = compat.tensor_guards(
+            [tracker.real for tracker in inputs], free, different="different" in guard_rules
+        )
     if recorder.calls:
         end.append("if hooks is not None and hooks.ended: raise hooks.ended")
     end.append("return result" if traced.rest is None else "return go_on(rest, result)")
@@ -255,7 +280,7 @@ def finished(
         capture,
         code,
         lines=[*rebuild.code.lines, *kept, *call, *rebuild.lines, *end],
-        make_state_check=traced.make_state_check,
+        make_state_check=make_state_check,
         runs_rest=traced.rest is not None and not resumed,
     )
 
@@ -275,8 +300,9 @@ def or_in_eager(
         random_states=random_states, raised=functools.partial(raised, acts), Raised=Raised
     )
     code.names.update(WatchedHooks=compat.WatchedHooks, top_hooks=compat.top_saved_tensors_hooks)
+    code.names["version"] = version
     written = [f"inputs[{i}]" for i, one in enumerate(recorder.inputs) if one in recorder.mutated]
-    versions, random = "".join(f"{one}._version, " for one in written), recorder.mode.random
+    versions, random = "".join(f"version({one}), " for one in written), recorder.mode.random
     kept = bool(written) and acts
     noted = ", written, versions" * bool(written) + ", before" * kept + ", states=states" * random
     return [

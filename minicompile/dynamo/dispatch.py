@@ -26,6 +26,7 @@ import torch
 
 from minicompile import compat
 from minicompile.compat import settings
+from minicompile.compat.inference import without_inference_mode
 from minicompile.compat.settings import restored_modes
 from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
@@ -309,7 +310,8 @@ class Dispatcher:
             if frame.stopped_by is not None:
                 capture.stopped_by = graph_break(frame.stopped_by, "instruction")
             known = len(shape_guards(capture.shape_env))
-            with restored_modes():  # a graph may switch them, also while it is traced
+            # a graph may switch modes, also while it is traced
+            with without_inference_mode(), restored_modes():
                 compiled = self.backend(capture)
             # what the rooms after capture assumed
             capture.guards.extend(shape_guards(capture.shape_env)[known:])

@@ -232,6 +232,8 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 @means(*settings.STATE_SETTERS, named=True)
 def set_state(tracer: Calls, setter: Any, *args: Any, **kwargs: Any) -> Any:
     """Sets the state now, and again when the graph runs."""
+    if setter is settings.set_grad_enabled and tracer.recorder.inference and args[0]:
+        tracer.unsupported("inference-mode", "grad mode is enabled in inference mode")
     found = setter(*args, **kwargs)
     tracer.recorder.statement(setter, (*args, *kwargs.values()))
     return found

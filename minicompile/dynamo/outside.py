@@ -292,8 +292,6 @@ class Outside(Interpreter):
             self.unsupported("tensor-kind", f"a tensor of layout {value.layout}")
         if not compat.has_storage(value):
             self.unsupported("tensor-kind", "a tensor that outlived its torch.func transform")
-        if value.is_inference():
-            self.unsupported("tensor-kind", "a tensor made in inference mode", "use torch.no_grad")
         if compat.has_forgotten_history(value):
             what = "a view that was made before its base required grad"
             self.unsupported("tensor-kind", what, "make the view after that change")

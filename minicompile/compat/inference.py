@@ -1,0 +1,46 @@
+"""Inference mode: frames under it are captured without it, and their graphs run in it (torch 2.11 to 2.15)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+try:
+    from torch._subclasses.meta_utils import disable_inference_mode_for_fake_prop as plain_fakes
+except ImportError:  # then tensors made in inference mode are refused where fakes are made
+    plain_fakes = contextlib.nullcontext  # type: ignore[assignment]
+
+InferenceMode: Any = torch._C._InferenceMode
+"""The context manager in C++ behind `torch.inference_mode`."""
+
+
+@contextlib.contextmanager
+def without_inference_mode() -> Iterator[None]:
+    """Leave inference mode, with gradients still off; fakes of inference tensors are ordinary fakes.
+
+    Tensors of inference mode have no versions and no bases, by which writes and views are recognised.
+    """
+    if not torch.is_inference_mode_enabled():
+        with plain_fakes():
+            yield
+    else:
+        with plain_fakes(), torch.inference_mode(False), torch.no_grad():
+            yield
+
+
+def mark_inference(fake: Any) -> None:
+    """Note that an ordinary fake stands for an inference tensor."""
+    fake.stands_for_inference = True
+
+
+def is_inference(tensor: torch.Tensor) -> bool:
+    """Whether a tensor, or the one that a fake stands for, is an inference tensor."""
+    return tensor.is_inference() or getattr(tensor, "stands_for_inference", False)
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to; always 0 for inference tensors, which don't count."""
+    return 0 if tensor.is_inference() else tensor._version
