@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from minicompile.compat.inference import version
 from minicompile.aot.result import BoxedCallable, OutputGroup
+from minicompile.compat.inference import version
 
 Gradients = Sequence[torch.Tensor | None]
 

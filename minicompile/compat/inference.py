@@ -1,4 +1,4 @@
-"""Inference mode: frames under it are captured without it, and their graphs run in it (torch 2.11 to 2.15)."""
+"""Inference mode: frames are captured out of it, and their graphs run in it (torch 2.11 to 2.15)."""
 
 from __future__ import annotations
 

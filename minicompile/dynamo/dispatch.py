@@ -18,7 +18,7 @@ import time
 import types
 import warnings
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -151,6 +151,8 @@ class Dispatcher:
         """Those among them that a torch function refuses, and where."""
         self.survived: set[Any] = set()
         """Where eager went on after all: frames are cut there."""
+        self.changed: Counter[Any] = Counter()
+        """How often the guards changed while a call with a fingerprint was captured."""
         self.breaks: dict[GraphBreak, None] = {}
         self.last_refusal: GraphBreak | None = None
         self.misses: list[Miss] = []
@@ -204,13 +206,11 @@ class Dispatcher:
                     made = self.compile(arguments)
             finally:
                 _lock.release()
-            break
-        if made is None:
-            return MISS
-        found = made.call(*arguments)
-        if found is MISS:
-            self.disown(made, arguments)
-        return found
+            if made is None:
+                return MISS
+            found = made.call(*arguments)
+            if found is not MISS or not self.disown(made, arguments):
+                return found
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function run as it is, while what it calls may be captured."""
@@ -404,13 +404,24 @@ class Dispatcher:
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
         warnings.warn("\n".join([*lines, *failure_lines(failures)]), stacklevel=7)
 
-    def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
-        """An entry whose guards do not even hold for the call it was made for: never use it."""
-        failure = entry.failure(self.values(arguments))
+    def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> bool:
+        """Drop an entry whose guards do not even hold for the call it was made for.
+
+        Return whether to capture again for the same call: caches that the first capture filled are full now.
+        """
+        failure, key = entry.failure(self.values(arguments)), fingerprint(arguments)
         self.entries.remove(entry)
-        reason = f"the guards changed while capturing: {failure}"
-        self.refuse(fingerprint(arguments), refusal("guards-changed", reason))
-        self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=self.last_refusal)
+        why = refusal("guards-changed", f"the guards changed while capturing: {failure}")
+        self.changed[key] += 1
+        again = self.changed[key] % CAPTURES_PER_CALL != 0
+        if self.changed[key] == CAPTURES_PER_CALL * CALLS_THAT_CAPTURE:
+            self.refuse(key, why)
+        elif not again:
+            if self.fullgraph:
+                raise why
+            self.note(why)
+        self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=graph_break(why))
+        return again
 
     def another(
         self,
@@ -460,6 +471,9 @@ def all_dispatchers() -> list[Dispatcher]:
 
 
 MAX_REFUSED = 64
+CAPTURES_PER_CALL, CALLS_THAT_CAPTURE = 2, 3
+"""Where guards change while a frame is captured: how often one call captures it, and how many calls do
+before such calls run in eager for good."""
 
 
 def fingerprint(value: Any, depth: int = 0) -> Any:

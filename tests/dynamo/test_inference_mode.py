@@ -1,4 +1,4 @@
-"""Compiled functions under `torch.inference_mode()`: eager's values, and inference tensors where eager has them."""
+"""Compiled functions under `torch.inference_mode()`: eager's values, inference tensors where eager's are."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def called(function: Callable[..., Any], make: Callable[[], tuple[Any, ...]]) ->
 def assert_like_eager(
     function: Any, make: Callable[[], tuple[Any, ...]], calls: int = 3, **options: Any
 ) -> Explanation:
-    """Calls the function plain and compiled, in the mode of this thread; compares results, arguments, flags."""
+    """Calls a function plain and compiled, in the mode of this thread; compares results and arguments."""
     run = mc.compile(function, **{"backend": "eager", **options})
     for _ in range(calls):
         (plain, expected), (given, result) = called(function, make), called(run, make)
