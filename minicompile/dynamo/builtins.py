@@ -144,6 +144,8 @@ def check_class(tracer: Calls, check: Any, value: Any, classes: Any) -> bool:
     """isinstance or issubclass, with what metaclasses define in Python interpreted."""
     if isinstance(value, SYMBOLIC):
         return check_class(tracer, issubclass, tracer.type_of(value), classes)
+    if classes is compat.FakeTensor:
+        return False  # the value is no fake when the program runs
     if isinstance(value, TracedGenerator):
         return check_class(tracer, issubclass, types.GeneratorType, classes)
     if isinstance(classes, tuple):

@@ -72,6 +72,8 @@ class CapturedFrame:
     """Whether the lines give what remains to be done, to whom that is no result."""
     stopped_by: Unsupported | None = None
     """Why the capture ends before the frame does."""
+    asked_compiling: bool = False
+    """Whether the frame, as far as it was captured, asks `torch.compiler.is_compiling()`."""
 
 
 @dataclass
@@ -93,34 +95,48 @@ def capture_frame(
     name: str,
     resume: Resume | None,
     resumed: bool,
+    compiling: bool = True,
 ) -> CapturedFrame:
     """Capture one call of a Python function; with `resume` as far as that is possible.
 
     `values`: its parameters by name (`*args` a tuple, `**kwargs` a dict). Nothing outside is changed.
-    `resumed`: it is a resume function itself. Raises Unsupported with the reason and the user's line.
+    `resumed`: it is a resume function itself. `compiling`: what `torch.compiler.is_compiling()` gives, unless
+    the frame can only be captured in part. Raises Unsupported with the reason and the user's line.
     """
+    asked = False
 
     if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
         raise refusal("inference-mode", "grad mode is enabled in inference mode")
 
     def capture(place: int | None = None) -> CapturedFrame:
         """All of the frame, or its first `place` instructions."""
+        nonlocal asked
         facts, make_state_check = settings.global_facts(), state_check()
         tracer = Tracer(Recorder(dynamic if dynamic.anything(values) else None), function)
-        tracer.cut = place
+        tracer.cut, tracer.compiling = place, compiling
         tracer.guard("global_state", (), facts, "settings that torch functions read")
         try:
             with without_inference_mode():
                 traced = trace(tracer, values, resume)
-                return finished(tracer, traced, name, values, resumed, make_state_check)
+                captured = finished(tracer, traced, name, values, resumed, make_state_check)
+            captured.asked_compiling = tracer.asked_compiling
+            return captured
         except Unsupported as error:
             raise error.with_traceback(None) from error.__cause__
         finally:
+            asked |= tracer.asked_compiling
             # it is part of cycles, and what it knows of this call would live until they are collected
             tracer.__dict__.clear()
 
     try:
-        return capture()
+        try:
+            return capture()
+        except Unsupported:
+            if not (asked and compiling):
+                raise
+            # a branch for compilers must not outlive a break, or be why there is one
+            compiling = False
+            return capture()
     except Unsupported as error:
         if resume is None:
             raise

@@ -91,6 +91,7 @@ def captured(
     name: str,
     resume: Resume | None = None,
     resumed: bool = False,
+    compiling: bool = True,
 ) -> CapturedFrame:
     """`capture_frame`, for who holds the lock. Raises Unsupported where no frame can be captured."""
     if active := settings.active_modes():
@@ -104,7 +105,7 @@ def captured(
         raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
     _thread.capturing = True
     try:
-        return capture_frame(function, values, dynamic, name, resume, resumed)
+        return capture_frame(function, values, dynamic, name, resume, resumed, compiling)
     finally:
         _thread.capturing = False
 
@@ -151,6 +152,8 @@ class Dispatcher:
         """Those among them that a torch function refuses, and where."""
         self.survived: set[Any] = set()
         """Where eager went on after all: frames are cut there."""
+        self.compiling = True
+        """What `torch.compiler.is_compiling()` gives; False once it gave that to a frame that is cut."""
         self.changed: Counter[Any] = Counter()
         """How often the guards changed while a call with a fingerprint was captured."""
         self.breaks: dict[GraphBreak, None] = {}
@@ -299,9 +302,12 @@ class Dispatcher:
             self.stop(refusal("recompile-limit", limit), failures=failures)
             return None
         try:
-            resume = None if self.fullgraph else Resume(weakref.ref(self.before or self))
-            dynamic, resumed = Dynamic(self.dynamic, self.varied), self.before is not None
-            frame = captured(self.function, values, dynamic, self.name, resume, resumed)
+            root, resumed = self.before or self, self.before is not None
+            resume = None if self.fullgraph else Resume(weakref.ref(root))
+            how = Dynamic(self.dynamic, self.varied), self.name, resume, resumed, root.compiling
+            frame = captured(self.function, values, *how)
+            if frame.stopped_by is not None and frame.asked_compiling:
+                root.compiling = False
             self.raises(key, frame.stopped_by)
             capture = frame.capture
             capture.watch = watch

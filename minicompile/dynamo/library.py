@@ -289,7 +289,13 @@ def set_grad_enabled(tracer: Calls, mode: Any) -> Any:
     return made
 
 
-call_rules(*settings.compiling_predicates())(lambda tracer, args, kwargs: True)
+@call_rules(*settings.compiling_predicates())
+def is_compiling(tracer: Calls, args: Any, kwargs: Any) -> bool:
+    """True in a frame that is captured as a whole: Python code that goes on after a break is told False."""
+    tracer.asked_compiling = True
+    return tracer.compiling
+
+
 call_rules(*settings.TRACING_PREDICATES, torch.overrides.has_torch_function)(
     lambda tracer, args, kwargs: False
 )
