@@ -373,6 +373,7 @@ def builtin_hash(tracer: Calls, value: Any) -> int:
         return int(tracer.call(tracer.special(value, "__hash__"), (), {}))
     if not is_constant(value):
         tracer.unsupported("memory-address", "hash() depends on memory addresses")
+    tracer.pin_module(value)
     return hash(tracer.pinned(value))
 
 

@@ -17,7 +17,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +46,6 @@ from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
     CONTAINERS,
-    IDENTITY_TYPES,
     MODULE_TABLES,
     UserError,
     VariableTracker,
@@ -96,12 +95,13 @@ def capture_frame(
     resume: Resume | None,
     resumed: bool,
     compiling: bool = True,
+    fixed_modules: Collection[str] = (),
 ) -> CapturedFrame:
     """Capture one call of a Python function; with `resume` as far as that is possible.
 
     `values`: its parameters by name (`*args` a tuple, `**kwargs` a dict). Nothing outside is changed.
     `resumed`: it is a resume function itself. `compiling`: what `torch.compiler.is_compiling()` gives, unless
-    the frame can only be captured in part. Raises Unsupported with the reason and the user's line.
+    the frame can only be captured in part. `fixed_modules`: arguments that stay the same modules. Raises Unsupported with the reason and the user's line.
     """
     asked = False
 
@@ -114,6 +114,7 @@ def capture_frame(
         facts, make_state_check = settings.global_facts(), state_check()
         tracer = Tracer(Recorder(dynamic if dynamic.anything(values) else None), function)
         tracer.cut, tracer.compiling = place, compiling
+        tracer.fixed_modules.update(fixed_modules)
         tracer.guard("global_state", (), facts, "settings that torch functions read")
         try:
             with without_inference_mode():
@@ -397,6 +398,11 @@ def guard_aliases(tracer: Tracer) -> None:
         if others:
             sources = tuple(dict.fromkeys((written.source, *others)))
             tracer.guard("distinct", sources, None, "one of them is changed")
+    modules = [t for t in tracer.trackers.values() if isinstance(t.value, torch.nn.Module)]
+    if not all(tracer.is_guarded_by_identity(t.value, t.source) for t in modules):
+        places = tuple(dict.fromkeys(t.source for t in modules))
+        if len(places) > 1:
+            tracer.guard("distinct", places, None, "each is a module of its own")
 
 
 def family(tracer: Tracer, tracker: VariableTracker) -> type | None:
@@ -405,8 +411,13 @@ def family(tracer: Tracer, tracker: VariableTracker) -> type | None:
     if source.kind == "namespace":
         owners = (other for other in tracer.trackers.values() if other.source is source.base)
         value = next((owner.value for owner in owners), None)
-        return None if value is None or isinstance(value, IDENTITY_TYPES) else dict
+        if value is None or tracer.is_guarded_by_identity(value, source):
+            return None
+        return dict
+    # the tables of a module that is guarded by identity
     module_table = source.kind == "attribute" and source.key in MODULE_TABLES
-    guarded = source.kind == "held" or module_table or isinstance(value, IDENTITY_TYPES)
+    module_table &= source.root.kind != "local" or source.root.key in tracer.fixed_modules
+    identical = tracer.is_guarded_by_identity(value, source)
+    guarded = source.kind == "held" or module_table or identical
     kinds = (*CONTAINERS, types.CellType)
     return type(value) if isinstance(value, kinds) and not guarded else None

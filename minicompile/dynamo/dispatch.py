@@ -19,7 +19,7 @@ import types
 import warnings
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -92,6 +92,7 @@ def captured(
     resume: Resume | None = None,
     resumed: bool = False,
     compiling: bool = True,
+    fixed_modules: Collection[str] = (),
 ) -> CapturedFrame:
     """`capture_frame`, for who holds the lock. Raises Unsupported where no frame can be captured."""
     if active := settings.active_modes():
@@ -105,7 +106,8 @@ def captured(
         raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
     _thread.capturing = True
     try:
-        return capture_frame(function, values, dynamic, name, resume, resumed, compiling)
+        given = function, values, dynamic, name, resume, resumed, compiling, fixed_modules
+        return capture_frame(*given)
     finally:
         _thread.capturing = False
 
@@ -123,10 +125,12 @@ class Dispatcher:
         name: str | None = None,
         frames: NestedFrames | None = None,
         before: Dispatcher | None = None,
+        one_module: bool = False,
     ) -> None:
-        """`before`: what was cut, if `function` is a resume function."""
+        """`before`: what was cut, if `function` is a resume function. `one_module`: its first argument is
+        always the same module."""
         self.function, self.backend, self.options = function, backend, options
-        self.fullgraph, self.dynamic = fullgraph, dynamic
+        self.fullgraph, self.dynamic, self.one_module = fullgraph, dynamic, one_module
         self.name = name or function.__qualname__
         self.signature = signature_of(function)
         self.entries: list[Entry] = []
@@ -161,6 +165,8 @@ class Dispatcher:
         self.misses: list[Miss] = []
         self.varied: dict[Source, str] = {}
         """Sizes and numbers that differed between calls: they become symbolic, unless `dynamic=False`."""
+        self.varied_modules: set[str] = set()
+        """Arguments whose identity differed between calls: modules are guarded by structure there."""
         self.recompiles = 0
         self.eager_calls = 0
         self.frame: int | None = None
@@ -305,7 +311,7 @@ class Dispatcher:
             root, resumed = self.before or self, self.before is not None
             resume = None if self.fullgraph else Resume(weakref.ref(root))
             how = Dynamic(self.dynamic, self.varied), self.name, resume, resumed, root.compiling
-            frame = captured(self.function, values, *how)
+            frame = captured(self.function, values, *how, self.fixed_modules(values))
             if frame.stopped_by is not None and frame.asked_compiling:
                 root.compiling = False
             self.raises(key, frame.stopped_by)
@@ -358,6 +364,18 @@ class Dispatcher:
         self.entries.append(entry)
         return entry
 
+    def fixed_modules(self, values: dict[str, Any]) -> list[str]:
+        """Arguments whose modules are guarded by identity, which is quick to check: the module that is
+        compiled, a method's own, and large ones until another one comes in their place."""
+        one = self.one_module and next(iter(values), None)
+        return [
+            name
+            for name, value in values.items()
+            if isinstance(value, torch.nn.Module)
+            and (name == one or is_large(value))
+            and name not in self.varied_modules
+        ]
+
     def failures(self, values: dict[str, Any]) -> list[GuardFailure]:
         """Why no version fits a call: for each, the guard that failed."""
         self.recompiles += bool(self.entries)
@@ -366,6 +384,8 @@ class Dispatcher:
             failure, varied = entry.misfit(values)
             self.varied |= varied
             if failure is not None:
+                if failure.guard.kind == "identity" and failure.guard.sources[0].kind == "local":
+                    self.varied_modules.add(failure.guard.sources[0].key)
                 failure = dataclasses.replace(failure, version=version, recompile=self.recompiles)
                 found.append(failure)
         return found
@@ -434,10 +454,11 @@ class Dispatcher:
         function: types.FunctionType,
         name: str | None = None,
         before: Dispatcher | None = None,
+        one_module: bool = False,
     ) -> Dispatcher:
         """A dispatcher for another function that belongs to the same compiled one."""
         options = self.backend, self.options, False, self.dynamic
-        return Dispatcher(function, *options, name, self.frames(), before)
+        return Dispatcher(function, *options, name, self.frames(), before, one_module)
 
     # -- what happened
 
@@ -474,6 +495,20 @@ def all_dispatchers() -> list[Dispatcher]:
     """Every dispatcher that is alive, for `mc.reset()`."""
     with _all_lock:
         return list(_all)
+
+
+LARGE_MODULE = 24
+"""Modules in a module from which on its identity is guarded first: looking at each takes too long."""
+
+
+def is_large(module: torch.nn.Module) -> bool:
+    """Whether a module has many modules below it. Runs no code of theirs."""
+    waiting, count = [module], 0
+    while waiting and count < LARGE_MODULE:
+        below = vars(waiting.pop()).get("_modules") or {}
+        waiting += [inner for inner in dict.values(below) if isinstance(inner, torch.nn.Module)]
+        count += 1
+    return count >= LARGE_MODULE
 
 
 MAX_REFUSED = 64
