@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from minicompile.aot.result import BoxedCallable, OutputGroup
+from minicompile.compat.inference import version
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -97,10 +98,6 @@ def in_turn(
                 )
         yield taken(step(next, handed))
         needed = group.read_later
-
-
-def version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def taken(results: list[Any]) -> Gradients:

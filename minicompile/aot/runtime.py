@@ -511,7 +511,9 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
         if spec.cut:
             with torch.enable_grad():
                 made = torch.ops.aten.alias(made)  # view_as may choose strides of size 1
-        if creation is not None and compat.creation_meta(made) != creation:
+        # in inference mode torch notes that on views, or the view is none to autograd
+        plain = compat.is_view(made) and not torch.is_inference_mode_enabled()
+        if creation is not None and plain and compat.creation_meta(made) != creation:
             compat.set_creation_meta(made, creation)
         return made
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from minicompile.compat.fakes import FakeTensor
+from minicompile.compat.inference import is_inference
 from minicompile.compat.private import take
 
 TensorGuards: Any = take("torch._C._dynamo.guards.TensorGuards", "speed", otherwise=None)
@@ -62,6 +63,6 @@ def tensor_facts(tensor: torch.Tensor, free: Collection[int] = ()) -> tuple[Any,
         cls = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
     return (
         *(cls, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout),
-        *(tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
+        *(tensor.is_conj(), tensor.is_neg(), is_inference(tensor)),
         *(tuple(_sizes(tensor, free)), None if free else tensor.stride()),
     )

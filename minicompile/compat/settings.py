@@ -133,7 +133,7 @@ STATE_READERS = [
     *_present(
         "torch",
         """
-        is_grad_enabled is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
+        is_grad_enabled is_autocast_enabled get_autocast_dtype
         get_autocast_gpu_dtype get_autocast_cpu_dtype is_autocast_cpu_enabled is_autocast_cache_enabled
         get_default_dtype are_deterministic_algorithms_enabled
         result_type promote_types can_cast""",

@@ -23,6 +23,7 @@ from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     HEAP_TYPE,
+    IDENTITY_TYPES,
     MISSING,
     MODULE_TABLES,
     READERS,
@@ -230,6 +231,7 @@ class Attributes(Outside):
             found = definition.__get__(value, type(value))
         except AttributeError:
             self.unsupported("no-value-yet", f"{owner.source}.{name} has no value yet")
+        self.check_identity(found, definition.__get__(value, type(value)), name)
         return self.wrap(found, Source("slot", name, owner.source))
 
     def native_value(self, value: Any, name: str) -> Any:
@@ -238,7 +240,13 @@ class Attributes(Outside):
         fixed = isinstance(value, enum.Enum) or is_fixed(value)
         if owner is None or (is_constant(found) and fixed) or self.tracker(found) is not None:
             return found
+        self.check_identity(found, getattr(value, name), name)
         return self.wrap(found, Source("slot", name, owner.source))
+
+    def check_identity(self, found: Any, again: Any, name: str) -> None:
+        """Refuse an attribute whose identity can't be guarded, because each read makes a new object."""
+        if found is not again and isinstance(found, IDENTITY_TYPES):
+            self.unsupported("attribute-kind", f"{name!r} is a new object at each read")
 
     def class_attribute(self, cls: type, name: str) -> Any:
         definition = find(cls, name)
@@ -262,6 +270,8 @@ class Attributes(Outside):
         if definition is MISSING and not isinstance(cls, enum.EnumType):
             self.no_attribute(cls, name)
         self.class_tracker(cls)
+        if type(definition) in C_METHODS:  # `C.mro` is a new object at each read
+            return types.MethodType(definition, cls)
         return self.native_value(cls, name)
 
     def super_attribute(self, parent: Any, name: str) -> Any:

@@ -144,6 +144,8 @@ def check_class(tracer: Calls, check: Any, value: Any, classes: Any) -> bool:
     """isinstance or issubclass, with what metaclasses define in Python interpreted."""
     if isinstance(value, SYMBOLIC):
         return check_class(tracer, issubclass, tracer.type_of(value), classes)
+    if classes is compat.FakeTensor:
+        return False  # the value is no fake when the program runs
     if isinstance(value, TracedGenerator):
         return check_class(tracer, issubclass, types.GeneratorType, classes)
     if isinstance(classes, tuple):
@@ -371,6 +373,7 @@ def builtin_hash(tracer: Calls, value: Any) -> int:
         return int(tracer.call(tracer.special(value, "__hash__"), (), {}))
     if not is_constant(value):
         tracer.unsupported("memory-address", "hash() depends on memory addresses")
+    tracer.pin_module(value)
     return hash(tracer.pinned(value))
 
 

@@ -154,6 +154,10 @@ class Calls(Containers):
     """Decides what a call means."""
 
     inlined: dict[str, None]
+    compiling = True
+    """What `torch.compiler.is_compiling()` gives."""
+    asked_compiling = False
+    """Whether the frame has asked."""
 
     def call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         rule = self.rule_for(function)

@@ -17,7 +17,7 @@ import inspect
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,12 @@ import torch
 
 from minicompile import compat
 from minicompile.compat import settings
+from minicompile.compat.inference import (
+    InferenceMode,
+    mark_inference,
+    version,
+    without_inference_mode,
+)
 from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
@@ -40,7 +46,6 @@ from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
     CONTAINERS,
-    IDENTITY_TYPES,
     MODULE_TABLES,
     UserError,
     VariableTracker,
@@ -66,13 +71,14 @@ class CapturedFrame:
     """Whether the lines give what remains to be done, to whom that is no result."""
     stopped_by: Unsupported | None = None
     """Why the capture ends before the frame does."""
+    asked_compiling: bool = False
+    """Whether the frame, as far as it was captured, asks `torch.compiler.is_compiling()`."""
 
 
 @dataclass
 class Traced:
     """What one run of a frame through the tracer found."""
 
-    make_state_check: Callable[[], Callable[[], bool]]
     returned: Any
     """What the frame returns; the values of `rest` if the frame is cut."""
     rest: Callable[..., Any] | None
@@ -88,28 +94,50 @@ def capture_frame(
     name: str,
     resume: Resume | None,
     resumed: bool,
+    compiling: bool = True,
+    fixed_modules: Collection[str] = (),
 ) -> CapturedFrame:
     """Capture one call of a Python function; with `resume` as far as that is possible.
 
     `values`: its parameters by name (`*args` a tuple, `**kwargs` a dict). Nothing outside is changed.
-    `resumed`: it is a resume function itself. Raises Unsupported with the reason and the user's line.
+    `resumed`: it is a resume function itself. `compiling`: what `torch.compiler.is_compiling()` gives, unless
+    the frame can only be captured in part. `fixed_modules`: arguments that stay the same modules. Raises Unsupported with the reason and the user's line.
     """
+    asked = False
+
+    if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
+        raise refusal("inference-mode", "grad mode is enabled in inference mode")
 
     def capture(place: int | None = None) -> CapturedFrame:
         """All of the frame, or its first `place` instructions."""
+        nonlocal asked
+        facts, make_state_check = settings.global_facts(), state_check()
         tracer = Tracer(Recorder(dynamic if dynamic.anything(values) else None), function)
-        tracer.cut = place
+        tracer.cut, tracer.compiling = place, compiling
+        tracer.fixed_modules.update(fixed_modules)
+        tracer.guard("global_state", (), facts, "settings that torch functions read")
         try:
-            traced = trace(tracer, values, resume)
-            return finished(tracer, traced, name, values, resumed)
+            with without_inference_mode():
+                traced = trace(tracer, values, resume)
+                captured = finished(tracer, traced, name, values, resumed, make_state_check)
+            captured.asked_compiling = tracer.asked_compiling
+            return captured
         except Unsupported as error:
             raise error.with_traceback(None) from error.__cause__
         finally:
+            asked |= tracer.asked_compiling
             # it is part of cycles, and what it knows of this call would live until they are collected
             tracer.__dict__.clear()
 
     try:
-        return capture()
+        try:
+            return capture()
+        except Unsupported:
+            if not (asked and compiling):
+                raise
+            # a branch for compilers must not outlive a break, or be why there is one
+            compiling = False
+            return capture()
     except Unsupported as error:
         if resume is None:
             raise
@@ -138,8 +166,7 @@ MAX_PLACES = 6
 def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the tracer, as far as that shall go."""
     tracer.definition = definition_of(values.get("self"))
-    facts, make_state_check, modes = settings.global_facts(), state_check(), Modes.now()
-    tracer.guard("global_state", (), facts, "settings that torch functions read")
+    facts, modes, inference = settings.global_facts(), Modes.now(), tracer.recorder.inference
     rest = None
     with restored_modes(), deep_stack(), compat.quiet_fakes() as tracer.recorder.heard:
         try:
@@ -157,12 +184,15 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
             reason = f"the frame raises {type(error).__name__}: {text}"
             places, at = [tracer.raised_after], tracer.raised_at
             raise refusal("exception", reason, at, kind=UserError, places=places) from error
+        if tracer.recorder.inference is not inference:
+            what, places = "the frame is left inside of the block", tracer.recorder.blocks[0]
+            raise refusal("inference-mode", what, places=places)
         try:
             change = changed(facts, modes)
         except ValueError as error:
             what = f"the frame leaves the {error} changed"
             raise refusal("mode-left-changed", what) from None
-    return Traced(make_state_check, returned, rest, change)
+    return Traced(returned, rest, change)
 
 
 def definition_of(module: Any) -> SourceLine | None:
@@ -189,13 +219,21 @@ def deep_stack() -> Iterator[None]:
 
 
 def finished(
-    tracer: Tracer, traced: Traced, name: str, parameters: Iterable[str], resumed: bool
+    tracer: Tracer,
+    traced: Traced,
+    name: str,
+    parameters: Iterable[str],
+    resumed: bool,
+    make_state_check: Callable[[], Callable[[], bool]],
 ) -> CapturedFrame:
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
     check_generators(tracer)
     guard_aliases(tracer)
     fakes = pristine_fakes(tracer)
+    for tracker, fake in fakes.items():
+        if tracker.real.is_inference():
+            mark_inference(fake)
     env = sizes.env if sizes is not None and sizes.env.symbols else None
     guards = tracer.guards.values()
     identical = {g.sources[0]: g.expected for g in guards if g.kind == "identity"}
@@ -228,7 +266,7 @@ def finished(
         side_effects=(*rebuild.effects, *map(str, recorder.warned)),
         warned=tuple(recorder.warned),
         inlined=tuple(tracer.inlined),
-        grad_enabled=torch.is_grad_enabled(),
+        grad_enabled=torch.is_grad_enabled() and not recorder.region,
         shape_env=env,
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
@@ -237,6 +275,9 @@ def finished(
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
         code.names["restored_modes"] = restored_modes
         call = ["with restored_modes():", "    out = graph(inputs)"]
+    if recorder.region not in (None, recorder.inference):
+        code.names["InferenceMode"] = InferenceMode
+        call = [f"with InferenceMode({recorder.region}):", *(f"    {line}" for line in call)]
     if recorder.calls:
         acts = bool(stores) or any(step.handler for _, step, *_ in tracer.log.steps)
         call = or_in_eager(call, recorder, code, parameters, acts)
@@ -245,9 +286,10 @@ def finished(
         code.names["change_modes"] = traced.change
         end.append("change_modes()")
     code.names.update(rest=traced.rest, go_on=GoOn)
-    code.names["tensors_hold"] = compat.tensor_guards(
-        [tracker.real for tracker in inputs], free, different="different" in guard_rules
-    )
+    with torch.inference_mode() if recorder.inference else contextlib.nullcontext():
+        code.names["tensors_hold"] = compat.tensor_guards(
+            [tracker.real for tracker in inputs], free, different="different" in guard_rules
+        )
     if recorder.calls:
         end.append("if hooks is not None and hooks.ended: raise hooks.ended")
     end.append("return result" if traced.rest is None else "return go_on(rest, result)")
@@ -255,7 +297,7 @@ def finished(
         capture,
         code,
         lines=[*rebuild.code.lines, *kept, *call, *rebuild.lines, *end],
-        make_state_check=traced.make_state_check,
+        make_state_check=make_state_check,
         runs_rest=traced.rest is not None and not resumed,
     )
 
@@ -275,8 +317,9 @@ def or_in_eager(
         random_states=random_states, raised=functools.partial(raised, acts), Raised=Raised
     )
     code.names.update(WatchedHooks=compat.WatchedHooks, top_hooks=compat.top_saved_tensors_hooks)
+    code.names["version"] = version
     written = [f"inputs[{i}]" for i, one in enumerate(recorder.inputs) if one in recorder.mutated]
-    versions, random = "".join(f"{one}._version, " for one in written), recorder.mode.random
+    versions, random = "".join(f"version({one}), " for one in written), recorder.mode.random
     kept = bool(written) and acts
     noted = ", written, versions" * bool(written) + ", before" * kept + ", states=states" * random
     return [
@@ -355,6 +398,11 @@ def guard_aliases(tracer: Tracer) -> None:
         if others:
             sources = tuple(dict.fromkeys((written.source, *others)))
             tracer.guard("distinct", sources, None, "one of them is changed")
+    modules = [t for t in tracer.trackers.values() if isinstance(t.value, torch.nn.Module)]
+    if not all(tracer.is_guarded_by_identity(t.value, t.source) for t in modules):
+        places = tuple(dict.fromkeys(t.source for t in modules))
+        if len(places) > 1:
+            tracer.guard("distinct", places, None, "each is a module of its own")
 
 
 def family(tracer: Tracer, tracker: VariableTracker) -> type | None:
@@ -363,8 +411,13 @@ def family(tracer: Tracer, tracker: VariableTracker) -> type | None:
     if source.kind == "namespace":
         owners = (other for other in tracer.trackers.values() if other.source is source.base)
         value = next((owner.value for owner in owners), None)
-        return None if value is None or isinstance(value, IDENTITY_TYPES) else dict
+        if value is None or tracer.is_guarded_by_identity(value, source):
+            return None
+        return dict
+    # the tables of a module that is guarded by identity
     module_table = source.kind == "attribute" and source.key in MODULE_TABLES
-    guarded = source.kind == "held" or module_table or isinstance(value, IDENTITY_TYPES)
+    module_table &= source.root.kind != "local" or source.root.key in tracer.fixed_modules
+    identical = tracer.is_guarded_by_identity(value, source)
+    guarded = source.kind == "held" or module_table or identical
     kinds = (*CONTAINERS, types.CellType)
     return type(value) if isinstance(value, kinds) and not guarded else None

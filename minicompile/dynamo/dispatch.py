@@ -18,14 +18,15 @@ import time
 import types
 import warnings
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
 from minicompile import compat
 from minicompile.compat import settings
+from minicompile.compat.inference import without_inference_mode
 from minicompile.compat.settings import restored_modes
 from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
@@ -90,6 +91,8 @@ def captured(
     name: str,
     resume: Resume | None = None,
     resumed: bool = False,
+    compiling: bool = True,
+    fixed_modules: Collection[str] = (),
 ) -> CapturedFrame:
     """`capture_frame`, for who holds the lock. Raises Unsupported where no frame can be captured."""
     if active := settings.active_modes():
@@ -103,7 +106,8 @@ def captured(
         raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
     _thread.capturing = True
     try:
-        return capture_frame(function, values, dynamic, name, resume, resumed)
+        given = function, values, dynamic, name, resume, resumed, compiling, fixed_modules
+        return capture_frame(*given)
     finally:
         _thread.capturing = False
 
@@ -121,10 +125,12 @@ class Dispatcher:
         name: str | None = None,
         frames: NestedFrames | None = None,
         before: Dispatcher | None = None,
+        one_module: bool = False,
     ) -> None:
-        """`before`: what was cut, if `function` is a resume function."""
+        """`before`: what was cut, if `function` is a resume function. `one_module`: its first argument is
+        always the same module."""
         self.function, self.backend, self.options = function, backend, options
-        self.fullgraph, self.dynamic = fullgraph, dynamic
+        self.fullgraph, self.dynamic, self.one_module = fullgraph, dynamic, one_module
         self.name = name or function.__qualname__
         self.signature = signature_of(function)
         self.entries: list[Entry] = []
@@ -150,11 +156,17 @@ class Dispatcher:
         """Those among them that a torch function refuses, and where."""
         self.survived: set[Any] = set()
         """Where eager went on after all: frames are cut there."""
+        self.compiling = True
+        """What `torch.compiler.is_compiling()` gives; False once it gave that to a frame that is cut."""
+        self.changed: Counter[Any] = Counter()
+        """How often the guards changed while a call with a fingerprint was captured."""
         self.breaks: dict[GraphBreak, None] = {}
         self.last_refusal: GraphBreak | None = None
         self.misses: list[Miss] = []
         self.varied: dict[Source, str] = {}
         """Sizes and numbers that differed between calls: they become symbolic, unless `dynamic=False`."""
+        self.varied_modules: set[str] = set()
+        """Arguments whose identity differed between calls: modules are guarded by structure there."""
         self.recompiles = 0
         self.eager_calls = 0
         self.frame: int | None = None
@@ -205,13 +217,11 @@ class Dispatcher:
                     made = self.compile(arguments)
             finally:
                 _lock.release()
-            break
-        if made is None:
-            return MISS
-        found = made.call(*arguments)
-        if found is MISS:
-            self.disown(made, arguments)
-        return found
+            if made is None:
+                return MISS
+            found = made.call(*arguments)
+            if found is not MISS or not self.disown(made, arguments):
+                return found
 
     def can_capture(self) -> bool:
         """Can anything be captured with this Python and this torch? Raises Unsupported under `fullgraph`."""
@@ -313,9 +323,12 @@ class Dispatcher:
             self.stop(refusal("recompile-limit", limit), failures=failures)
             return None
         try:
-            resume = None if self.fullgraph else Resume(weakref.ref(self.before or self))
-            dynamic, resumed = Dynamic(self.dynamic, self.varied), self.before is not None
-            frame = captured(self.function, values, dynamic, self.name, resume, resumed)
+            root, resumed = self.before or self, self.before is not None
+            resume = None if self.fullgraph else Resume(weakref.ref(root))
+            how = Dynamic(self.dynamic, self.varied), self.name, resume, resumed, root.compiling
+            frame = captured(self.function, values, *how, self.fixed_modules(values))
+            if frame.stopped_by is not None and frame.asked_compiling:
+                root.compiling = False
             self.raises(key, frame.stopped_by)
             capture = frame.capture
             capture.watch = watch
@@ -324,7 +337,8 @@ class Dispatcher:
             if frame.stopped_by is not None:
                 capture.stopped_by = graph_break(frame.stopped_by, "instruction")
             known = len(shape_guards(capture.shape_env))
-            with restored_modes():  # a graph may switch them, also while it is traced
+            # a graph may switch modes, also while it is traced
+            with without_inference_mode(), restored_modes():
                 compiled = self.backend(capture)
             # what the rooms after capture assumed
             capture.guards.extend(shape_guards(capture.shape_env)[known:])
@@ -365,6 +379,18 @@ class Dispatcher:
         self.entries.append(entry)
         return entry
 
+    def fixed_modules(self, values: dict[str, Any]) -> list[str]:
+        """Arguments whose modules are guarded by identity, which is quick to check: the module that is
+        compiled, a method's own, and large ones until another one comes in their place."""
+        one = self.one_module and next(iter(values), None)
+        return [
+            name
+            for name, value in values.items()
+            if isinstance(value, torch.nn.Module)
+            and (name == one or is_large(value))
+            and name not in self.varied_modules
+        ]
+
     def failures(self, values: dict[str, Any]) -> list[GuardFailure]:
         """Why no version fits a call: for each, the guard that failed."""
         self.recompiles += bool(self.entries)
@@ -373,6 +399,8 @@ class Dispatcher:
             failure, varied = entry.misfit(values)
             self.varied |= varied
             if failure is not None:
+                if failure.guard.kind == "identity" and failure.guard.sources[0].kind == "local":
+                    self.varied_modules.add(failure.guard.sources[0].key)
                 failure = dataclasses.replace(failure, version=version, recompile=self.recompiles)
                 found.append(failure)
         return found
@@ -417,23 +445,35 @@ class Dispatcher:
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
         warnings.warn("\n".join([*lines, *failure_lines(failures)]), stacklevel=7)
 
-    def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
-        """An entry whose guards do not even hold for the call it was made for: never use it."""
-        failure = entry.failure(self.values(arguments))
+    def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> bool:
+        """Drop an entry whose guards do not even hold for the call it was made for.
+
+        Return whether to capture again for the same call: caches that the first capture filled are full now.
+        """
+        failure, key = entry.failure(self.values(arguments)), fingerprint(arguments)
         self.entries.remove(entry)
-        reason = f"the guards changed while capturing: {failure}"
-        self.refuse(fingerprint(arguments), refusal("guards-changed", reason))
-        self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=self.last_refusal)
+        why = refusal("guards-changed", f"the guards changed while capturing: {failure}")
+        self.changed[key] += 1
+        again = self.changed[key] % CAPTURES_PER_CALL != 0
+        if self.changed[key] == CAPTURES_PER_CALL * CALLS_THAT_CAPTURE:
+            self.refuse(key, why)
+        elif not again:
+            if self.fullgraph:
+                raise why
+            self.note(why)
+        self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=graph_break(why))
+        return again
 
     def another(
         self,
         function: types.FunctionType,
         name: str | None = None,
         before: Dispatcher | None = None,
+        one_module: bool = False,
     ) -> Dispatcher:
         """A dispatcher for another function that belongs to the same compiled one."""
         options = self.backend, self.options, False, self.dynamic
-        return Dispatcher(function, *options, name, self.frames(), before)
+        return Dispatcher(function, *options, name, self.frames(), before, one_module)
 
     # -- what happened
 
@@ -472,7 +512,24 @@ def all_dispatchers() -> list[Dispatcher]:
         return list(_all)
 
 
+LARGE_MODULE = 24
+"""Modules in a module from which on its identity is guarded first: looking at each takes too long."""
+
+
+def is_large(module: torch.nn.Module) -> bool:
+    """Whether a module has many modules below it. Runs no code of theirs."""
+    waiting, count = [module], 0
+    while waiting and count < LARGE_MODULE:
+        below = vars(waiting.pop()).get("_modules") or {}
+        waiting += [inner for inner in dict.values(below) if isinstance(inner, torch.nn.Module)]
+        count += 1
+    return count >= LARGE_MODULE
+
+
 MAX_REFUSED = 64
+CAPTURES_PER_CALL, CALLS_THAT_CAPTURE = 2, 3
+"""Where guards change while a frame is captured: how often one call captures it, and how many calls do
+before such calls run in eager for good."""
 
 
 def fingerprint(value: Any, depth: int = 0) -> Any:

@@ -28,7 +28,7 @@ from minicompile.compat import settings
 from minicompile.dynamo.builtins import builtin_getattr, means
 from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
 from minicompile.dynamo.containers import python_method
-from minicompile.dynamo.result import Source
+from minicompile.dynamo.result import Source, computed
 from minicompile.dynamo.variables import (
     HOOKS,
     MISSING,
@@ -38,6 +38,7 @@ from minicompile.dynamo.variables import (
     plain_dict,
     words,
 )
+from minicompile.shapes.symnode import SYMBOLIC
 
 means(functools.cached_property)(lambda tracer, function: functools.cached_property(function))
 means(itertools.chain)(
@@ -226,12 +227,44 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
     return ".".join(reversed(parts))
 
 
+# -- classes
+
+
+@means(type.__subclasses__)
+def subclasses(tracer: Calls, cls: type) -> Any:
+    """The subclasses of a class, guarded: a program may define another one between two calls."""
+    found = type.__subclasses__(cls)
+    if tracer.is_made(cls):
+        return found
+    parts = (tracer.class_tracker(cls).source,)
+    source = computed("{0}.__subclasses__()", parts, type.__subclasses__)
+    return tracer.imported(tracer.wrap(found, source, "its subclasses are read"))
+
+
+means(type.__instancecheck__, type.__subclasscheck__, named=True)(
+    lambda tracer, check, cls, value: (
+        type.__subclasscheck__(cls, tracer.type_of(value))
+        if isinstance(value, SYMBOLIC)
+        else check(cls, value)
+    )
+)
+
+
+@call_rules(type.__call__)
+def call_class(tracer: Calls, args: Any, kwargs: Any) -> Any:
+    """What calling a class does, whatever its metaclass makes of it."""
+    cls, *rest = args
+    return (tracer.call if cls is type else tracer.construct)(cls, tuple(rest), kwargs)
+
+
 # -- torch: global state
 
 
 @means(*settings.STATE_SETTERS, named=True)
 def set_state(tracer: Calls, setter: Any, *args: Any, **kwargs: Any) -> Any:
     """Sets the state now, and again when the graph runs."""
+    if setter is settings.set_grad_enabled and tracer.recorder.inference and args[0]:
+        tracer.unsupported("inference-mode", "grad mode is enabled in inference mode")
     found = setter(*args, **kwargs)
     tracer.recorder.statement(setter, (*args, *kwargs.values()))
     return found
@@ -256,7 +289,13 @@ def set_grad_enabled(tracer: Calls, mode: Any) -> Any:
     return made
 
 
-call_rules(*settings.compiling_predicates())(lambda tracer, args, kwargs: True)
+@call_rules(*settings.compiling_predicates())
+def is_compiling(tracer: Calls, args: Any, kwargs: Any) -> bool:
+    """True in a frame that is captured as a whole: Python code that goes on after a break is told False."""
+    tracer.asked_compiling = True
+    return tracer.compiling
+
+
 call_rules(*settings.TRACING_PREDICATES, torch.overrides.has_torch_function)(
     lambda tracer, args, kwargs: False
 )

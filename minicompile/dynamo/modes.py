@@ -17,6 +17,7 @@ import torch
 
 from minicompile import compat
 from minicompile.compat import settings
+from minicompile.compat.inference import version
 from minicompile.compat.settings import Modes
 
 CHANGEABLE = (
@@ -112,7 +113,7 @@ def raised(
     names = [frame.f_globals.get("__name__", "minicompile") for frame, _ in frames]
     foreign = names[-1].partition(".")[0] not in ("torch", "minicompile")
     aside = (foreign and "torch._ops" not in names) or isinstance(error, torch.OutOfMemoryError)
-    late = tuple(x._version for x in written) != versions
+    late = any(x.is_inference() for x in written) or tuple(map(version, written)) != versions
     if compat.of_hook(error) or (aside and not acts) or (late and not put_back(written, held)):
         raise error
     for generator, state in states:

@@ -139,7 +139,7 @@ def behind(target: Any, make: Callable[..., Dispatcher], again: Callable[..., An
     target = original_of(target)
     if isinstance(target, torch.nn.Module):
         frame = cast(types.FunctionType, call_module)
-        made = make(frame, name=type(target).__qualname__)
+        made = make(frame, name=type(target).__qualname__, one_module=True)
         return wrap(target, CompiledModule, _minicompile=made, _again=again)
     if isinstance(target, types.MethodType):
         return types.MethodType(behind(target.__func__, make, again), target.__self__)

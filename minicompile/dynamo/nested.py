@@ -122,7 +122,7 @@ class NestedCode:
         most = MAX_CLOSURES if module is None else MAX_MODULES
         if found is None and root is not None and len(self.dispatchers) < most:
             own = bind(self.code, function, function.__closure__ or ())
-            found = self.dispatchers[key] = root.another(own)
+            found = self.dispatchers[key] = root.another(own, one_module=module is not None)
             self.frames.dispatchers.append(found)
         if found is not None:
             self.last = function, module, found

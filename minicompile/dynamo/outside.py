@@ -76,6 +76,8 @@ class Outside(Interpreter):
         self.own_globals: dict[str, Any] | None = None
         self.namespaces: dict[int, Any] = {}
         """Inside objects by the id of their `__dict__`, where that was read as an object."""
+        self.fixed_modules: set[str] = set()
+        """Arguments whose modules are guarded by identity; other modules are guarded by their structure."""
         self.natives: list[tuple[Any, int]] = []
         """Generators, classes and what native code made, each with the number of instructions executed
         before the captured frame's instruction that made it."""
@@ -267,7 +269,7 @@ class Outside(Interpreter):
             self.guard_class(value)
         function = isinstance(value, types.FunctionType)
         fixed = function and is_fixed(value.__module__ or "")
-        if identical := fixed or isinstance(value, IDENTITY_TYPES):
+        if identical := fixed or self.is_guarded_by_identity(value, source):
             self.guard("identity", source, value, reason)
         if not identical or isinstance(
             value, torch.nn.Module
@@ -277,10 +279,24 @@ class Outside(Interpreter):
             self.guard("code", source, value.__code__, reason)
             self.guard("globals", source, value.__globals__, reason)
 
+    def is_guarded_by_identity(self, value: Any, source: Source) -> bool:
+        """Whether an object is replaced as a whole. Modules in arguments may give way to others like them."""
+        if isinstance(value, torch.nn.Module):
+            start = source.root
+            return start.kind != "local" or start.key in self.fixed_modules
+        return isinstance(value, IDENTITY_TYPES)
+
+    def pin_module(self, value: Any) -> None:
+        """Rely on which module it is, because it is hashed."""
+        tracker = self.tracker(value) if isinstance(value, torch.nn.Module) else None
+        if tracker is not None:
+            self.guard("identity", tracker.source, value, "hashed")
+
     def guard_known(self, known: VariableTracker, value: Any, source: Source, reason: str) -> None:
         if source == known.source:
             return
-        if isinstance(value, IDENTITY_TYPES) or known.source.kind == "held":
+        held = known.source.kind == "held"
+        if held or self.is_guarded_by_identity(value, known.source):
             self.guard("identity", source, value, reason)
         else:
             self.guard("same", (source, known.source), None, "the same object under two names")
@@ -292,8 +308,6 @@ class Outside(Interpreter):
             self.unsupported("tensor-kind", f"a tensor of layout {value.layout}")
         if not compat.has_storage(value):
             self.unsupported("tensor-kind", "a tensor that outlived its torch.func transform")
-        if value.is_inference():
-            self.unsupported("tensor-kind", "a tensor made in inference mode", "use torch.no_grad")
         if compat.has_forgotten_history(value):
             what = "a view that was made before its base required grad"
             self.unsupported("tensor-kind", what, "make the view after that change")
@@ -393,6 +407,7 @@ class Outside(Interpreter):
     def check_key(self, key: Any) -> None:
         """Only keys whose hash and equality are the built-in ones may be looked up natively."""
         cls = type(key)
+        self.pin_module(key)
         if isinstance(key, torch.Tensor):
             self.unsupported("tensor-as-index", "a tensor is a key of a dict or set from outside")
         builtin = is_constant(key) or cls.__hash__ is OBJECT_HASH or is_fixed(cls)

@@ -57,6 +57,9 @@ random-state: seed outside of the compiled function
     Seeding changes the state from which all later random numbers come.
 default-dtype-or-device: pass `dtype=` or `device=` where tensors are made; a default dtype may be set outside
     The default dtype and device decide what later calls of torch functions make, in all code.
+inference-mode: put the whole forward under inference mode, or call it there
+    A graph runs as a whole in inference mode or out of it, because its results are inference tensors or
+    not; autograd can't use those.
 mode-left-changed: restore it in the same function, with a `with` statement
     The frame left a setting of torch in another state, and capture can't repeat that change.
 context-variable: set it outside, and pass its value in

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 from torch import fx
 
+from minicompile.dynamo.attributes import C_METHODS
 from minicompile.dynamo.breaks import StandIn
 from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.containers import Lazily
@@ -142,6 +143,8 @@ class Rebuild:
             return items if cls is tuple else f"torch.Size({items})"
         if cls is slice:
             return f"slice{self.sequence((value.start, value.stop, value.step))}"
+        if cls is types.MethodType and type(value.__func__) in C_METHODS:  # eager's is a builtin
+            return f"{self.expression(value.__func__)}.__get__{self.sequence([value.__self__])}"
         if cls is types.MethodType:
             return f"types.MethodType{self.sequence((value.__func__, value.__self__))}"
         if cls is set or cls is frozenset:

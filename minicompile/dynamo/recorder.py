@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from minicompile import compat
+from minicompile.compat import settings
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
@@ -164,8 +165,18 @@ class Recorder:
         """Ids of fakes that a call changes without giving them a new version."""
         self.places: Callable[[], list[int]] = list
         """Gives the places where the capture could end before the instruction being interpreted."""
+        self.inference = torch.is_inference_mode_enabled()
+        """Whether the frame is in inference mode."""
+        self.region: bool | None = None
+        """Whether the graph runs in inference mode; None before the first call of an operator."""
+        self.blocks: list[list[int]] = []
+        """Blocks of inference mode that the frame has opened: where it could be cut before each."""
+        self.inference_inputs: dict[int, bool] = {}
+        """Memory of inputs, and whether they are inference tensors."""
         self.changes_state = False
         """Whether the graph sets grad mode or autocast."""
+        self.meets_inference = self.meets_gradients = False
+        """Whether calls out of inference mode take inference tensors; give tensors that require grad."""
         self.heard: list[WarningMessage] = []
         """What torch's functions warn of while they run on fakes."""
         self.warned: list[Warned] = []
@@ -185,6 +196,7 @@ class Recorder:
         self.own(fake, node)
         tracker = VariableTracker(fake, source, real=tensor)
         self.inputs[tracker] = node, fake._version
+        self.inference_inputs[compat.storage_id(fake)] = tensor.is_inference()
         return tracker
 
     def own(self, value: Any, node: fx.Node) -> None:
@@ -264,6 +276,7 @@ class Recorder:
         if shapes != [tensor.shape for tensor in targets]:
             self.refuse("tensor-memory", f"{name} resizes what is given as `out`")
         written = [t for t, version in zip(tensors, before) if t._version > version]
+        self.check_inference(name, tensors, [*written, *targets], value)
         for tensor in written if self.data_of else ():
             if (places := self.data_of.get(compat.storage_id(tensor))) is not None:
                 what = (
@@ -286,11 +299,41 @@ class Recorder:
         known = all(id(leaf) in self.nodes for leaf in tensors_in(value))
         if known and not mutates and not given_back:
             return value  # a fact about metadata
+        self.stay_in_region()
         node = self.graph.create_node(op, target, lifted, lifted_kwargs, name=name)
         self.finish(node, target, value)
         if not given_back:  # such an argument keeps the node it has
             self.bind(value, node)
         return value
+
+    # -- inference mode
+
+    def is_inference(self, tensor: torch.Tensor) -> bool:
+        """Whether eager's tensor would be an inference tensor."""
+        return self.inference_inputs.get(compat.storage_id(tensor), bool(self.region))
+
+    def stay_in_region(self) -> None:
+        """A graph runs as a whole in inference mode, or out of it: the frame is cut where that changes."""
+        if self.region is None:
+            self.region = self.inference
+        if self.region is not self.inference:
+            what = "a graph would have calls in inference mode and calls outside of it"
+            places = self.blocks[0] if self.blocks else ()
+            raise refusal("inference-mode", what, self.line(), places=places)
+
+    def check_inference(
+        self, name: Any, tensors: list[torch.Tensor], written: list[torch.Tensor], value: Any
+    ) -> None:
+        """Out of inference mode autograd keeps no inference tensor, and lets none be written to."""
+        if self.inference or True not in self.inference_inputs.values():
+            return
+        if any(map(self.is_inference, written)):
+            self.refuse("exception", f"{name} writes to an inference tensor", kind=UserError)
+        self.meets_inference |= any(map(self.is_inference, tensors))
+        self.meets_gradients |= any(tensor.requires_grad for tensor in tensors_in(value))
+        if self.meets_inference and self.meets_gradients:
+            what = "inference tensors and tensors that require grad are in one graph"
+            self.refuse("inference-mode", what, "clone the inference tensors")
 
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self.running = target_name(target)
@@ -342,6 +385,8 @@ class Recorder:
     def statement(self, target: Any, args: tuple[Any, ...]) -> None:
         """Record a call that gives nothing and changes state (grad mode, autocast)."""
         self.changes_state = True
+        if target is settings.set_grad_enabled and self.region:
+            args = (False,)  # the graph runs in inference mode, where it only ends blocks around
         node = self.graph.create_node("call_function", target, args, {})
         self.finish(node, target, None)
 
@@ -355,6 +400,9 @@ class Recorder:
             reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
             hint = "call it on a tensor that is made there"
             self.refuse("autograd-state", reason, hint)
+        if self.inference:
+            self.refuse("autograd-state", "`.requires_grad_()` is called in inference mode")
+        self.stay_in_region()
         self.run("call_method", "requires_grad_", (fake, requires_grad), {})
         node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
         self.finish(node, "requires_grad_", fake)

@@ -83,6 +83,11 @@ class Source(Shown):
         return self._hash
 
     @property
+    def root(self) -> Source:
+        """Where the path starts."""
+        return self if self.base is None else self.base.root
+
+    @property
     def name(self) -> str:
         """Readable path, valid Python for the plain kinds."""
         base = self.base.name if self.base is not None else ""

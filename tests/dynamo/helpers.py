@@ -27,7 +27,7 @@ def equal(left: Any, right: Any) -> bool:
         return (
             same
             and left.stride() == right.stride()
-            and torch.equal(left.nan_to_num(), right.nan_to_num())
+            and torch.equal(left.detach().nan_to_num(), right.detach().nan_to_num())
         )
     if dataclasses.is_dataclass(left):
         return equal(vars(left), vars(right))

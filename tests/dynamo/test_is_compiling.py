@@ -1,0 +1,142 @@
+"""What a program decides by `torch.compiler.is_compiling()` holds for a whole frame or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile as mc
+from tests.dynamo.helpers import compiled, explained, lenient
+
+is_compiling = torch.compiler.is_compiling
+x = torch.randn(3, 4)
+
+
+def no_mask_for_compilers(a: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    if mask is None and not is_compiling():
+        mask = torch.ones(3, 4)
+    print(end="")
+    return a * mask[:, :]  # type: ignore[index]
+
+
+def raises_for_compilers(a: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    if mask is None and not is_compiling():
+        mask = torch.ones(3, 4)
+    return a * mask[:, :]  # type: ignore[index]
+
+
+def caught(a: torch.Tensor) -> Any:
+    mask = None if is_compiling() else torch.ones(3, 4)
+    try:
+        return a * mask[:, :]  # type: ignore[index]
+    except TypeError:
+        print(end="")
+        return a
+
+
+def flag_kept(a: torch.Tensor) -> Any:
+    flag = is_compiling()
+    print(end="")
+    return a + flag, flag
+
+
+def asked_in_a_callee(a: torch.Tensor) -> Any:
+    def chosen() -> torch.Tensor | None:
+        return None if is_compiling() else torch.ones(3, 4)
+
+    mask = chosen()
+    print(end="")
+    return a * mask, mask is None  # type: ignore[operator]
+
+
+def asked_on_both_sides(a: torch.Tensor) -> Any:
+    before = is_compiling()
+    print(end="")
+    return a + 1, before, is_compiling() == before
+
+
+def asked_in_a_loop(a: torch.Tensor) -> Any:
+    flags = []
+    for _ in range(3):
+        flags.append(is_compiling())
+        print(end="")
+        a = a + 1
+    return a, flags
+
+
+def written_outside(a: torch.Tensor) -> Any:
+    box = {"mask": None if is_compiling() else 2}
+    print(end="")
+    return a * box["mask"]  # type: ignore[operator]
+
+
+def data_dependent(a: torch.Tensor) -> Any:
+    if not is_compiling() and a.sum() > 100:
+        return a
+    scale = 1.0 if is_compiling() else 2.0
+    print(end="")
+    return a * scale
+
+
+def asked_in_a_generator(a: torch.Tensor) -> Any:
+    masks = list(map(bool, (is_compiling() for _ in range(2))))
+    print(end="")
+    return a + sum(masks), masks
+
+
+def asked_in_a_block(a: torch.Tensor) -> Any:
+    with torch.no_grad():
+        mask = None if is_compiling() else 3
+        print(end="")
+        a = a * mask  # type: ignore[operator]
+    return a
+
+
+CUT: list[Callable[..., Any]] = [
+    no_mask_for_compilers, raises_for_compilers, caught, flag_kept, asked_in_a_callee, asked_on_both_sides,
+    asked_in_a_loop, written_outside, data_dependent, asked_in_a_generator, asked_in_a_block,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", CUT, ids=lambda f: f.__name__)
+def test_a_frame_that_breaks_takes_eagers_branches(function: Callable[..., Any]) -> None:
+    run = lenient(function)
+    for _ in range(2):
+        assert repr(run(x)) == repr(function(x))
+
+
+def test_a_frame_captured_as_a_whole_takes_the_compilers_branch() -> None:
+    def function(a: torch.Tensor) -> Any:
+        return (a + 1, is_compiling()) if is_compiling() else (a, a.sum() > 0)
+
+    for make in (compiled, lenient):
+        run = make(function)
+        assert run(x)[1] is True
+        assert (explained(run).graph_count, len(explained(run).breaks)) == (1, 0)
+
+
+def test_a_frame_after_a_break_takes_the_compilers_branch_if_nobody_asked_before() -> None:
+    def function(a: torch.Tensor) -> Any:
+        print(end="")
+        return a + 1, is_compiling()
+
+    assert lenient(function)(x)[1] is True
+
+
+def test_a_switch_transformer_without_a_mask_gives_eagers_result() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_decoder_layers=1, num_heads=2,
+        num_experts=2, expert_capacity=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+    )  # fmt: skip
+    model = transformers.SwitchTransformersModel(config).eval()
+    tokens = torch.randint(0, 32, (1, 6))
+    run = mc.compile(model, backend="eager")
+    for _ in range(2):
+        expected = model(input_ids=tokens, decoder_input_ids=tokens).last_hidden_state
+        result = run(input_ids=tokens, decoder_input_ids=tokens).last_hidden_state
+        torch.testing.assert_close(result, expected)
