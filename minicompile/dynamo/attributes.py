@@ -11,13 +11,15 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import threading
 import types
+import weakref
 from typing import Any, NoReturn
 
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.interpreter import DELETED, UNBOUND
+from minicompile.dynamo.interpreter import DELETED, UNBOUND, TracedGenerator
 from minicompile.dynamo.outside import ABSENT, Outside
 from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.result import Source
@@ -38,6 +40,8 @@ from minicompile.dynamo.variables import (
 
 C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 CACHED = type(functools.lru_cache(len))
+OWN_LOOKUP = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
+"""Classes whose attributes C code looks up in a way of its own."""
 TUPLE_FIELD = type(vars(collections.namedtuple("Field", "x"))["x"])
 
 TENSOR_METADATA = words(
@@ -60,20 +64,24 @@ class Attributes(Outside):
     def load_attr(self, value: Any, name: str) -> Any:
         if isinstance(value, torch.Tensor):
             return self.tensor_attribute(value, name)
-        if isinstance(value, types.ModuleType):
-            return self.module_attribute(value, name)
-        if isinstance(value, type):
-            return self.class_attribute(value, name)
         if type(value) is super:
             return self.super_attribute(value, name)
         value = self.pinned(value)
         getter = find(type(value), "__getattribute__")
-        if not isinstance(getter, types.FunctionType):
-            return self.generic_attribute(value, name, fallback=True)
         try:
-            return self.call_defined(value, "__getattribute__", getter, name)
-        except AttributeError:
-            return self.missing_attribute(value, name)
+            if isinstance(getter, types.FunctionType):
+                return self.call_defined(value, "__getattribute__", getter, name)
+            if isinstance(value, types.ModuleType):
+                return self.module_attribute(value, name)
+            if isinstance(value, type):
+                return self.class_attribute(value, name)
+            if isinstance(value, OWN_LOOKUP):
+                return self.asked_attribute(value, name)
+            return self.generic_attribute(value, name)
+        except AttributeError as error:
+            if self.abort is not None or isinstance(value, types.ModuleType):
+                raise
+            return self.missing_attribute(value, name, error)
 
     def call_defined(
         self, value: Any, method: str, function: Any, /, *args: Any, **kwargs: Any
@@ -87,8 +95,8 @@ class Attributes(Outside):
         kind = f"type object {cls.__name__!r}" if cls is value else f"{cls.__name__!r} object"
         raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=value)
 
-    def generic_attribute(self, value: Any, name: str, fallback: bool = False) -> Any:
-        """What `object.__getattribute__` does; with `fallback`, `__getattr__` after it."""
+    def generic_attribute(self, value: Any, name: str) -> Any:
+        """What `object.__getattribute__` does."""
         cls = type(value)
         definition = find(cls, name)
         if definition is MISSING or not self.is_data_descriptor(definition):
@@ -97,9 +105,21 @@ class Attributes(Outside):
                 return found
         if definition is not MISSING:
             return self.bind_attribute(value, cls, cls, name, definition)
-        if fallback:
-            return self.missing_attribute(value, name)
         return self.no_attribute(value, name)
+
+    def asked_attribute(self, value: Any, name: str) -> Any:
+        """An attribute that C code looks up in its own way: the object is asked, now and by a guard.
+
+        Not if its class, or what it stands for, may run Python code when it is asked.
+        """
+        owner = self.tracker(value)
+        if type(value) is not threading.local or owner is None:
+            what = f"the attribute {name!r} of a {{}}, which looks attributes up in its own way"
+            self.unsupported_kind("attribute-kind", what, value)
+        if not hasattr(value, name):
+            self.guard("no_attribute", owner.source, name, ABSENT)
+            self.no_attribute(value, name)
+        return self.wrap(getattr(value, name), Source("slot", name, owner.source))
 
     @staticmethod
     def is_data_descriptor(definition: Any) -> bool:
@@ -121,8 +141,8 @@ class Attributes(Outside):
             return MISSING  # fetching from the table checks that nothing shadows it
         return self.dict_get(tracker, name)
 
-    def missing_attribute(self, value: Any, name: str) -> Any:
-        """`__getattr__`, or AttributeError."""
+    def missing_attribute(self, value: Any, name: str, error: AttributeError) -> Any:
+        """`__getattr__`, or the error of the lookup before it."""
         function = find(type(value), "__getattr__")
         if function is compat.module_getattr:
             found = self.module_table_attribute(value, name)
@@ -130,7 +150,25 @@ class Attributes(Outside):
                 return found
         elif function is not MISSING:
             return self.call_defined(value, "__getattr__", function, name)
-        return self.no_attribute(value, name)
+        elif isinstance(value, types.MethodType):
+            return self.load_attr(self.part(value, "__func__"), name)
+        if self.may_be_there(value, name):
+            what = f"the attribute {name!r} of a {{}}, which looks attributes up in its own way"
+            self.unsupported_kind("attribute-kind", what, value)
+        raise error
+
+    @staticmethod
+    def may_be_there(value: Any, name: str) -> bool:
+        """Whether C code may find an attribute that Python's usual lookup did not."""
+        if isinstance(value, TracedGenerator):
+            return hasattr(types.GeneratorType, name)
+        owner = owner_of(type(value), "__getattribute__")
+        if owner is None or owner is object or isinstance(value, type):
+            return False
+        by_python = isinstance(find(owner, "__getattribute__"), types.FunctionType)
+        if by_python or name in (plain_dict(value) or ()):
+            return False
+        return not is_fixed(owner) or hasattr(value, name)
 
     def module_table_attribute(self, module: torch.nn.Module, name: str) -> Any:
         """A parameter, buffer or submodule."""
@@ -225,8 +263,8 @@ class Attributes(Outside):
             namespace = self.namespace_tracker(owner)
             if namespace is not None:
                 return namespace.value
-        if name in owner.writes and type(definition) is types.MemberDescriptorType:
-            return owner.writes[name]
+        if name in owner.slots and type(definition) is types.MemberDescriptorType:
+            return owner.slots[name]
         try:
             found = definition.__get__(value, type(value))
         except AttributeError:
@@ -256,6 +294,7 @@ class Attributes(Outside):
             or special  # __name__, __bases__: the metaclass's own
             or isinstance(cls, enum.EnumType)
             or name in ("__dict__", "__doc__", "__module__")
+            or self.is_data_descriptor(own_metaclass_attribute(cls, name))
         ):
             return self.metaclass_attribute(cls, name)
         return self.bind_attribute(MISSING, cls, cls, name, definition)
@@ -263,9 +302,7 @@ class Attributes(Outside):
     def metaclass_attribute(self, cls: type, name: str) -> Any:
         meta = type(cls)
         definition = find(meta, name)
-        if isinstance(definition, types.FunctionType) or (
-            isinstance(definition, property) and isinstance(definition.fget, types.FunctionType)
-        ):
+        if own_metaclass_attribute(cls, name) is not MISSING:
             return self.bind_attribute(cls, meta, meta, name, definition)
         if definition is MISSING and not isinstance(cls, enum.EnumType):
             self.no_attribute(cls, name)
@@ -394,6 +431,9 @@ class Attributes(Outside):
 
     def generic_store(self, value: Any, name: str, new: Any) -> None:
         """What `object.__setattr__` does, and `object.__delattr__` where `new` is DELETED."""
+        if isinstance(value, OWN_LOOKUP):
+            what = f"the attribute {name!r} of a {{}} is changed"
+            self.unsupported_kind("outside-change", what, value)
         cls, owner = type(value), self.tracker(value)
         definition, deleted = find(cls, name), new is DELETED
         if isinstance(definition, property):
@@ -404,7 +444,7 @@ class Attributes(Outside):
             self.call(setter, (value,) if deleted else (value, new), {})
         elif isinstance(definition, types.MemberDescriptorType) and owner and not deleted:
             self.mark_written(owner)
-            owner.writes[name] = new
+            owner.slots[name] = new
         elif definition is not MISSING and self.is_data_descriptor(definition):
             if owner is not None or self.is_python_descriptor(definition):
                 how = "deleted" if deleted else "set"
@@ -446,6 +486,15 @@ class Attributes(Outside):
     def part(self, value: Any, name: str) -> Any:
         """An attribute stored by C code, such as `partial.func`."""
         return self.below(value, "slot", name, getattr(value, name))
+
+
+def own_metaclass_attribute(cls: type, name: str) -> Any:
+    """What the metaclass of a class defines in Python under a name; else MISSING."""
+    meta: Any = type(cls)
+    owner = owner_of(meta, name)
+    if owner in (None, type, object) or isinstance(cls, enum.EnumType):
+        return MISSING
+    return find(meta, name)
 
 
 def write_now(value: Any, name: str, new: Any) -> None:

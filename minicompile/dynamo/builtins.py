@@ -14,19 +14,36 @@ import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from minicompile import compat
 from minicompile.dynamo.calls import CallRule, Calls, call_rules
-from minicompile.dynamo.containers import python_method, unless_defined
-from minicompile.dynamo.interpreter import BINARY, COMPARE, UNARY, UNBOUND, TracedGenerator
+from minicompile.dynamo.containers import Containers, python_method, unless_defined
+from minicompile.dynamo.interpreter import (
+    BINARY,
+    COMPARE,
+    METHOD_OF,
+    UNARY,
+    UNBOUND,
+    TracedGenerator,
+)
 from minicompile.dynamo.refusals import FUNCTIONS
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.variables import MISSING, is_constant, is_fixed, words
+from minicompile.dynamo.variables import (
+    FACTORY,
+    MISSING,
+    builtin_base,
+    is_constant,
+    is_fixed,
+    raw_base,
+    raw_items,
+    words,
+)
 from minicompile.shapes.symnode import SYMBOLIC
 
+ORDERED = collections.OrderedDict
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
 
@@ -71,16 +88,13 @@ OPERATIONS: dict[Any, tuple[Any, ...]] = {
     setattr: ("store_attr",),
     delattr: ("delete_attr",),
     object.__getattribute__: ("generic_attribute",),
+    type.__getattribute__: ("class_attribute",),
     object.__setattr__: ("generic_store",),
     object.__delattr__: ("generic_delete",),
     len: ("length",),
     repr: ("convert", 2),
     ascii: ("convert", 3),
     format: ("format",),
-    dict.__getitem__: ("dict_item",),
-    dict.__setitem__: ("store_dict_item",),
-    collections.OrderedDict.__setitem__: ("store_dict_item",),
-    list.__iadd__: ("binary", "+="),
     operator.getitem: ("subscript",),
     operator.setitem: ("store_subscript",),
     operator.delitem: ("delete_subscript",),
@@ -94,12 +108,48 @@ OPERATIONS: dict[Any, tuple[Any, ...]] = {
 """`len(x)` is `tracer.length(x)`, `operator.add(x, y)` is `tracer.binary("+", x, y)`."""
 
 
+BY_METHOD: dict[str, Callable[..., Any]] = {
+    "__getitem__": Containers.subscript.__wrapped__,  # type: ignore[attr-defined]
+    "__setitem__": Containers.store_subscript.__wrapped__,  # type: ignore[attr-defined]
+    "__delitem__": Containers.delete_subscript.__wrapped__,  # type: ignore[attr-defined]
+    "__iter__": Containers.iterate.__wrapped__,  # type: ignore[attr-defined]
+    "__len__": Containers.length.__wrapped__,  # type: ignore[attr-defined]
+    "__contains__": Containers.holds,
+    **{
+        f"__i{METHOD_OF[symbol]}__": functools.partial(
+            lambda symbol, tracer, left, right: tracer.in_place(symbol, left, right), f"{symbol}="
+        )
+        for symbol in METHOD_OF.keys() & BINARY.keys()
+    },
+}
+"""`list.__len__(x)` is the operation without a look at what the class of x defines in Python."""
+
+
 def operation(name: str, *first: Any) -> CallRule:
     return lambda tracer, args, kwargs: getattr(tracer, name)(*first, *args, **kwargs)
 
 
 for _function, _operation in OPERATIONS.items():
     call_rules(_function)(operation(*_operation))
+
+
+def of_plain_dict(meaning: Meaning) -> Meaning:
+    """A method of dict: called on an OrderedDict, it would change that behind its back."""
+
+    @functools.wraps(meaning)
+    def run(tracer: Calls, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(owner, ORDERED):
+            tracer.unsupported("outside-change", "a method of dict changes an OrderedDict")
+        return meaning(tracer, owner, *args, **kwargs)
+
+    return cast(Meaning, run)
+
+
+for _cls in (list, tuple, dict, ORDERED, set, frozenset, collections.deque):
+    for _name in BY_METHOD.keys() & _cls.__dict__.keys():
+        _meaning = BY_METHOD[_name]
+        writes = _cls is dict and _name not in words("__getitem__ __iter__ __len__ __contains__")
+        means(_cls.__dict__[_name])(of_plain_dict(_meaning) if writes else _meaning)
 
 means(operator.not_)(lambda tracer, value: not tracer.truth(value))
 means(operator.is_not)(lambda tracer, a, b: not tracer.same(a, b))
@@ -226,8 +276,15 @@ def builtin_filter(tracer: Calls, function: Any, items: Any) -> Any:
 @means(reversed)
 @unless_defined("__reversed__")
 def builtin_reversed(tracer: Calls, value: Any) -> Any:
-    if python_method(value, "__getitem__") is not None and not isinstance(value, dict):
+    cls = tracer.type_of(value)
+    if isinstance(value, torch.Tensor):
+        return tracer.call(tracer.load_attr(value, "__reversed__"), (), {})
+    if not hasattr(cls, "__reversed__") and not hasattr(cls, "__getitem__"):
+        raise TypeError(f"{cls.__name__!r} object is not reversible")
+    if builtin_base(value) is None and python_method(value, "__getitem__") is not None:
         return (tracer.subscript(value, i) for i in range(tracer.length(value) - 1, -1, -1))
+    if (base := raw_base(value)) is not None:
+        return iter(list(base.__iter__(tracer.inside(value)))[::-1])
     return iter(tracer.items(value)[::-1])
 
 
@@ -244,12 +301,12 @@ def builtin_sorted(tracer: Calls, items: Any, **options: Any) -> list[Any]:
 
 @means(list.sort)
 def list_sort(tracer: Calls, items: Any, key: Any = None, reverse: Any = False) -> None:
-    target = tracer.mutable(items)
+    target = raw_items(tracer.mutable(items))
     keys = sort_keys(tracer, target, key)
     if not all(map(is_constant, keys)):
         tracer.unsupported("own-equality", "values without a built-in order are sorted")
     order = sorted(range(len(keys)), key=keys.__getitem__, reverse=bool(reverse))
-    target[:] = [target[i] for i in order]
+    list.__setitem__(tracer.mutable(items), slice(None), [target[i] for i in order])
 
 
 @means(min, max, named=True)
@@ -270,77 +327,178 @@ def extreme(tracer: Calls, choose: Any, *args: Any, key: Any = None, default: An
 # -- making containers
 
 
-means(list, tuple, set, frozenset, torch.Size, named=True)(
-    lambda tracer, kind, items=(): kind(tracer.items(items))
-)
+@means(list, tuple, set, frozenset, torch.Size, named=True)
+def make_container(tracer: Calls, kind: Any, items: Any = ()) -> Any:
+    if type(items) is kind and kind in (tuple, frozenset):
+        return items
+    return kind(hashed_items(tracer, items) if kind in (set, frozenset) else tracer.items(items))
+
+
+def hashed_items(tracer: Calls, items: Any) -> list[Any]:
+    """What a set is filled with: another set is not asked for an iterator."""
+    if isinstance(items, set | frozenset):
+        return raw_items(tracer.inside(items))
+    return list(map(tracer.pinned, tracer.items(items)))
+
+
 means(tuple.__new__)(lambda tracer, cls, items=(): tuple.__new__(cls, tracer.items(items)))
-
-
-def pairs(tracer: Calls, /, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """The items that `dict(...)` or `dict.update(...)` were given."""
-    found: dict[Any, Any] = {}
-    for source in args:
-        if hasattr(type(source), "keys"):
-            found.update(tracer.mapping(source))
-        else:
-            found.update(map(tracer.items, tracer.lazily(source)))  # type: ignore[arg-type]
-    found.update(kwargs)
-    return found
-
-
-means(dict)(pairs)
-means(collections.OrderedDict)(
-    lambda tracer, /, *args, **kwargs: collections.OrderedDict(pairs(tracer, *args, **kwargs))
+means(frozenset.__new__)(
+    lambda tracer, cls, items=(): frozenset.__new__(cls, hashed_items(tracer, items))
 )
-means(collections.defaultdict)(
-    lambda tracer, factory=None, /, *args, **kwargs: collections.defaultdict(
-        factory, pairs(tracer, *args, **kwargs)
-    )
-)
+means(dict)(Calls.pairs)
+means(ORDERED)(lambda tracer, /, *args, **kwargs: ORDERED(tracer.pairs(*args, **kwargs)))
 
 
-@means(dict.__init__, collections.OrderedDict.__init__)
-@means(dict.update, collections.OrderedDict.update)
-def dict_update(tracer: Calls, owner: Any, /, *args: Any, **kwargs: Any) -> None:
-    for key, value in pairs(tracer, *args, **kwargs).items():
-        tracer.store_dict_item(owner, key, value)
+@means(collections.defaultdict)
+def make_defaultdict(tracer: Calls, /, *args: Any, **kwargs: Any) -> Any:
+    made: Any = collections.defaultdict()
+    fill_defaultdict(tracer, made, *args, **kwargs)
+    return made
 
 
-KEYED = words("__contains__ get pop setdefault clear popitem")
+means(ORDERED.__init__, ORDERED.update)(Calls.fill_dict)
+means(dict.__init__, dict.update)(of_plain_dict(Calls.fill_dict))
+
+
+@means(collections.defaultdict.__init__)
+def fill_defaultdict(
+    tracer: Calls, owner: Any, factory: Any = None, /, *args: Any, **kwargs: Any
+) -> None:
+    if tracer.tracker(owner) is not None:
+        tracer.unsupported("outside-change", "a defaultdict from outside gets another factory")
+    if factory is not None and not callable(factory):
+        raise TypeError("first argument must be callable or None")
+    FACTORY.__set__(owner, factory)
+    tracer.fill_dict(owner, *args, **kwargs)
+
+
+means(collections.defaultdict.__missing__)(Calls.default_item)
+
+
+@means(collections._count_elements)  # type: ignore[attr-defined]
+def count_elements(tracer: Calls, counts: Any, items: Any) -> None:
+    for item in tracer.lazily(items):
+        before = tracer.call(tracer.load_attr(counts, "get"), (item, 0), {})
+        tracer.store_subscript(counts, item, tracer.binary("+", before, 1))
+
+
+KEYED = words("get pop setdefault")
 
 
 @means(
-    *{getattr(cls, name) for cls in (dict, collections.OrderedDict) for name in KEYED}, named=True
+    *(cls.__dict__[name] for cls in (dict, ORDERED) for name in KEYED & vars(cls).keys()),
+    named=True,
 )
-def dict_method(tracer: Calls, method: Any, owner: Any, *args: Any) -> Any:
+def dict_method(tracer: Calls, method: Any, owner: Any, *args: Any, **default: Any) -> Any:
     """A method that looks at one key of an outside dict; on the frame's own it is Python's."""
     tracker, name = tracer.tracker(owner), method.__name__
+    if name != "get" and raw_base(owner) is ORDERED:
+        tracer.check_overrides(owner)
+        if method.__objclass__ is dict:
+            tracer.unsupported("outside-change", "a method of dict changes an OrderedDict")
     args = (tracer.pinned(args[0]), *args[1:]) if args else ()
-    if tracker is None:
-        return method(owner, *args)
-    if name in ("clear", "popitem"):
-        hint = "assign its keys one by one, or make the change outside"
-        tracer.unsupported("outside-change", "a dict from outside is cleared", hint)
-    if not 0 < len(args) < 3 - (name == "__contains__"):
-        return method({}, *args)  # raises TypeError
-    key, *default = args
+    if tracker is None or not 0 < len(args) < 3:
+        return method(owner if tracker is None else {}, *args, **default)  # may raise TypeError
+    key, *others = (*args, *default.values())
     found = tracer.dict_get(tracker, key)
-    if name == "__contains__":
-        return found is not MISSING
-    if name == "pop" and (found is not MISSING or not default):
+    if name == "pop" and (found is not MISSING or not others):
         tracer.dict_delete(tracker, key)  # may raise KeyError
     if found is not MISSING:
         return found
-    made = default[0] if default else None
+    made = others[0] if others else None
     if name == "setdefault":
         tracer.dict_set(tracker, key, made)
     return made
 
 
-means(list.extend)(lambda tracer, target, items: tracer.mutable(target).extend(tracer.items(items)))
-means(set.update)(
-    lambda tracer, target, *others: tracer.mutable(target).update(*map(tracer.items, others))
+def clear_dict(tracer: Calls, owner: Any) -> None:
+    tracker = tracer.tracker(owner)
+    if tracker is None:
+        raw_base(owner).clear(owner)
+        return
+    for key in tracer.dict_keys(tracker):
+        tracer.dict_delete(tracker, key)
+
+
+means(ORDERED.clear)(clear_dict)
+means(dict.clear)(of_plain_dict(clear_dict))
+
+
+def pop_item(tracer: Calls, owner: Any, *args: Any, **options: Any) -> Any:
+    tracker, base = tracer.tracker(owner), raw_base(owner)
+    if base is ORDERED:
+        tracer.check_overrides(owner)
+    if tracker is None:
+        return base.popitem(owner, *args, **options)
+    key, _ = base.fromkeys(tracer.dict_keys(tracker)).popitem(*args, **options)
+    item = tracer.dict_get(tracker, key)
+    tracer.dict_delete(tracker, key)
+    return key, item
+
+
+means(ORDERED.popitem)(pop_item)
+means(dict.popitem)(of_plain_dict(pop_item))
+
+
+@means(ORDERED.move_to_end)
+def move_to_end(tracer: Calls, owner: Any, key: Any, last: Any = True) -> None:
+    tracker, key, last = tracer.tracker(owner), tracer.pinned(key), tracer.truth(last)
+    if tracker is None:
+        ORDERED.move_to_end(owner, key, last)
+    elif tracer.dict_get(tracker, key) is MISSING:
+        raise KeyError(key)
+    elif last:
+        tracer.move_to_end(tracker, key)
+    else:  # the others move behind it
+        tracer.move_to_end(tracker, *(k for k in tracer.dict_keys(tracker) if k != key))
+
+
+means(
+    *(list.extend, list.__init__, collections.deque.extend, collections.deque.extendleft),
+    named=True,
+)(lambda tracer, method, target, items=(): method(tracer.mutable(target), tracer.items(items)))
+means(
+    *(set.update, set.difference_update, set.intersection_update, set.__init__),
+    set.symmetric_difference_update,
+    named=True,
+)(
+    lambda tracer, method, target, *others: method(
+        tracer.mutable(target), *(hashed_items(tracer, other) for other in others)
+    )
 )
+
+
+@means(collections.deque.__init__)
+def fill_deque(tracer: Calls, target: Any, items: Any = (), maxlen: Any = None) -> None:
+    if tracer.tracker(target) is not None:
+        tracer.unsupported("outside-change", "a deque from outside gets another length")
+    collections.deque.__init__(target, tracer.items(items), tracer.pinned(maxlen))
+
+
+SEQUENCES = (list, tuple, collections.deque)
+
+
+@means(
+    *(
+        cls.__dict__[name]
+        for cls in SEQUENCES
+        for name in words("index count remove") & vars(cls).keys()
+    ),
+    named=True,
+)
+def search(tracer: Calls, method: Any, owner: Any, item: Any, *bounds: Any) -> Any:
+    """A method that looks for an item."""
+    name, items = method.__name__, raw_items(tracer.inside(owner))
+    if name == "count":
+        return sum(tracer.equal(other, item) for other in items)
+    limits = slice(*(*map(tracer.pinned, bounds), None, None)[:2]).indices(len(items))
+    index = next((i for i in range(*limits) if tracer.equal(items[i], item)), None)
+    if index is None:
+        return method(method.__objclass__(), item)  # raises ValueError
+    if name == "remove":
+        raw_base(owner).__delitem__(tracer.mutable(owner), index)
+        return None
+    return index
 
 
 # -- numbers and text

@@ -72,11 +72,10 @@ KEEPS_ITEMS = words(
     "__contains__ index count fromkeys"
 )
 """Container methods that store or look up their arguments as they are, without reading into them."""
-MUTATING = words(
-    "append extend insert remove pop clear sort reverse add discard update __setitem__ __delitem__ "
-    "difference_update intersection_update symmetric_difference_update appendleft popleft extendleft "
-    "rotate popitem setdefault move_to_end __init__"
-)
+MUTATING = words("append insert pop clear reverse add discard remove appendleft popleft rotate")
+"""Methods that change a container, and read no other: `builtins.py` has the rest."""
+MAKES_ANOTHER = words("copy __copy__ __or__ __ror__ __add__ __mul__ __rmul__")
+"""Methods that call the class of their owner."""
 SAFE_OBJECT_METHODS = words("__init_subclass__ __eq__ __ne__ mro __subclasses__ __instancecheck__")
 RAW_CLASSES: tuple[type, ...] = (
     *(functools.partial, types.MethodType, types.SimpleNamespace),
@@ -241,6 +240,12 @@ class Calls(Containers):
         (owner,) = args
         return self.call(self.load_attr(owner, name), tuple(rest), kwargs)
 
+    def call_itemgetter(self, getter: Any, args: Args, kwargs: Kwargs) -> Any:
+        _, keys = getter.__reduce__()
+        (owner,) = args
+        items = tuple(self.subscript(owner, key) for key in keys)
+        return items if len(items) > 1 else items[0]
+
     def call_wrapper(self, method: Any, args: Args, kwargs: Kwargs) -> Any:
         definition = method.__objclass__.__dict__[method.__name__]
         return self.call(definition, (method.__self__, *args), kwargs)
@@ -394,9 +399,16 @@ class Calls(Containers):
             return self.torch_call(method, args, kwargs)
         owner, rest = args[0], args[1:]
         tracker, name = self.tracker(owner), method.__name__
+        if name in MAKES_ANOTHER and isinstance(owner, dict | collections.deque):
+            self.check_overrides(owner)
         if tracker is not None and builtin_base(owner) is not None:
             if name in MUTATING:
-                return method(self.mutable(owner), *rest, **kwargs)
+                owner = self.mutable(owner)
+                if isinstance(owner, set):
+                    rest = tuple(map(self.pinned, rest))
+                    for item in rest:
+                        self.check_key(item)
+                return method(owner, *rest, **kwargs)
             owner = self.inside(owner)
         elif tracker is not None and name not in SAFE_OBJECT_METHODS:
             where = f"{tracker.source}, which C code defines"
@@ -504,6 +516,7 @@ CALL_KINDS: dict[type, Callable[..., Any]] = {
     **dict.fromkeys(C_METHODS, Calls.call_descriptor),
     functools.partial: Calls.call_partial,
     operator.methodcaller: Calls.call_methodcaller,
+    operator.itemgetter: Calls.call_itemgetter,
     weakref.ReferenceType: lambda self, ref, *_: self.below(ref, "referent", None, ref()),
     CACHED: Calls.call_cached,
 }

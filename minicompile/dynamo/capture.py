@@ -101,7 +101,8 @@ def capture_frame(
 
     `values`: its parameters by name (`*args` a tuple, `**kwargs` a dict). Nothing outside is changed.
     `resumed`: it is a resume function itself. `compiling`: what `torch.compiler.is_compiling()` gives, unless
-    the frame can only be captured in part. `fixed_modules`: arguments that stay the same modules. Raises Unsupported with the reason and the user's line.
+    the frame can only be captured in part. `fixed_modules`: arguments that stay the same modules.
+    Raises Unsupported with the reason and the user's line.
     """
     asked = False
 

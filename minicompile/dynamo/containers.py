@@ -12,7 +12,7 @@ import functools
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
@@ -29,18 +29,28 @@ from minicompile.dynamo.interpreter import (
 )
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
+    FACTORY,
     IDENTITY_TYPES,
     MISSING,
     OBJECT_EQ,
     builtin_base,
     find,
     is_constant,
-    tuple_of,
+    raw_base,
+    raw_items,
+    refilled,
+    words,
 )
 from minicompile.shapes.symnode import SYMBOLIC
 
 NO_OPERANDS = (list, tuple, str, dict)
 """Never operands of a tensor operator."""
+
+NUMBERS = (int, float, *SYMBOLIC)
+
+OVERRIDES = words("__iter__ __getitem__ __setitem__ __delitem__ __contains__ __init__ __new__ keys")
+"""Methods that C code calls on subclasses of dict and deque."""
+DICT_ITER = dict.__dict__["__iter__"]
 
 LARGEST_POWER = 4
 """Of a size, as an expression; others are computed by Python."""
@@ -99,19 +109,28 @@ class Containers(Attributes):
         """A value for native code to read: outside containers become inside copies, all the way down."""
         if isinstance(value, torch.Tensor) or is_constant(value):
             return value
-        base = builtin_base(value)
-        if base is None:
+        if builtin_base(value) is None:
             return value
         inside = self.imported(value)
-        if base is list or base is tuple:
-            items = [self.deep(item) for item in inside]
-            if all(map(operator.is_, items, inside)):
-                return inside
-            return items if base is list else tuple_of(type(inside), items)
-        if base is dict:
-            pairs = {key: self.deep(item) for key, item in dict.items(inside)}
-            return inside if all(pairs[key] is item for key, item in dict.items(inside)) else pairs
-        return inside
+        if isinstance(inside, set | frozenset):
+            return inside
+        before = raw_items(inside)
+        if isinstance(inside, dict):
+            items = [(key, self.deep(item)) for key, item in before]
+            same = all(ours[1] is theirs[1] for ours, theirs in zip(items, before, strict=True))
+        else:
+            items = list(map(self.deep, before))
+            same = all(map(operator.is_, items, before))
+        return inside if same else refilled(inside, items)
+
+    def check_overrides(self, value: Any, names: Collection[str] = OVERRIDES) -> None:
+        """C code runs methods of OrderedDict, defaultdict and deque that a subclass defines in Python."""
+        methods = (python_method(value, name) for name in names)
+        # the text of named tuples and of Counter depends on their items alone
+        pure = "collections" if "__repr__" in names else None
+        if any(method is not None and method.__module__ != pure for method in methods):
+            what = "C code would run methods that {} defines"
+            self.unsupported_kind("outside-object", what, value)
 
     # -- subscripts
 
@@ -126,11 +145,13 @@ class Containers(Attributes):
         if isinstance(key, torch.Tensor):
             self.unsupported("tensor-as-index", "a tensor indexes a Python container")
         if self.tracker(value) is None:
-            return value[key]
+            if python_method(value, "__getitem__") is None:
+                return value[key]
+            return raw_base(value).__getitem__(value, key)  # that method asks for it
         if isinstance(value, list | tuple):
             return self.sequence_item(value, key)
         if isinstance(value, collections.deque):
-            return self.imported(value)[key]
+            return collections.deque.__getitem__(self.inside(value), key)
         if isinstance(value, type):
             return value[key]  # type: ignore[index]
         return self.unsupported_kind("outside-object", "a {} from outside is subscripted", value)
@@ -154,12 +175,10 @@ class Containers(Attributes):
     def sequence_item(self, value: Any, key: Any) -> Any:
         tracker = self.tracker(value)
         assert tracker is not None
-        if tracker.contents is not None:
-            return tracker.contents[key]
-        base = list if isinstance(value, list) else tuple
+        base: Any = list if isinstance(value, list) else tuple
+        if tracker.contents is not None or isinstance(key, slice):
+            return base.__getitem__(self.inside(value), key)
         size = base.__len__(value)
-        if isinstance(key, slice):
-            return self.imported(value)[key]
         self.guard("length", tracker.source, size, "an item is read by position")
         index = operator.index(key)
         if not -size <= index < size:
@@ -174,13 +193,18 @@ class Containers(Attributes):
             return found
         if python_method(value, "__missing__") is not None:
             return self.call(self.special(value, "__missing__"), (key,), {})
-        if isinstance(value, collections.defaultdict) and value.default_factory is not None:
-            if self.tracker(value) is not None:
-                self.unsupported("outside-change", "a defaultdict from outside makes a new item")
-            made = self.call(value.default_factory, (), {})
-            dict.__setitem__(value, key, made)
-            return made
+        if isinstance(value, collections.defaultdict):
+            return self.default_item(value, key)
         raise KeyError(key)
+
+    def default_item(self, value: collections.defaultdict[Any, Any], key: Any) -> Any:
+        """What `defaultdict.__missing__` does."""
+        factory = self.below(value, "slot", "default_factory", FACTORY.__get__(value))
+        if factory is None:
+            raise KeyError(key)
+        made = self.call(factory, (), {})
+        self.store_subscript(value, key, made)
+        return made
 
     def dict_find(self, value: dict[Any, Any], key: Any) -> Any:
         """A dict's item, MISSING if it has none."""
@@ -195,7 +219,10 @@ class Containers(Attributes):
         elif isinstance(value, dict):
             self.store_dict_item(value, key, new)
         elif isinstance(value, list):
-            self.mutable(value)[key] = self.items(new) if isinstance(key, slice) else new
+            items = self.items(new) if isinstance(key, slice) else new
+            list.__setitem__(self.mutable(value), key, items)
+        elif isinstance(value, collections.deque):
+            collections.deque.__setitem__(self.mutable(value), key, new)
         elif self.tracker(value) is None:
             value[key] = new
         else:
@@ -205,18 +232,17 @@ class Containers(Attributes):
         tracker, key = self.tracker(value), self.pinned(key)
         if tracker is not None:
             self.dict_set(tracker, key, new)
-        elif isinstance(value, collections.OrderedDict):
-            collections.OrderedDict.__setitem__(value, key, new)
         else:
-            dict.__setitem__(value, key, new)
+            raw_base(value).__setitem__(value, key, new)
 
     @unless_defined("__delitem__")
     def delete_subscript(self, value: Any, key: Any) -> None:
         tracker, key = self.tracker(value), self.pinned(key)
-        if isinstance(value, list):
-            del self.mutable(value)[key]
+        if isinstance(value, list | collections.deque):
+            builtin_base(value).__delitem__(self.mutable(value), key)  # type: ignore[union-attr]
         elif tracker is None:
-            del value[key]
+            raw = isinstance(value, dict)
+            raw_base(value).__delitem__(value, key) if raw else operator.delitem(value, key)
         elif isinstance(value, dict):
             self.dict_delete(tracker, key)
         else:
@@ -230,14 +256,14 @@ class Containers(Attributes):
             if value.ndim == 0:
                 raise TypeError("iteration over a 0-d tensor")
             return iter(self.torch_call(torch.Tensor.unbind, (value,), {}))
+        base = raw_base(value)
+        if base is not None:
+            iterator: Iterator[Any] = base.__iter__(self.inside(value))
+            return iterator
         if self.tracker(value) is not None:
-            if builtin_base(value) is None:
-                self.unsupported_kind("outside-object", "iteration over a {} from outside", value)
-            return iter(self.inside(value))
+            self.unsupported_kind("outside-object", "iteration over a {} from outside", value)
         if python_method(value, "__getitem__") is not None:
             return self.by_position(value)
-        if isinstance(value, dict):
-            return dict.__iter__(value)
         return iter(value)
 
     def by_position(self, value: Any) -> Iterator[Any]:
@@ -265,8 +291,8 @@ class Containers(Attributes):
         return Lazily(self, self.iterate(value))
 
     def mapping(self, value: Any) -> dict[Any, Any]:
-        if type(value) is dict:
-            return dict(self.imported(value))
+        if isinstance(value, dict) and find(type(value), "__iter__") is DICT_ITER:
+            return dict(raw_items(self.inside(value)))  # as CPython: whatever else is overridden
         keys = self.items(self.call(self.load_attr(value, "keys"), (), {}))
         return {key: self.subscript(value, key) for key in keys}
 
@@ -275,16 +301,23 @@ class Containers(Attributes):
     def contains(self, container: Any, item: Any) -> bool:
         if python_method(container, "__contains__") is not None:
             return self.truth(self.call(self.special(container, "__contains__"), (item,), {}))
+        return self.holds(container, item)
+
+    def holds(self, container: Any, item: Any) -> bool:
+        """`in` as C code defines it."""
         if isinstance(container, torch.Tensor):
             self.unsupported("branch-on-tensor", "`in` on a tensor needs its data")
         if isinstance(container, dict):
             return self.dict_find(container, item) is not MISSING
-        if python_method(container, "__iter__") or isinstance(container, TracedGenerator):
-            return self.member(self.items(container), item)
-        if isinstance(container, list | tuple | set | frozenset | collections.deque):
-            inside = self.imported(container)
-            by_value = isinstance(inside, list | tuple)
-            return self.member(inside, item) if by_value else self.pinned(item) in inside
+        if isinstance(container, list | tuple | collections.deque):
+            return any(self.equal(other, item) for other in raw_items(self.inside(container)))
+        if isinstance(container, set | frozenset):
+            if self.tracker(container) is not None:
+                self.check_key(item)
+            inside, base = self.inside(container), raw_base(container)
+            return bool(base.__contains__(inside, self.pinned(item)))
+        if isinstance(container, TracedGenerator) or python_method(container, "__iter__"):
+            return any(self.equal(other, item) for other in self.items(container))
         if self.tracker(container) is None:
             return item in container
         return self.unsupported_kind("outside-object", "`in` on a {} from outside", container)
@@ -293,26 +326,22 @@ class Containers(Attributes):
         """Whether a container takes two items for the same."""
         return left is right or self.truth(self.compare("==", left, right))
 
-    def member(self, items: list[Any] | tuple[Any, ...], item: Any) -> bool:
-        return any(self.equal(other, item) for other in items)
-
     @unless_defined("__len__")
     def length(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if value.ndim == 0:
                 raise TypeError("len() of a 0-d tensor")
             return value.shape[0]
-        tracker = self.tracker(value)
+        tracker, base = self.tracker(value), raw_base(value)
         if tracker is None:
-            return len(value)
-        if tracker.contents is not None:
-            return len(tracker.contents)
-        base = builtin_base(value)
-        if tracker.writes:
-            return len(self.dict_keys(tracker))
+            return len(value) if base is None else base.__len__(value)
         if base is None:
             return self.unsupported_kind("outside-object", "len() of a {} from outside", value)
-        size = base.__len__(value)  # type: ignore[attr-defined]
+        if tracker.contents is not None:
+            return base.__len__(tracker.contents)
+        if tracker.writes:
+            return len(self.dict_keys(tracker))
+        size = base.__len__(value)
         self.guard("length", tracker.source, size, "its length is read")
         return size
 
@@ -346,17 +375,17 @@ class Containers(Attributes):
             function = BINARY[symbol if tensors[0] else plain]
             return self.torch_call(function, (left, right), {})
         if isinstance(left, SYMBOLIC) or isinstance(right, SYMBOLIC):
-            return self.number_operator(plain, left, right)
+            if isinstance(left, NUMBERS) and isinstance(right, NUMBERS):
+                return self.number_operator(plain, left, right)
+            left, right = self.pinned(left), self.pinned(right)
         name = METHOD_OF[plain]
         if symbol != plain:
             if python_method(left, f"__i{name}__") is not None:
                 found = self.call(self.special(left, f"__i{name}__"), (right,), {})
-                if found is not NotImplemented:
-                    return found
-            elif isinstance(left, list | set) and (symbol == "+=" or self.tracker(left)):
-                other = self.items(right) if symbol == "+=" else self.imported(right)
-                BINARY[symbol](self.mutable(left), other)
-                return left
+            else:
+                found = self.in_place(symbol, left, right)
+            if found is not NotImplemented:
+                return found
         found = self.python_operator(f"__{name}__", f"__r{name}__", left, right)
         if found is not NotImplemented:
             return found
@@ -365,11 +394,38 @@ class Containers(Attributes):
             right = self.as_text(right)
         return BINARY[symbol](self.operand(left), self.operand(right))
 
+    def in_place(self, symbol: str, left: Any, right: Any) -> Any:
+        """`left += right` and its like, as C code defines them for containers that can change."""
+        base, name = raw_base(left), f"__i{METHOD_OF[symbol.removesuffix('=')]}__"
+        if base in (tuple, None) or not hasattr(base, name):
+            return NotImplemented
+        if isinstance(left, dict):
+            self.fill_dict(left, right)
+            return left
+        if base is set:
+            if not isinstance(right, set | frozenset):
+                return NotImplemented
+            right = self.imported(right)
+        else:
+            right = self.items(right) if symbol == "+=" else self.operand(right)
+        getattr(base, name)(self.mutable(left), right)
+        return left
+
+    def fill_dict(self, owner: Any, items: Any = (), /, **kwargs: Any) -> None:
+        """`owner.update(...)`: OrderedDict calls `__setitem__`, dict does not."""
+        store = self.store_subscript if raw_base(owner) is not dict else self.store_dict_item
+        for key, value in self.pairs(items, **kwargs).items():
+            store(owner, key, value)
+
+    def pairs(self, items: Any = (), /, **kwargs: Any) -> dict[Any, Any]:
+        """The items that `dict(...)` or `dict.update(...)` were given."""
+        if hasattr(type(items), "keys"):
+            return {**self.mapping(items), **kwargs}
+        return dict(map(self.items, self.lazily(items)), **kwargs)  # type: ignore[arg-type]
+
     def number_operator(self, symbol: str, left: Any, right: Any) -> Any:
         """An operator one of whose operands is symbolic: algebra on ints, else Python's before the graph."""
         operands, function = (left, right), {**BINARY, **COMPARE}[symbol]
-        if not all(isinstance(value, (int, float, *SYMBOLIC)) for value in operands):
-            return function(*map(self.pinned, operands))
         if all(isinstance(value, int | torch.SymInt) for value in operands):
             if symbol in ("+", "-", "*") or symbol in COMPARE:
                 return function(left, right)
@@ -381,6 +437,8 @@ class Containers(Attributes):
 
     def operand(self, value: Any) -> Any:
         """A value for a native operator: no outside object may take part in it unread."""
+        if isinstance(value, dict | collections.deque):
+            self.check_overrides(value)
         inside = self.imported(value)
         fixed = isinstance(value, (*IDENTITY_TYPES, torch.Tensor))
         if inside is value and self.tracker(value) is not None and not fixed:
@@ -405,7 +463,9 @@ class Containers(Attributes):
         if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
             return self.torch_call(COMPARE[symbol], (left, right), {})
         if isinstance(left, SYMBOLIC) or isinstance(right, SYMBOLIC):
-            return bool(self.number_operator(symbol, left, right))
+            if isinstance(left, NUMBERS) and isinstance(right, NUMBERS):
+                return bool(self.number_operator(symbol, left, right))
+            left, right = self.pinned(left), self.pinned(right)
         if is_constant(left) and is_constant(right):
             return COMPARE[symbol](left, right)
         name, reflected = f"__{METHOD_OF[symbol]}__", f"__{METHOD_OF[REFLECTED[symbol]]}__"
@@ -415,16 +475,27 @@ class Containers(Attributes):
         if symbol in ("==", "!="):
             if symbol == "!=" and (python_method(left, "__eq__") or python_method(right, "__eq__")):
                 return not self.truth(self.compare("==", left, right))
-            if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-                if isinstance(left, list) != isinstance(right, list):
-                    return symbol == "!="
-                ours, theirs = self.items(left), self.items(right)
-                alike = len(ours) == len(theirs) and all(map(self.equal, ours, theirs))
-                return alike == (symbol == "==")
+            base = builtin_base(left)
+            if base is not None and base is builtin_base(right) and base not in (set, frozenset):
+                return self.alike(left, right) == (symbol == "==")
             for value in (left, right):
                 if self.tracker(value) is not None and type(value).__eq__ is OBJECT_EQ:
                     return self.same(left, right) == (symbol == "==")
         return COMPARE[symbol](self.operand(self.deep(left)), self.operand(self.deep(right)))
+
+    def alike(self, left: Any, right: Any) -> bool:
+        """Whether two lists, tuples, deques or dicts are equal, as C code defines it."""
+        inside = self.inside(left), self.inside(right)
+        ours, theirs = map(raw_items, inside)
+        if len(ours) != len(theirs) and not isinstance(left, tuple):
+            return False
+        if isinstance(left, dict):
+            others = dict(theirs)
+            if not all(key in others and self.equal(item, others[key]) for key, item in ours):
+                return False
+            both_ordered = raw_base(left) is raw_base(right) is collections.OrderedDict
+            return not both_ordered or list(dict(ours)) == list(others)
+        return all(map(self.equal, ours, theirs)) and len(ours) == len(theirs)
 
     def unary(self, symbol: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -450,10 +521,12 @@ class Containers(Attributes):
             value = value.args
         if is_constant(value) or isinstance(value, type | types.ModuleType):
             return
-        if not isinstance(value, list | tuple | set | frozenset | dict):
+        if builtin_base(value) in (None, types.MappingProxyType):
             self.unsupported_kind("object-as-text", "a {} is turned into text", value)
-        inside = self.imported(value)
-        for item in inside.values() if isinstance(value, dict) else inside:
+        self.check_overrides(value, ("__repr__", "__iter__", "items"))
+        if isinstance(value, collections.defaultdict):
+            self.check_text(FACTORY.__get__(value))
+        for item in raw_items(self.inside(value)):
             self.check_text(item)
 
     def convert(self, kind: int, value: Any) -> str:
@@ -469,7 +542,7 @@ class Containers(Attributes):
     def format(self, value: Any, spec: str = "") -> str:
         if python_method(value, "__format__") is not None:
             return str(self.call(self.special(value, "__format__"), (spec,), {}))
-        if not spec and python_method(value, "__str__") is not None:
+        if not spec:
             return self.convert(1, value)
         self.check_text(value)
         return format(self.as_text(value), spec)
@@ -477,9 +550,6 @@ class Containers(Attributes):
     def as_text(self, value: Any) -> Any:
         """A value to be turned into text, in which symbolic numbers have become plain ones."""
         inside = self.deep(value)
-        if type(inside) is list:
-            return list(map(self.as_text, inside))
-        if type(inside) is dict:
-            return {self.as_text(key): self.as_text(item) for key, item in inside.items()}
-        plain = type(inside) is tuple and not is_constant(inside)
-        return tuple(map(self.as_text, inside)) if plain else self.pinned(inside)
+        if builtin_base(inside) in (None, set, frozenset) or is_constant(inside):
+            return self.pinned(inside)
+        return refilled(inside, map(self.as_text, raw_items(inside)))

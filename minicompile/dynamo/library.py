@@ -52,7 +52,6 @@ means(itertools.chain.from_iterable)(
 @means(
     *(heapq.heapify, heapq.heappush, heapq.heappop, heapq.heapreplace, heapq.heappushpop),
     *(bisect.insort_left, bisect.insort_right),
-    collections._count_elements,  # type: ignore[attr-defined]
     named=True,
 )
 def change_first(tracer: Calls, function: Any, items: Any, *rest: Any, **options: Any) -> Any:

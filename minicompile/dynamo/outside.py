@@ -11,7 +11,6 @@ The real compiler: torch/_dynamo/variables/builder.py, guards.py, side_effects.p
 from __future__ import annotations
 
 import collections
-import copy
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -24,6 +23,7 @@ from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Guard, Source, computed
 from minicompile.dynamo.variables import (
+    FACTORY,
     HEAP_TYPE,
     IDENTITY_TYPES,
     MISSING,
@@ -32,6 +32,7 @@ from minicompile.dynamo.variables import (
     VariableTracker,
     builtin_base,
     class_facts,
+    copied,
     flags_of,
     has_symbols,
     is_constant,
@@ -40,8 +41,10 @@ from minicompile.dynamo.variables import (
     keys_of,
     parts_of,
     plain_dict,
+    raw_base,
+    raw_items,
+    refilled,
     same_constant,
-    tuple_of,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
@@ -124,7 +127,7 @@ class Outside(Interpreter):
         self, kind: str, about: Source | tuple[Source, ...], expected: Any, reason: str
     ) -> None:
         """Rely on a fact about a value, or on a relation between several. The same fact is guarded once."""
-        index = (kind, about, expected if kind == "absent" else None)
+        index = (kind, about, expected if kind in ("absent", "no_attribute") else None)
         if index not in self.guards:
             sources = about if isinstance(about, tuple) else (about,)
             self.guards[index] = Guard(sources, kind, expected, reason, self.user_line())
@@ -363,13 +366,13 @@ class Outside(Interpreter):
 
     def dict_set(self, container: VariableTracker, key: Any, value: Any) -> None:
         self.check_key(key)
-        if container.writes.get(key) is DELETED and dict.__contains__(container.value, key):
-            what = f"the key {key!r} of {container.source} is deleted and set again"
-            self.unsupported("outside-change", what)
         self.mark_written(container)
+        if container.writes.get(key) is DELETED:
+            del container.writes[key]
+            container.moved.add(key)
         container.writes[key] = value
         if container.contents is not None:
-            container.contents[key] = value
+            raw_base(container.value).__setitem__(container.contents, key, value)
 
     def is_as_before(self, container: VariableTracker, key: Any, value: Any) -> bool:
         """Whether a written key ends as it began; then it is guarded that it begins so."""
@@ -388,11 +391,18 @@ class Outside(Interpreter):
             raise KeyError(key)
         self.mark_written(container)
         if container.contents is not None:
-            del container.contents[key]
-        if self.dict_before(container, key) is MISSING:
-            del container.writes[key]
-        else:
+            raw_base(container.value).__delitem__(container.contents, key)
+        container.writes.pop(key, None)
+        container.moved.discard(key)
+        if self.dict_before(container, key) is not MISSING:
             container.writes[key] = DELETED
+
+    def move_to_end(self, container: VariableTracker, *keys: Any) -> None:
+        """Put keys of a dict behind all others."""
+        for key in keys:
+            value = self.dict_get(container, key)
+            self.dict_delete(container, key)
+            self.dict_set(container, key, value)
 
     def dict_keys(self, container: VariableTracker) -> list[Any]:
         """All keys in order, guarded."""
@@ -400,8 +410,9 @@ class Outside(Interpreter):
         for key in keys:
             self.check_key(key)
         self.guard("keys", container.source, keys, "its keys are enumerated")
-        # Written keys keep their place; new ones come last.
-        order = dict.fromkeys((*keys, *container.writes))
+        # Written keys keep their place; new and moved ones come last.
+        stay = (key for key in keys if key not in container.moved)
+        order = dict.fromkeys((*stay, *container.writes))
         return [key for key in order if container.writes.get(key) is not DELETED]
 
     def check_key(self, key: Any) -> None:
@@ -427,7 +438,7 @@ class Outside(Interpreter):
     def imported(self, value: Any) -> Any:
         """An inside copy of an outside container, one level deep, items wrapped; other values unchanged."""
         inside = self.inside(value)
-        return inside if inside is value else copy.copy(inside)
+        return inside if inside is value else copied(inside)
 
     def inside(self, value: Any) -> Any:
         """The inside copy that stands for an outside container, and follows what the frame does to it."""
@@ -441,36 +452,43 @@ class Outside(Interpreter):
     def imported_contents(self, value: Any, tracker: VariableTracker) -> Any:
         """None if it is no container."""
         base: Any = builtin_base(value)
-        if base is dict:
-            items = {key: self.dict_get(tracker, key) for key in self.dict_keys(tracker)}
-            ordered = isinstance(value, collections.OrderedDict)
-            return collections.OrderedDict(items) if ordered else items
-        if base in (list, tuple, collections.deque):
-            size = base.__len__(value)
-            self.guard("length", tracker.source, size, "its items are read")
-            read = [self.below(value, "item", i, base.__getitem__(value, i)) for i in range(size)]
-            if base is tuple:
-                return tuple_of(type(value), read)
-            return read if base is list else collections.deque(read, value.maxlen)
-        if base in (set, frozenset):
-            members, inside = tuple(base.__iter__(value)), base(value)
-            for member in members:
-                self.check_key(member)
-            if members != tuple(inside):  # the order depends on how the set came about
-                what = f"{tracker.source}, a set, loses its order in a copy"
-                self.unsupported("outside-object", what)
-            self.guard("members", tracker.source, members, "its members are read")
-            return inside
+        items: list[Any]
+        if base is None:
+            return None
         if base is types.MappingProxyType:
             self.unsupported("outside-object", "a mappingproxy is read as a whole")
-        return None
+        if base is dict:
+            items = [(key, self.dict_get(tracker, key)) for key in self.dict_keys(tracker)]
+            if isinstance(value, collections.defaultdict):
+                self.below(value, "slot", "default_factory", FACTORY.__get__(value))
+        elif base in (set, frozenset):
+            items = raw_items(value)
+            for member in items:
+                self.check_key(member)
+            self.guard("members", tracker.source, tuple(items), "its members are read")
+            if items != raw_items(copied(value)):  # the order depends on how the set came about
+                what = f"{tracker.source}, a set, loses its order in a copy"
+                self.unsupported("outside-object", what)
+            return copied(value)
+        else:
+            size = base.__len__(value)
+            self.guard("length", tracker.source, size, "its items are read")
+            items = [self.below(value, "item", i, base.__getitem__(value, i)) for i in range(size)]
+            if base is collections.deque:
+                self.below(value, "slot", "maxlen", base.maxlen.__get__(value))
+        try:
+            return refilled(value, items)
+        except TypeError:
+            what = "a {}, which C code defines, is read as a whole"
+            return self.unsupported_kind("outside-object", what, value)
 
     def mutable(self, value: Any) -> Any:
-        """What to mutate in place of a list or set: itself if the frame made it, else its inside copy."""
+        """What a built-in method changes in place of a list, set or deque: itself if the frame made it,
+        else its inside copy."""
         tracker = self.tracker(value)
         if tracker is None:
             return value
-        if type(value) not in (list, set):
+        if builtin_base(value) not in (list, set, collections.deque):
             what = f"{tracker.source} (a {type(value).__name__}) is changed"
             self.unsupported("outside-change", what)
         self.mark_written(tracker)
@@ -500,10 +518,10 @@ class Outside(Interpreter):
         tracker = self.tracker(cell)
         if tracker is None:
             return self.realize(cell.cell_contents)
-        if "cell_contents" in tracker.writes:
-            if tracker.writes["cell_contents"] is DELETED:
+        if "cell_contents" in tracker.slots:
+            if tracker.slots["cell_contents"] is DELETED:
                 raise ValueError("Cell is empty")
-            return tracker.writes["cell_contents"]
+            return tracker.slots["cell_contents"]
         try:
             contents = cell.cell_contents
         except ValueError:
@@ -516,7 +534,7 @@ class Outside(Interpreter):
             super().store_cell(cell, value)
         else:
             self.mark_written(tracker)
-            tracker.writes["cell_contents"] = value
+            tracker.slots["cell_contents"] = value
 
     def closure(self, function: types.FunctionType) -> tuple[types.CellType, ...]:
         cells = function.__closure__ or ()

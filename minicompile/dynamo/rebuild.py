@@ -37,6 +37,8 @@ from minicompile.dynamo.variables import (
     is_constant,
     is_struct,
     plain_dict,
+    raw_base,
+    raw_items,
 )
 from minicompile.shapes.symnode import SYMBOLIC
 
@@ -74,7 +76,7 @@ class Rebuild:
         self.tracer, self.code = tracer, code
         code.names.update(deque=collections.deque, partial=functools.partial, types=types)
         code.names.update(torch=torch)
-        code.names["OrderedDict"] = collections.OrderedDict
+        code.names.update(OrderedDict=collections.OrderedDict, defaultdict=collections.defaultdict)
         code.names.update(StandIn=StandIn, advanced=advanced)
         self.outputs: dict[fx.Node, int] = {}
         self.lines: list[str] = []
@@ -143,8 +145,9 @@ class Rebuild:
             return items if cls is tuple else f"torch.Size({items})"
         if cls is slice:
             return f"slice{self.sequence((value.start, value.stop, value.step))}"
-        if cls is types.MethodType and type(value.__func__) in C_METHODS:  # eager's is a builtin
-            return f"{self.expression(value.__func__)}.__get__{self.sequence([value.__self__])}"
+        if cls is types.MethodType and isinstance(value.__func__, C_METHODS):  # eager's is a builtin
+            method = self.code.constant(value.__func__)
+            return f"{method}.__get__{self.sequence([value.__self__])}"
         if cls is types.MethodType:
             return f"types.MethodType{self.sequence((value.__func__, value.__self__))}"
         if cls is set or cls is frozenset:
@@ -178,7 +181,7 @@ class Rebuild:
             return self.assign(value, f"{self.code.constant(cls)}({self.sequence(value)})")
         if isinstance(value, tuple):
             return self.assign(
-                value, f"tuple.__new__({self.expression(cls)}, {self.sequence(value)})"
+                value, f"tuple.__new__({self.expression(cls)}, {self.sequence(raw_items(value))})"
             )
         return self.made_object(value)
 
@@ -256,10 +259,10 @@ class Rebuild:
         return name
 
     def made_object(self, value: Any) -> str:
-        """A list, a dict, or an instance of a Python class: made without running its code, then filled in."""
+        """A container, or an instance of a Python class: made without running its code, then filled in."""
         cls: Any = type(value)
-        bases: tuple[Any, ...] = (collections.OrderedDict, dict, list, object)
-        base = next(base for base in bases if isinstance(value, base))
+        defaults = isinstance(value, collections.defaultdict)
+        base = collections.defaultdict if defaults else raw_base(value) or object
         if (
             isinstance(value, TracedGenerator | Frame)
             or hasattr(cls, "__next__")
@@ -270,12 +273,18 @@ class Rebuild:
             base.__new__(cls)
         except TypeError:  # a class written in C
             self.refuse(value)
-        owner = f"{base.__name__}.__new__"
-        name = self.assign(value, EMPTY.get(cls) or f"{owner}({self.expression(cls)})")
-        if base is list and value:
-            self.lines.append(f"list.extend({name}, {self.sequence(list.__iter__(value))})")
-        elif base is not list and base is not object:
-            for key, item in list(base.items(value)):
+        start = self.sequence(raw_items(value)) if base is frozenset else ""
+        empty = f"{base.__name__}.__new__({self.expression(cls)}, {start})"
+        name = self.assign(value, EMPTY.get(cls) or empty)
+        if base is collections.deque:
+            maxlen = base.maxlen.__get__(value)
+            self.lines.append(
+                f"deque.__init__({name}, {self.sequence(raw_items(value))}, {maxlen})"
+            )
+        elif base in (list, set) and (items := raw_items(value)):
+            self.lines.append(f"{base.__name__}.__init__({name}, {self.sequence(items)})")
+        elif isinstance(value, dict):
+            for key, item in raw_items(value):
                 pair = self.expression(key), self.expression(item)
                 plain = f"{name}[{pair[0]}] = {pair[1]}"
                 stored = f"{base.__name__}.__setitem__({name}, {pair[0]}, {pair[1]})"
@@ -298,39 +307,60 @@ class Rebuild:
         """Lines that replay what the frame wrote outside; values first, then the stores."""
         stores: list[str] = []
         for tracker in self.tracer.written:
-            if isinstance(tracker.value, list | set) and not self.as_before(tracker):
-                target, contents = self.outside(tracker), self.expression(tracker.contents)
-                if isinstance(tracker.value, list):
-                    stores.append(f"{target}[:] = {contents}")
-                else:
-                    stores += [f"{target}.clear()", f"{target}.update({contents})"]
-                self.effects.append(f"{tracker.source} is rewritten")
+            if isinstance(tracker.value, list | set | collections.deque):
+                stores += self.rewrite(tracker)
             for key, value in tracker.writes.items():
-                stores += self.store(tracker, key, value)
+                stores += self.store_item(tracker, key, value)
+            for name, value in tracker.slots.items():
+                stores.append(self.store_slot(tracker, name, value))
         return stores
 
-    def as_before(self, tracker: VariableTracker) -> bool:
-        """Whether a list or set that was changed ends as it began: 1 and True are equal, yet not the same."""
-        known = self.tracer.trackers
-        before = [known[id(item)].value if id(item) in known else item for item in tracker.value]
-        return len(before) == len(tracker.contents) and all(
-            map(operator.is_, before, tracker.contents)
-        )
+    def rewrite(self, tracker: VariableTracker) -> list[str]:
+        """Lines that give a list, set or deque the items that its inside copy ended with."""
+        known, now = self.tracer.trackers, raw_items(tracker.contents)
+        before = [
+            known[id(item)].value if id(item) in known else item
+            for item in raw_items(tracker.value)
+        ]
+        if len(before) == len(now) and all(map(operator.is_, before, now)):
+            return []  # 1 and True are equal, yet not the same
+        self.effects.append(f"{tracker.source} is rewritten")
+        target = self.outside(tracker)
+        if isinstance(tracker.value, list):
+            return [f"list.__setitem__({target}, slice(None), {self.sequence(now)})"]
+        if isinstance(tracker.value, collections.deque):
+            return [f"deque.clear({target})", f"deque.extend({target}, {self.sequence(now)})"]
+        gone = set(map(id, before)) - set(map(id, now))
+        changes = {
+            "difference_update": [item for item in before if id(item) in gone],
+            "update": [item for item in now if not any(item is other for other in before)],
+        }
+        return [f"set.{name}({target}, {self.sequence(items)})" for name, items in changes.items()]
 
-    def store(self, tracker: VariableTracker, key: Any, value: Any) -> list[str]:
-        if isinstance(tracker.value, dict):
-            if self.tracer.is_as_before(tracker, key, value):
-                return []
-            source = self.tracer.item_source(tracker, key)
-            place = f"{self.outside(tracker)}[{self.expression(key)}]"
-        elif isinstance(tracker.value, types.CellType):
-            source, place = tracker.source, f"{self.outside(tracker)}.cell_contents"
-        else:
-            source, place = Source("slot", key, tracker.source), ""
+    def store_item(self, tracker: VariableTracker, key: Any, value: Any) -> list[str]:
+        """Lines that write a key of a dict, by the built-in method."""
+        moved = key in tracker.moved
+        if not moved and self.tracer.is_as_before(tracker, key, value):
+            return []
+        self.effects.append(f"{self.tracer.item_source(tracker, key)} = {describe(value)}")
+        base = raw_base(tracker.value)
+        target, place = self.outside(tracker), self.expression(key)
+        delete = f"{base.__name__}.__delitem__({target}, {place})"
+        if value is DELETED:
+            return [delete]
+        item = self.expression(value)
+        store = f"{base.__name__}.__setitem__({target}, {place}, {item})"
+        if type(tracker.value) is base:
+            store = f"{target}[{place}] = {item}"
+        return [delete, store] if moved else [store]
+
+    def store_slot(self, tracker: VariableTracker, name: str, value: Any) -> str:
+        cell = isinstance(tracker.value, types.CellType)
+        source = tracker.source if cell else Source("slot", name, tracker.source)
         self.effects.append(f"{source} = {describe(value)}")
-        if not place:
-            return [self.set_attribute(self.outside(tracker), key, value)]
-        return [f"del {place}" if value is DELETED else f"{place} = {self.expression(value)}"]
+        if cell and value is DELETED:
+            return f"del {self.outside(tracker)}.cell_contents"
+        return self.set_attribute(self.outside(tracker), name, value)
 
 
 def made_by_python(cls: type) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 from minicompile.compat import settings
 from minicompile.dynamo.guards import closure_cell
 from minicompile.dynamo.result import Guard, Source
-from minicompile.dynamo.variables import HEAP_TYPE, HOOKS, MODULE_TABLES, lookup, plain_dict
+from minicompile.dynamo.variables import HEAP_TYPE, HOOKS, MODULE_TABLES, find, lookup, plain_dict
 from minicompile.ops.build import load_extension, start_extension
 
 EXTENSION = Path(__file__).with_name("snapshot.c")
@@ -104,7 +104,7 @@ class Facts:
         """An attribute stored by C code, or in `__slots__`."""
         if isinstance(value, IMMUTABLE_PARTS):
             return getattr(value, name)
-        reader = lookup(type(value), name)
+        reader = find(type(value), name)
         known = isinstance(reader, types.MemberDescriptorType) or reader is CODE
         if not known or isinstance(value, type):
             raise NotCoveredError

@@ -20,6 +20,7 @@ import enum
 import functools
 import sys
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +71,11 @@ class VariableTracker:
     real: Any = None
     """The tensor behind a fake input."""
     writes: dict[Any, Any] = field(default_factory=dict)
-    """Keys of a dict (or names of slots) that the frame wrote; DELETED where it removed them."""
+    """Keys of a dict that the frame wrote, the latest new one last; DELETED where it removed them."""
+    moved: set[Any] = field(default_factory=set)
+    """Keys that the frame removed and then wrote: they stand behind those that stayed."""
+    slots: dict[str, Any] = field(default_factory=dict)
+    """Slots of an object, and the contents of a cell, that the frame wrote."""
     contents: Any = None
     """An inside copy that stands for a container as a whole, kept up to date with what the frame does."""
 
@@ -163,6 +168,52 @@ def builtin_base(value: object) -> type | None:
         if issubclass(cls, base):
             return base
     return None
+
+
+def raw_base(value: object) -> Any:
+    """The built-in container whose own methods read and write a value, whatever its class defines."""
+    ordered = issubclass(type(value), collections.OrderedDict)
+    return collections.OrderedDict if ordered else builtin_base(value)
+
+
+def raw_items(value: Any) -> list[Any]:
+    """What a container holds, pairs if it is a dict, without running code of its class."""
+    base = raw_base(value)
+    return list(base.items(value) if isinstance(value, dict) else base.__iter__(value))
+
+
+def refilled(value: Any, items: Iterable[Any]) -> Any:
+    """A container of a value's class with other items, made without running code of the class.
+
+    Raises TypeError for some classes that C code defines.
+    """
+    cls, base = type(value), raw_base(value)
+    if base is tuple:
+        return tuple_of(cls, items)
+    if base is frozenset:
+        return frozenset.__new__(cls, items)
+    factories = isinstance(value, collections.defaultdict)
+    made = (collections.defaultdict if factories else base).__new__(cls)
+    if base is collections.deque:
+        base.__init__(made, items, base.maxlen.__get__(value))
+        return made
+    if factories:
+        FACTORY.__set__(made, FACTORY.__get__(value))
+    if isinstance(value, dict):
+        for key, item in items:
+            base.__setitem__(made, key, item)
+    else:
+        base.__init__(made, items)
+    return made
+
+
+def copied(value: Any) -> Any:
+    """A shallow copy of a container, made in the same way; a set's copy mostly keeps its order."""
+    return refilled(value, value if isinstance(value, set | frozenset) else raw_items(value))
+
+
+FACTORY: Any = collections.defaultdict.__dict__["default_factory"]
+"""Reads and sets the attribute, whatever a subclass of defaultdict defines."""
 
 
 def tuple_of(cls: type, items: Any) -> Any:
