@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
 import logging
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -399,14 +401,25 @@ without_autocast = torch._C._DisableAutocast
 
 def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
     """A GraphModule that generates its Python code when first called: most of ours never are."""
-    return _LazyGraphModule(root, graph, class_name=name)
+    module = _LazyGraphModule(root, graph, class_name=name)
+    weakref.finalize(module, forget_text, type(module)).atexit = False
+    return module
 
 
 def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """A graph as a function of one list, which it empties, so that values die after their last use."""
     gm.graph.set_codegen(_BoxedCodeGen())
-    run: Callable[[list[Any]], Any] = fx.GraphModule(gm, gm.graph).forward
+    module = fx.GraphModule(gm, gm.graph)
+    weakref.finalize(module, forget_text, type(module)).atexit = False
+    run: Callable[[list[Any]], Any] = module.forward
     return run
+
+
+def forget_text(graph_class: type[fx.GraphModule]) -> None:
+    """Drop the text of a GraphModule's code, which torch would keep for good (torch 2.11 to 2.15)."""
+    file = graph_class.forward.__code__.co_filename
+    linecache.cache.pop(file, None)
+    getattr(getattr(fx.graph_module, "_loader", None), "eval_cache", {}).pop(file, None)
 
 
 # Capture and guards (torch 2.11 to 2.13) ---------------------------------------------------------

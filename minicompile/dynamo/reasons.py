@@ -153,6 +153,9 @@ later-stage: see the message; backend="eager" runs the graph as it was captured
     The frame was captured, but a stage after capture can't compile its graph.
 missing-tool: install it, or use backend="aot_eager"
     A tool that the backend needs (a C++ compiler, a GPU) is missing here or failed.
+memory-mappings: drop compiled functions that aren't called any more, or raise vm.max_map_count
+    Each compiled library needs some memory mappings, and the process has nearly as many as the system
+    allows; without any, it would die.
 internal-error: please report it; fullgraph=True raises it
     A bug in minicompile. The answer is still right: Python ran the frame.
 """
