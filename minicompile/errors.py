@@ -59,6 +59,16 @@ class BackendError(MinicompileError):
 
     id = "MC-BACKEND"
     cure = "Install the tool that the message names, or use `backend='aot_eager'`."
+    reason = "missing-tool"
+    """Names the reason to run in eager (`dynamo/reasons.py`)."""
+
+
+class NoRoom(BackendError):
+    """The process has nearly as many memory mappings as Linux allows; each library of kernels needs some."""
+
+    id = "MC-ROOM"
+    cure = "Drop compiled functions that are no longer called, or raise `vm.max_map_count`."
+    reason = "memory-mappings"
 
 
 class RejectedKernel(BackendError):

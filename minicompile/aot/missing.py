@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import fx
 from minicompile.aot.layout import inverse_order, same_value, stride_order
 from minicompile.aot.partition import ancestors, is_constant, size_expressions
 from minicompile.aot.result import BackwardWithout, BoxedCallable, Reduced
+from minicompile.errors import BackendError
 from minicompile.ops.graph import Graph, copied, output_node, placeholders
 from minicompile.ops.nodes import aten_ops, has_effect, is_random, is_size, is_view, results_of
 from minicompile.shapes.symnode import SizeNodes, size_expr
@@ -46,7 +48,12 @@ def backwards(
         gradients: Any = enumerate(results_of(graph.gm.graph))
         absent = frozenset(i for i, gradient in gradients if gradient is None)
         with torch.cuda.device(device):
-            return (compiled if kernels and takes else interpreted)(graph), takes, absent
+            if kernels and takes:
+                with suppress(
+                    BackendError
+                ):  # the compiler is gone, or there is no room for a library
+                    return compiled(graph), takes, absent
+            return interpreted(graph), takes, absent
 
     @cache
     def made(missing: frozenset[int], kernels: bool) -> Reduced:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
 
 from minicompile import compat
 from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
@@ -51,7 +50,7 @@ def interpret(graph: Graph) -> BoxedCallable:
     for node in made.find_nodes(op="call_function", target=prims.convert_element_type.default):
         node.args, node.kwargs = node.args[:1], {"dtype": node.args[1]}
         node.target = aten._to_copy.default
-    return compat.boxed_function(fx.GraphModule(graph.gm, made))
+    return compat.boxed_function(compat.graph_module(graph.gm, made, graph.name))
 
 
 # The callable ------------------------------------------------------------------------------------

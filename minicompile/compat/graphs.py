@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +26,26 @@ LazyGraphModule = take(
 BoxedCodeGen = take("torch.fx.graph._BoxedCodeGen", "speed", otherwise=None)
 
 
+source_loader = take("torch.fx.graph_module._loader", "speed", otherwise=None)
+"""Keeps the text of every GraphModule's code, and so would never let it go."""
+
+
+def forgotten_with_text(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a GraphModule, after seeing to it that the text of its code goes when the module does."""
+    weakref.finalize(module, forget_text, type(module)).atexit = False
+    return module
+
+
+def forget_text(graph_class: type[fx.GraphModule]) -> None:
+    """Drop the text of a GraphModule's code."""
+    file = graph_class.forward.__code__.co_filename
+    linecache.cache.pop(file, None)
+    getattr(source_loader, "eval_cache", {}).pop(file, None)
+
+
 def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
     """Return a GraphModule that generates its Python code when first called: most of ours never are."""
-    module: fx.GraphModule = LazyGraphModule(root, graph, class_name=name)
-    return module
+    return forgotten_with_text(LazyGraphModule(root, graph, class_name=name))
 
 
 def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
@@ -41,5 +59,5 @@ def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
         return run_all
     gm.graph.set_codegen(BoxedCodeGen())
-    run: Callable[[list[Any]], Any] = fx.GraphModule(gm, gm.graph).forward
+    run: Callable[[list[Any]], Any] = forgotten_with_text(fx.GraphModule(gm, gm.graph)).forward
     return run

@@ -353,7 +353,7 @@ class Dispatcher:
                 watch.tell("error", failure)
             if self.fullgraph:
                 failure.annotate()
-            self.stop(refusal("missing-tool", "\n".join([str(error), *failure.advice])), error)
+            self.stop(refusal(error.reason, "\n".join([str(error), *failure.advice])), error)
             return None
         except OptionError:
             raise

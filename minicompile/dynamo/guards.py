@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
-import linecache
 import math
 import operator
 import types
@@ -50,6 +49,7 @@ from minicompile.dynamo.variables import (
     same_constant,
     same_items,
 )
+from minicompile.ops.generated import define
 from minicompile.ops.registry import Registry
 
 CONTAINER_IDS = frozenset(map(id, CONTAINERS))
@@ -314,10 +314,7 @@ def generate(head: str, lines: list[str], names: dict[str, Any]) -> Any:
     """Compile a function from its head and lines; its text can be shown, and appears in tracebacks."""
     name = head.partition("(")[0]
     text = f"def {head}:\n" + "".join(f"    {line}\n" for line in lines)
-    filename = f"<minicompile {name} {len(linecache.cache)}>"
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    exec(compile(text, filename, "exec"), names)
-    return names[name]
+    return define(name, text, names)
 
 
 # -- failures

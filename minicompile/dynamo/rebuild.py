@@ -145,7 +145,9 @@ class Rebuild:
             return items if cls is tuple else f"torch.Size({items})"
         if cls is slice:
             return f"slice{self.sequence((value.start, value.stop, value.step))}"
-        if cls is types.MethodType and isinstance(value.__func__, C_METHODS):  # eager's is a builtin
+        if cls is types.MethodType and isinstance(
+            value.__func__, C_METHODS
+        ):  # eager's is a builtin
             method = self.code.constant(value.__func__)
             return f"{method}.__get__{self.sequence([value.__self__])}"
         if cls is types.MethodType:

@@ -72,7 +72,7 @@ def finished(
     for node in reversed(placeholders):
         next(iter(graph.nodes)).prepend(node)
     graph.output(tuple(outputs))
-    return Graph(fx.GraphModule(torch.nn.Module(), graph), name, "capture")
+    return Graph(compat.graph_module(torch.nn.Module(), graph, name), name, "capture")
 
 
 def largest(expr: sympy.Basic) -> Any:

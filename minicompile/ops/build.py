@@ -10,9 +10,11 @@ The real compiler: torch/_inductor/codecache.py (CppCodeCache).
 
 from __future__ import annotations
 
+import _ctypes
 import contextlib
 import ctypes
 import functools
+import gc
 import hashlib
 import os
 import shutil
@@ -30,7 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from minicompile.errors import BackendError, RejectedKernel
+from minicompile.errors import BackendError, NoRoom, RejectedKernel
 from minicompile.ops.cache import cache_folder, digest
 from minicompile.ops.files import UNFINISHED, read_private, remove_leftovers, write_private
 from minicompile.ops.toolchain import find_compiler
@@ -43,20 +45,64 @@ WORK = "minicompile_build_"
 Loaded = TypeVar("Loaded")
 
 
+SPARE_MAPPINGS = 4096
+"""Memory mappings that are left to the rest of the process: threads, allocators, other libraries."""
+
+
+class Library:
+    """A loaded file, which is unloaded with the last object that refers to this one.
+
+    Raises OSError where it can't be loaded, and NoRoom before the process has as many memory mappings as the
+    system allows: a library needs some (for its code, its constants, its data), and a process that gets none
+    for its next allocation ends.
+    """
+
+    def __init__(self, path: Path) -> None:
+        most = most_mappings() - SPARE_MAPPINGS
+        if mappings() > most:
+            gc.collect()  # dropped functions that the collector hasn't met
+            if (count := mappings()) > most:
+                raise NoRoom(f"the process has {count} memory mappings of {most_mappings()}")
+        self.path, self.handle = path, _ctypes.dlopen(str(path), ctypes.DEFAULT_MODE)
+        weakref.finalize(self, _ctypes.dlclose, self.handle).atexit = False
+
+
+@functools.cache
+def most_mappings() -> int:
+    """How many memory mappings Linux allows a process; other systems don't count them."""
+    try:
+        return int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        return sys.maxsize
+
+
+def mappings() -> int:
+    """How many memory mappings this process has; 0 where the system doesn't say."""
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return 0
+
+
 class Module:
     """Loaded libraries; `module.name` is the C function `name`."""
 
-    def __init__(self, libraries: Sequence[ctypes.CDLL]) -> None:
+    def __init__(self, libraries: Sequence[Library]) -> None:
         self.libraries = libraries
 
-    def __getattr__(self, name: str) -> Any:
+    def address(self, name: str) -> int:
+        """Where a C function is, while this module lives."""
         for library in self.libraries:
-            try:
-                return library[name]
-            except AttributeError:
-                continue
-        files = ", ".join(library._name for library in self.libraries)
+            with contextlib.suppress(OSError):
+                return _ctypes.dlsym(library.handle, name)
+        files = ", ".join(str(library.path) for library in self.libraries)
         raise AttributeError(f"no C function {name!r} in {files}")
+
+    def __getattr__(self, name: str) -> Any:
+        function: Any = ctypes.CFUNCTYPE(ctypes.c_int64)(self.address(name))
+        function.module = self  # its code stays loaded
+        return function
 
 
 @dataclass(frozen=True)
@@ -67,7 +113,7 @@ class Pending:
 
     def result(self) -> Module:
         """Wait and load, once. Raises BackendError with the compiler's first complaints."""
-        return Module([job.finish(_load) for job in self.jobs])
+        return Module([job.finish(Library) for job in self.jobs])
 
 
 def start_build(source: str | Sequence[str], options: Options) -> Pending:
@@ -207,7 +253,3 @@ def _clean(folder: Path | None) -> None:
     remove_leftovers(Path(tempfile.gettempdir()), f"{WORK}*")
     if folder is not None:
         remove_leftovers(folder, f"*{UNFINISHED}")
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(path))

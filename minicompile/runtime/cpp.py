@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,8 +31,8 @@ def bind(module: Module, plan: KernelPlan) -> Kernel:
     extension = load_extension(FAST_CALL)
     if extension is None or sum(counts) > MOST_ARGUMENTS:
         return bind_ctypes(module, plan)
-    address = ctypes.cast(getattr(module, plan.name), ctypes.c_void_p).value
-    kernel: Kernel = extension.bind(address, *counts, lambda code: fail(plan, code))
+    call_back = partial(fail, plan)
+    kernel: Kernel = extension.bind(module.address(plan.name), *counts, call_back, module)
     return kernel
 
 
@@ -40,7 +41,7 @@ def bind_ctypes(module: Module, plan: KernelPlan) -> Kernel:
     function, tensors = getattr(module, plan.name), len(plan.arguments)
     first_float = tensors + len(plan.integers)
     types = [ctypes.c_void_p] * tensors + [ctypes.c_int64] * len(plan.sizes)
-    function.argtypes, function.restype = types, ctypes.c_int64
+    function.argtypes = types
 
     def kernel(*given: Any) -> None:
         if len(given) != len(types):

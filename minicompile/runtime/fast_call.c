@@ -14,7 +14,7 @@
 typedef struct {
     int64_t (*function)();
     Py_ssize_t tensors, integers, floats;
-    PyObject* fail;
+    PyObject *fail, *module;
 } Kernel;
 
 static PyObject* data_ptr;
@@ -60,19 +60,22 @@ static PyMethodDef call_method = {"kernel", (PyCFunction)(void (*)(void))call, M
 static void release(PyObject* capsule) {
     Kernel* kernel = PyCapsule_GetPointer(capsule, NULL);
     Py_DECREF(kernel->fail);
+    Py_DECREF(kernel->module);
     free(kernel);
 }
 
-// bind(address, tensors, integers, floats, fail): the kernel at `address` as a function of all of them
+// bind(address, tensors, integers, floats, fail, module): the kernel at `address` as a function of all of them;
+// it keeps `module`, which has its code
 static PyObject* bind(PyObject* self, PyObject* args) {
     unsigned long long address;
     Py_ssize_t tensors, integers, floats;
-    PyObject* fail;
-    if (!PyArg_ParseTuple(args, "KnnnO", &address, &tensors, &integers, &floats, &fail)) return NULL;
+    PyObject *fail, *module;
+    if (!PyArg_ParseTuple(args, "KnnnOO", &address, &tensors, &integers, &floats, &fail, &module)) return NULL;
     if (tensors + integers + floats > MOST_ARGUMENTS) return PyErr_Format(PyExc_ValueError, "too many arguments");
     Kernel* kernel = malloc(sizeof(Kernel));
     if (kernel == NULL) return PyErr_NoMemory();
-    *kernel = (Kernel){(int64_t (*)())(uintptr_t)address, tensors, integers, floats, Py_NewRef(fail)};
+    int64_t (*code)() = (int64_t (*)())(uintptr_t)address;
+    *kernel = (Kernel){code, tensors, integers, floats, Py_NewRef(fail), Py_NewRef(module)};
     PyObject* capsule = PyCapsule_New(kernel, NULL, release);
     PyObject* function = capsule == NULL ? NULL : PyCFunction_New(&call_method, capsule);
     Py_XDECREF(capsule);

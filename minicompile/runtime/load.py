@@ -8,8 +8,6 @@ The real compiler: torch/_inductor/async_compile.py.
 
 from __future__ import annotations
 
-import hashlib
-import linecache
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,6 +22,7 @@ from minicompile.codegen.plan import KernelModule, WrapperSource
 from minicompile.errors import BackendError
 from minicompile.lowering.ir import ConstantBuffer
 from minicompile.ops.build import start_build, start_extension
+from minicompile.ops.generated import define
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.runtime import autotune, cpp, triton
@@ -138,11 +137,6 @@ def to_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) 
 
 def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedCallable:
     """The wrapper's `call`. `namespace` holds kernels and constants by name, and may replace the helpers."""
-    text = wrapper.text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    filename = f"<minicompile wrapper {wrapper.name} {digest}>"
-    # so that tracebacks show the generated lines
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     helpers = (empty_strided, increment_version, pooled, reinterpret, to_layout)
     scope: dict[str, Any] = {
         "aten": torch.ops.aten,
@@ -151,7 +145,6 @@ def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedC
         **{f.__name__: f for f in helpers},
         **namespace,
     }
-    exec(compile(text, filename, "exec"), scope)
-    call = scope["call"]
+    call = define("call", wrapper.text, scope, f"wrapper {wrapper.name}")
     call.owned, call.groups = wrapper.owned, wrapper.groups
     return cast(BoxedCallable, call)

@@ -15,9 +15,9 @@ import functools
 import hashlib
 import importlib.util
 import json
-import linecache
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -32,6 +32,7 @@ from minicompile.errors import BackendError
 from minicompile.lowering.ir import Layout
 from minicompile.ops.build import load_extension, start_extension
 from minicompile.ops.cache import Cache, digest
+from minicompile.ops.generated import GeneratedText
 from minicompile.options import Options, triton_variables
 from minicompile.runtime.gpu_kernel import (
     ALIGNMENT,
@@ -155,12 +156,15 @@ def module_file(name: str, text: str) -> str:
     return f"<{name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
 
 
+_texts: weakref.WeakValueDictionary[str, GeneratedText] = weakref.WeakValueDictionary()
+
+
 def execute(name: str, text: str) -> tuple[Any, dict[str, Any]]:
     """Run a kernel's module, which imports Triton: (the kernel's JITFunction, the module's namespace)."""
     filename = module_file(name, text)
-    # Triton reads functions' source back
-    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
-    namespace: dict[str, Any] = {"__name__": filename}
+    shown = _texts.get(filename) or GeneratedText(filename, text)  # Triton reads it back
+    _texts[filename] = shown
+    namespace: dict[str, Any] = {"__name__": filename, "__text__": shown}
     exec(compile(text, filename, "exec"), namespace)
     return namespace[name], namespace
 

@@ -60,7 +60,7 @@ def right(number: int, cache: Path, tell: Callable[[bytes], object] = lambda eve
 def worker(number: int, folder: Path, pipe: int) -> None:
     """One of the ten; tells its events."""
     chance = random.Random(os.getpid())
-    real_load, real_replace, real_popen = build._load, os.replace, build.subprocess.Popen
+    real_load, real_replace, real_popen = build.Library, os.replace, build.subprocess.Popen
 
     def tell(event: bytes) -> None:
         os.write(pipe, event)
@@ -82,7 +82,7 @@ def worker(number: int, folder: Path, pipe: int) -> None:
             file.write(note)
         return real_load(path)
 
-    files.os.replace, build.subprocess.Popen, build._load = replace, popen, load  # type: ignore[assignment,misc]
+    files.os.replace, build.subprocess.Popen, build.Library = replace, popen, load  # type: ignore[assignment,misc]
     os._exit(0 if right(number, folder / "cache", tell) else 3)
 
 

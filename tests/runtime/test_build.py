@@ -165,7 +165,7 @@ def test_a_library_that_cannot_be_loaded_is_built_again(
     tmp_path: Path, compilations: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_build(SOURCE, options(tmp_path)).result()
-    real, tried = build._load, []
+    real, tried = build.Library, []
 
     def load(path: Path) -> Any:
         """As where a library that it needs is gone, or where a folder forbids programs."""
@@ -174,7 +174,7 @@ def test_a_library_that_cannot_be_loaded_is_built_again(
             raise OSError("failed to map segment")
         return real(path)
 
-    monkeypatch.setattr(build, "_load", load)
+    monkeypatch.setattr(build, "Library", load)
     monkeypatch.setattr(build.tempfile, "tempdir", None)
     assert start_build(SOURCE, options(tmp_path)).result().answer() == 42
     assert len(compilations) == 2 and len(tried) == 3

@@ -1,0 +1,124 @@
+"""What is left of compiled functions that are dropped, and what happens where no library can be loaded."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.graph_module import _loader
+
+import minicompile as mc
+from minicompile.ops import build
+from minicompile.ops.generated import define
+from tests.dynamo.helpers import explained
+
+only_linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc lists a process's mappings")
+X = torch.randn(37)
+
+
+def numbered(number: int) -> Callable[[Tensor], Tensor]:
+    """A function unlike those of other numbers."""
+    names: dict[str, Any] = {}
+    exec(f"def f(x):\n    return (x * {number}.5).sin() + {number}\n", names)
+    found: Callable[[Tensor], Tensor] = names["f"]
+    return found
+
+
+def libraries() -> set[str]:
+    """Our files of this process's kernels that are mapped into memory."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if "/minicompile_" in line}
+
+
+def generated_texts() -> list[str]:
+    """Files of generated Python that tracebacks could show."""
+    gc.collect()
+    return [file for file in (*linecache.cache, *_loader.eval_cache) if file.startswith("<")]
+
+
+@only_linux
+@pytest.mark.parametrize("disk_cache", [True, False])
+def test_libraries_and_texts_go_with_the_functions(disk_cache: bool) -> None:
+    mc.compile(numbered(0))(X)  # loads our extensions, which stay
+    with mc.fresh_cache():
+        gc.collect()
+        before, texts = libraries(), generated_texts()
+        for number in range(1, 25):
+            function = numbered(number)
+            compiled = mc.compile(function, options={"disk_cache": disk_cache})
+            torch.testing.assert_close(compiled(X), function(X))
+            if number == 1:
+                assert libraries() - before, "kernels come from files that are mapped"
+        del compiled, function
+        assert generated_texts() == texts
+        assert libraries() == before
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_texts_of_graphs_go_with_the_functions(backend: str) -> None:
+    before = generated_texts()
+    for number in range(3):
+        mc.compile(numbered(number), backend=backend)(X)
+    assert generated_texts() == before
+
+
+def test_two_functions_share_a_library_and_one_may_go() -> None:
+    first, second = mc.compile(numbered(3)), mc.compile(numbered(3))
+    expected = first(X)
+    torch.testing.assert_close(second(X), expected)
+    del first
+    gc.collect()
+    torch.testing.assert_close(second(X), expected)
+
+
+def test_a_graph_of_autograd_outlives_its_function() -> None:
+    x = torch.randn(5, requires_grad=True)
+    compiled = mc.compile(lambda x: (x.sin() * x).sum())
+    loss = compiled(x)
+    del compiled
+    gc.collect()
+    loss.backward()
+    torch.testing.assert_close(x.grad, x.cos() * x + x.sin())
+
+
+def test_a_traceback_shows_generated_text_while_its_function_lives() -> None:
+    function = define("broken", "def broken():\n    return 1 / 0\n", {})
+    file = function.__code__.co_filename
+    assert linecache.getline(file, 2) == "    return 1 / 0\n"
+    del function
+    gc.collect()
+    assert not linecache.getline(file, 2)
+
+
+def test_without_room_for_a_library_eager_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = numbered(77)
+    compiled = mc.compile(function)
+    monkeypatch.setattr(build, "most_mappings", lambda: 1)
+    monkeypatch.setattr(build, "mappings", lambda: 10)
+    with pytest.warns(UserWarning, match="10 memory mappings"):
+        torch.testing.assert_close(compiled(X), function(X))
+    assert [why.id for why in explained(compiled).breaks] == ["memory-mappings"]
+    with pytest.raises(mc.BackendError, match="memory mappings"):
+        mc.compile(numbered(78), fullgraph=True)(X)
+
+
+def test_dropped_functions_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([10, 1])
+    monkeypatch.setattr(build, "most_mappings", lambda: build.SPARE_MAPPINGS + 5)
+    monkeypatch.setattr(build, "mappings", lambda: next(counts))
+    assert build.start_build("long one(void) { return 1; }", mc.Options()).result().one() == 1
+
+
+def test_a_backward_without_room_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(3, requires_grad=True)
+    first, second = mc.compile(lambda x: (x.sqrt(), x.exp() * 2))(x)
+    monkeypatch.setattr(build, "most_mappings", lambda: 1)
+    second.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), 2.0))
