@@ -30,7 +30,7 @@ source_loader = take("torch.fx.graph_module._loader", "speed", otherwise=None)
 """Keeps the text of every GraphModule's code, and so would never let it go."""
 
 
-def forgotten_with_text(module: fx.GraphModule) -> fx.GraphModule:
+def releasing_text(module: fx.GraphModule) -> fx.GraphModule:
     """Return a GraphModule, after seeing to it that the text of its code goes when the module does."""
     weakref.finalize(module, forget_text, type(module)).atexit = False
     return module
@@ -45,7 +45,7 @@ def forget_text(graph_class: type[fx.GraphModule]) -> None:
 
 def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
     """Return a GraphModule that generates its Python code when first called: most of ours never are."""
-    return forgotten_with_text(LazyGraphModule(root, graph, class_name=name))
+    return releasing_text(LazyGraphModule(root, graph, class_name=name))
 
 
 def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
@@ -59,5 +59,5 @@ def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
         return run_all
     gm.graph.set_codegen(BoxedCodeGen())
-    run: Callable[[list[Any]], Any] = forgotten_with_text(fx.GraphModule(gm, gm.graph)).forward
+    run: Callable[[list[Any]], Any] = releasing_text(fx.GraphModule(gm, gm.graph)).forward
     return run
