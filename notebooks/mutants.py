@@ -86,7 +86,10 @@ class Trial:
             except Wrong as wrong:
                 return f"{'hidden' if hidden else 'visible'}: {wrong}", changes
             if judging.count != len(judging.received):
-                return f"the probe sent {len(judging.received)} data, {judging.count} were judged", changes
+                return (
+                    f"the probe sent {len(judging.received)} data, {judging.count} were judged",
+                    changes,
+                )
             changes += judging.changes
         return "pass", changes
 

@@ -36,7 +36,7 @@ import sys
 import sysconfig
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,9 +130,7 @@ class Run:
             what = f"{given_input}{name}" if isinstance(name, str) else given_input
             self.near(one, other, what, **how)
 
-    def near(
-        self, got: object, expected: torch.Tensor, given_input: str, **how: Any
-    ) -> None:
+    def near(self, got: object, expected: torch.Tensor, given_input: str, **how: Any) -> None:
         """`close` for what `seen` gave."""
         if not isinstance(got, torch.Tensor):
             raise Wrong(given_input, show(expected), show(got))
@@ -282,7 +280,7 @@ class Exercise:
         return run.sent
 
     def find(self, name: str, namespace: Mapping[str, Any]) -> Any:
-        """The answer called `name`. Raises NotImplementedError where there is none, as a released cell does."""
+        """The answer called `name`. Raises NotImplementedError where there is none, as a stub does."""
         answer = namespace.get(name, ...)
         if answer is ... or answer is None:
             raise NotImplementedError

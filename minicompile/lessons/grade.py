@@ -83,7 +83,7 @@ class Report(Shown):
 
 @dataclass(frozen=True)
 class Task:
-    """An exercise's notebook for the kernel; `reason` says why there is none, and a remark goes with a pass."""
+    """An exercise's notebook for a kernel; `reason` says why there is none. The remark goes with a pass."""
 
     notebook: Any
     reason: str

@@ -25,15 +25,17 @@ MODULES = frozenset(
 REACHING = frozenset(
     """get_ipython builtins exec eval compile open input breakpoint globals locals vars setattr delattr
     _exit modules _getframe settrace setprofile gc ctypes nbval unittest mock monkeypatch importlib inspect
-    os sys io signal subprocess socket threading _thread multiprocessing pickle marshal shutil pathlib tempfile
-    mmap runpy atexit linecache faulthandler asyncio site pty posix cpp_extension serialization
+    os sys io signal subprocess socket threading _thread multiprocessing pickle marshal shutil pathlib
+    tempfile mmap runpy atexit linecache faulthandler asyncio site pty posix cpp_extension serialization
     attrgetter methodcaller lambdify parse_expr exercise lessons checks check In Out
     f_back f_globals f_locals f_builtins tb_frame gi_frame ag_frame cr_frame _os _sys _io
     get_overridable_functions load_library call_method from_file""".split()  # noqa: SIM905
 )
 """Names by which an answer would reach outside itself."""
 
-HARMLESS = frozenset(("compile", "modules", "check", "eval", "signal", "input", "open", "call_method", "site"))
+HARMLESS = frozenset(
+    ("compile", "modules", "check", "eval", "signal", "input", "open", "call_method", "site")
+)
 """Of these only the plain name is refused: `torch.compile` and `model.eval()` are other things."""
 
 DOTTED = frozenset(

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from minicompile.errors import MinicompileError
 from minicompile.lessons import wire
 from minicompile.lessons.exercise import Exercise, Judging, Wrong, checks
 from minicompile.lessons.notebook import cells_of, pristine
@@ -32,9 +33,12 @@ def names_of(cells: Sequence[Any]) -> dict[str, Any]:
 
 def verdict(exercise: Exercise, reference: dict[str, Any], sent: str) -> str:
     """ "" if the data that an answer sent are right, else input, expected and got."""
-    halves = wire.from_text(sent)
-    if len(halves) != 2:
-        return f"{exercise.name}: expected two lists of data, got {len(halves)}"
+    try:
+        halves = wire.from_text(sent)
+    except (MinicompileError, RecursionError) as error:
+        return f"{exercise.name}: expected data, got {error}"
+    if len(halves) != 2 or not all(isinstance(half, list) for half in halves):
+        return f"{exercise.name}: expected two lists of data, got {len(halves)} items"
     for hidden, received in enumerate(halves):
         run = Judging(exercise.cases(bool(hidden)), received=received)
         try:

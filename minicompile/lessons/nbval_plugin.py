@@ -20,6 +20,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -35,10 +36,13 @@ MOST_DATA = 2**28
 """Most bytes of a file that a kernel sends."""
 
 MOST_MEMORY, MOST_FILE, MORE_PROCESSES = 2**34, 2**30, 512
-"""Limits of a kernel: bytes of address space, bytes of a file, processes and threads beside those that are."""
+"""Limits of a kernel: bytes of address space, bytes of a file, more processes and threads than there are."""
 
 BECOMES_PARENT = 36
 """Linux's PR_SET_CHILD_SUBREAPER: processes whose parent has ended become our children."""
+
+UNREADABLE = 4
+"""Linux's PR_SET_DUMPABLE: at 0 no process of the same user may trace this one or open its descriptors."""
 
 
 class GradingKernel(RunningKernel):  # type: ignore[misc]  # nbval has no types
@@ -92,6 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     set_limits(config.option.nbval_cell_timeout)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(BECOMES_PARENT, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(UNREADABLE, 0, 0, 0, 0)
     nbval.plugin.RunningKernel = GradingKernel
 
 
@@ -115,8 +120,8 @@ def processes() -> Iterator[tuple[int, int]]:
     """Processes and their parents, where the system says so."""
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
-            with open(f"/proc/{name}/stat", encoding="latin-1") as file:
-                yield int(name), int(file.read().rpartition(")")[2].split()[1])
+            status = Path(f"/proc/{name}/stat").read_text(encoding="latin-1")
+            yield int(name), int(status.rpartition(")")[2].split()[1])
 
 
 def threads_of_user() -> int:

@@ -15,7 +15,7 @@ in tables of cases become None. A statement that then serves nothing is dropped.
 from __future__ import annotations
 
 import ast
-import copy
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -178,9 +178,7 @@ def drop_unread(function: Function, original: Counter[str]) -> None:
 
 def own_only(function: Function, local: set[str], read: set[str]) -> set[str]:
     """Variables of the function that grow or change, and are never read otherwise."""
-    assigned = {
-        n.id for n in ast.walk(function) if isinstance(n, ast.Name) and not is_load(n)
-    }
+    assigned = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and not is_load(n)}
     return {name for name in assigned & local if name not in read}
 
 
@@ -214,7 +212,7 @@ def served(body: Sequence[ast.stmt], unread: set[str]) -> list[ast.stmt]:
                 kept += sent_in([node]) or [node]
             continue
         match node:
-            case ast.FunctionDef(name=name) if name in unread_functions(body, unread, node):
+            case ast.FunctionDef(name=name, decorator_list=[]) if name in unread:
                 continue
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method))):
                 if name in unread and method in GROWING:
@@ -234,11 +232,6 @@ def served(body: Sequence[ast.stmt], unread: set[str]) -> list[ast.stmt]:
     return kept
 
 
-def unread_functions(body: Sequence[ast.stmt], unread: set[str], node: ast.FunctionDef) -> set[str]:
-    """The name of a function inside a check that nobody calls, or nothing."""
-    return {node.name} & unread if not node.decorator_list else set()
-
-
 def heads(node: ast.stmt) -> list[ast.AST]:
     """The expressions in front of a block."""
     match node:
@@ -252,7 +245,7 @@ def heads(node: ast.stmt) -> list[ast.AST]:
 def reachable(module: ast.Module, exercise: str) -> ast.Module:
     """Of a module, the check of an exercise and what it uses; statements that are no definition stay."""
     defines: dict[str, list[ast.stmt]] = {}
-    wanted: list[ast.AST] = []
+    wanted: list[ast.stmt] = []
     for node in module.body:
         for name in defined(node):
             defines.setdefault(name, []).append(node)
@@ -264,7 +257,7 @@ def reachable(module: ast.Module, exercise: str) -> ast.Module:
         if id(node) in kept:
             continue
         kept.add(id(node))
-        for part in ast.walk(copy.copy(node)):
+        for part in ast.walk(node):
             if isinstance(part, ast.Name):
                 wanted += defines.get(part.id, [])
     future = ast.parse("from __future__ import annotations").body
@@ -281,3 +274,9 @@ def defined(node: ast.stmt) -> set[str]:
         case ast.Assign() | ast.AnnAssign():
             return targets(node) or set()
     return set()
+
+
+if __name__ == "__main__":
+    from minicompile.lessons.exercise import checks_file
+
+    print(probe_of(checks_file(sys.argv[1]).read_text(encoding="utf-8"), sys.argv[2]))

@@ -34,8 +34,8 @@ KEPT = (
 )
 """Variables that the processes of grading inherit."""
 
-DATA = "answer.json"
-"""The file that a kernel writes in its folder."""
+CACHED = ("HOME", "XDG_CACHE_HOME", "MINICOMPILE_CACHE_DIR")
+"""Variables by which the judge finds kernels that were compiled before."""
 
 Row = dict[str, Any]
 Told = Callable[[str], None]
@@ -138,10 +138,31 @@ def rows_from(reader: int, deadline: float, told: Told) -> list[Row] | None:
             if not piece:
                 return rows
             *lines, text = (text + piece).split(b"\n") if b"\n" in piece else (text + piece,)
-            for line in lines:
-                rows.append(json.loads(line))
-                if rows[-1]["last"]:
-                    told(f"{rows[-1]['notebook']} ran")
+            rows += map(row_of, lines)
+            for row in rows[-len(lines) :] if lines else ():
+                if row["last"]:
+                    told(f"{row['notebook']} ran")
+
+
+def row_of(line: bytes) -> Row:
+    """What the runner said of a cell. Raises MinicompileError where it was not the runner that wrote."""
+    kinds = {
+        "notebook": str,
+        "cell": str,
+        "passed": bool,
+        "message": str,
+        "last": bool,
+        "data": str,
+    }
+    try:
+        row = json.loads(line)
+        fits = {key: type(value) for key, value in row.items()} == kinds
+    except (ValueError, AttributeError):
+        fits = False
+    if not fits:
+        raise MinicompileError("something wrote into the results of grading, perhaps an answer")
+    found: Row = row
+    return found
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -164,8 +185,9 @@ def judge(number: str, received: Mapping[str, str], seconds: float) -> dict[str,
     task = json.dumps({"lesson": number, "received": dict(received)})
     with tempfile.TemporaryDirectory(prefix="minicompile_judge_") as place:
         inherited = child_environment()
-        cache = {k: inherited[k] for k in ("HOME", "XDG_CACHE_HOME", "MINICOMPILE_CACHE_DIR") if k in inherited}  # fmt: skip
-        around = environment_of(Path(place), **cache)
+        around = environment_of(
+            Path(place), **{name: inherited[name] for name in CACHED if name in inherited}
+        )
         try:
             done = subprocess.run(
                 [sys.executable, "-s", "-S", "-c", start], input=task, capture_output=True, text=True,

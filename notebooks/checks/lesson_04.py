@@ -332,7 +332,10 @@ DECIDED: tuple[list[tuple[Any, bool | None]], ...] = (
         (sympy.Ne(a + b, 4, evaluate=False), expects(True)),
         (sympy.Le(1 - a, -1, evaluate=False), expects(True)),
         (sympy.Gt(1 - a * b, -5, evaluate=False), expects(False)),
-        (sympy.Eq(ModularIndexing(a, sympy.S.One, sympy.Integer(4)), 0, evaluate=False), expects(None)),
+        (
+            sympy.Eq(ModularIndexing(a, sympy.S.One, sympy.Integer(4)), 0, evaluate=False),
+            expects(None),
+        ),
         (sympy.Ge(FloorDiv(a, sympy.Integer(2)), 5, evaluate=False), expects(None)),
     ],
 )

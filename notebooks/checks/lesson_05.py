@@ -327,7 +327,9 @@ def heart_of_functionalization(
         for function in run.cases:
             like_eager(run, function, words(function), table())
         after = block_operators()
-        run.that(run.seen(writes.called), "writes of the block", "carried by your function", "none was")
+        run.that(
+            run.seen(writes.called), "writes of the block", "carried by your function", "none was"
+        )
         run.that(run.seen(reads.called), "values of the block", "read by your function", "none was")
         run.changed("\n".join(before), "\n".join(after), "the functional graph of the block")
         block_like_eager(run)

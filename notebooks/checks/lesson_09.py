@@ -181,7 +181,10 @@ def both(x: Tensor) -> Tensor:
         (pair, "x.t().t()", expects(0), expects(0)),
         (single, "x.t()", expects(0), expects(1)),
     ],
-    hidden=[(int_one, "x * 1", expects(0), expects(0)), (both, "(x.t() * 1.0).t().t()", expects(0), expects(1))],
+    hidden=[
+        (int_one, "x * 1", expects(0), expects(0)),
+        (both, "(x.t() * 1.0).t().t()", expects(0), expects(1)),
+    ],
     without=["pass:prims.remove_no_ops", "pass:post_grad.remove_no_ops", "pass:prims.merge_views"],
     forbidden=["remove_no_ops", "merge_views", "gives_back_argument"],
 )

@@ -33,9 +33,7 @@ def small_block() -> Block:
     return Block(SMALL).requires_grad_(False)
 
 
-def without_extern(
-    run: Run, loops: LoopGraph, op: torch._ops.OpOverload, given_input: str
-) -> None:
+def without_extern(run: Run, loops: LoopGraph, op: torch._ops.OpOverload, given_input: str) -> None:
     """Raises Wrong if the operator is still a call."""
     for reason in run.seen([call.reason for call in loops.externs if call.op is op]):
         run.that(False, given_input, "loops", f"a call of {op} ({reason})")

@@ -332,12 +332,13 @@ def judge_pairs(run: Run, asked: Asked, where: str) -> None:
     for strides, sizes, found in run.seen(asked.said):
         what = f"{where}mergeable({strides}, {sizes})"
         there = pair_in(strides, sizes)
+        got = f"({', '.join(map(str, found))})" if isinstance(found, tuple) else str(found)
         expected = "a pair" if there else "None"
-        run.that((found is None) == (there is None), what, expected, str(found))
+        run.that((found is None) == (there is None), what, expected, got)
         fits = found is None or (
             isinstance(found, tuple) and len(found) == 2 and suits(strides, sizes, found)
         )
-        run.that(fits, what, "loops that every index allows", str(found))
+        run.that(fits, what, "loops that every index allows", got)
     asked.said.clear()
 
 

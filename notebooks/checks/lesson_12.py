@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 import minicompile as mc
+from minicompile.errors import VerifyError
 from minicompile.lessons.exercise import Lesson, Run
 from minicompile.lessons.model import Block, GPTConfig
 from minicompile.lowering.ir import LoopGraph
@@ -245,7 +247,8 @@ def right_is_decided(run: Run, can_fuse: CanFuse) -> str:
     fusion_rule("policy")(lambda: asked)
     with run.replaced("minicompile.scheduling.fusion:Fuser._cycle", lambda fuser, a, b: None):
         for function in run.cases:
-            apart(function, torch.randn(8, 8))
+            with contextlib.suppress(VerifyError):  # of two loops that may not be one kernel
+                apart(function, torch.randn(8, 8))
             judge_verdicts(run, asked, f"{function.__name__}, ")
         mc.reset()
         after = apart(transposed_sum, x), apart(block, h)

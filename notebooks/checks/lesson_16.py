@@ -450,7 +450,11 @@ def row(
     hidden=[
         ("bfloat16", [row("mul", dtype=torch.bfloat16, kernels=0.01)], expects(None)),
         ("a long sum", [row("sum", 4096.0, roundings=13, loops=0.01)], expects(None)),
-        ("eager is no better", [row("log", eager=0.3, captured=0.5, loops=0.7)], expects(("loops", "log"))),
+        (
+            "eager is no better",
+            [row("log", eager=0.3, captured=0.5, loops=0.7)],
+            expects(("loops", "log")),
+        ),
         ("small numbers", [row("mul", 1e-6, decomposed=1e-7)], expects(("decomposed", "mul"))),
         ("no number", [row("relu", loops=math.inf)], expects(("loops", "relu"))),
     ],
