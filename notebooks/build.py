@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from minicompile.errors import MinicompileError
-from minicompile.lessons.grade import need, tags
+from minicompile.lessons.notebook import need, tags
 from minicompile.ops.toolchain import processor_features
 from minicompile.options import child_environment, environment
 

@@ -21,8 +21,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from minicompile.lessons.exercise import Lesson, NotAnswered, Wrong, checks
-from minicompile.lessons.grade import exercise_of, refusal, tags
+from minicompile.lessons import wire
+from minicompile.lessons.exercise import (
+    Judging,
+    Lesson,
+    NotAnswered,
+    Wrong,
+    checks,
+    checks_file,
+    lesson_in,
+)
+from minicompile.lessons.guard import refusal
+from minicompile.lessons.notebook import exercise_of, tags
+from minicompile.lessons.probe import probe_of
 from minicompile.options import child_environment
 from notebooks.build import (
     KERNEL_ENVIRONMENT,
@@ -38,27 +49,49 @@ PLUGGED = ("implement", "real")
 """Levels of exercises whose answers become part of the compiler."""
 
 
-def attempt(
-    lesson: Lesson, exercise: str, cells: Sequence[Any], answer: str
-) -> tuple[str, list[str]]:
-    """Run set-up and an answer, check it: "pass" or what the check says; what it changed in the compiler."""
-    changes: list[str] = []
-    if reason := refusal(answer, cells, lesson.exercises[exercise]):
-        return f"visible: {reason}", changes
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    with contextlib.redirect_stdout(io.StringIO()):
-        for cell in cells:
-            run(cell.source, f"<{cell['id']}>", namespace)
-        run(answer, f"<{exercise}-answer>", namespace)
+class Trial:
+    """One exercise, checked as grading does: the probe of an answer, then the judge with the reference."""
+
+    def __init__(self, lesson: Lesson, name: str, cells: Sequence[Any], reference: str) -> None:
+        self.exercise, self.cells = lesson.exercises[name], cells
+        text = probe_of(checks_file(lesson.number).read_text(encoding="utf-8"), name)
+        self.probe = lesson_in(text, f"probe_{lesson.number}_{name}").exercises[name]
+        self.reference = self.names(reference)
+
+    def names(self, answer: str) -> dict[str, Any]:
+        """What set-up and an answer define."""
+        namespace: dict[str, Any] = {"__name__": "__main__"}
+        with contextlib.redirect_stdout(io.StringIO()):
+            for cell in self.cells:
+                run(cell.source, f"<{cell['id']}>", namespace)
+            run(answer, f"<{self.exercise.name}-answer>", namespace)
+        return namespace
+
+    def attempt(self, answer: str) -> tuple[str, list[str]]:
+        """ "pass" or what the check says; what the answer changed in the compiler."""
+        changes: list[str] = []
+        if reason := refusal(answer, self.cells, self.exercise):
+            return f"visible: {reason}", changes
+        namespace = self.names(answer)
         for hidden in (False, True):
+            with contextlib.redirect_stdout(io.StringIO()):
+                sent = wire.to_text(self.probe.sent(namespace, hidden))
+            cases = self.exercise.cases(hidden)
+            judging = Judging(cases, received=wire.from_text(sent))
             try:
-                _, seen = lesson.exercises[exercise].run(namespace, hidden)
+                with contextlib.redirect_stdout(io.StringIO()):
+                    self.exercise.judged(judging, self.reference, hidden)
             except NotAnswered:
                 return "not answered", changes
             except Wrong as wrong:
                 return f"{'hidden' if hidden else 'visible'}: {wrong}", changes
-            changes += seen.changes
-    return "pass", changes
+            if judging.count != len(judging.received):
+                return (
+                    f"the probe sent {len(judging.received)} data, {judging.count} were judged",
+                    changes,
+                )
+            changes += judging.changes
+        return "pass", changes
 
 
 def run(text: str, name: str, namespace: dict[str, Any]) -> None:
@@ -82,16 +115,18 @@ def faults(source: Path, only: str = "") -> Iterator[str]:
             yield f"{name}: needs one answer cell and a check cell"
             continue
         whole = answers[0].source
-        said, changes = attempt(lesson, name, setup, MARKERS.sub("", whole))
+        reference = MARKERS.sub("", whole)
+        trial = Trial(lesson, name, setup, reference)
+        said, changes = trial.attempt(reference)
         if said != "pass":
             yield f"{name}: the reference answer is rejected: {said}"
         if lesson.exercises[name].level in PLUGGED and not changes:
             yield f"{name}: the check does not show that the answer changed what was compiled"
-        said, _ = attempt(lesson, name, setup, without_answer(whole))
+        said, _ = trial.attempt(without_answer(whole))
         if said != "not answered":
             yield f"{name}: the released cell should be `not answered`, but: {said}"
         for cell in wrong:
-            said, _ = attempt(lesson, name, setup, cell.source)
+            said, _ = trial.attempt(cell.source)
             title = cell.metadata.get("name")
             kind, says = cell.metadata.get("kind"), cell.metadata.get("says", "")
             if said in ("pass", "not answered"):

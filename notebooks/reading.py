@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minicompile.lessons.grade import tags
+from minicompile.lessons.notebook import tags
 from notebooks.build import ANSI, MARKERS, read_source
 from notebooks.glossary import Glossary, read_glossary
 

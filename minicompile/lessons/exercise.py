@@ -14,6 +14,13 @@ notebook and on hidden ones when it is graded, and says in one line what it saw:
         return "one kernel, no extern call"
 
 A wrong answer raises `Wrong`, whose message states input, expected and got.
+
+In the notebook a check runs in one process. Grading splits it: the answer's kernel runs the check's probe
+(`lessons/probe.py`) and sends every value that `Run.seen` is given as data; another process, which has no
+answer, runs the whole check with the reference answers and gets those data from `Run.seen`.
+
+    kernel                       probe: run.seen(got) -> data ----+
+    judge     check with the reference: run.seen(its own) <- data +-> Wrong, or a line
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ import io
 import linecache
 import sys
 import sysconfig
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +45,8 @@ from unittest import mock
 import torch
 
 from minicompile.errors import MinicompileError, OptionError
+from minicompile.lessons import wire
+from minicompile.lessons.wire import Raised, show
 from minicompile.ops.registry import scoped, without
 
 Cases = Sequence[Any] | Callable[[], Sequence[Any]]
@@ -72,9 +82,28 @@ class Run:
     cases: Sequence[Any]
     changes: list[str] = field(default_factory=list)
     """What the answer changed in the compiler's results, as `changed` was told."""
+    count: int = 0
+    """Values seen so far."""
+
+    def seen(self, value: Any) -> Any:
+        """The answer's value as data: all that a judge can know of it. See `lessons/wire.py`.
+
+        Random numbers start anew after each, so that what an answer draws changes no later input.
+        """
+        self.count += 1
+        torch.manual_seed(self.count)
+        return self.passed(value)
+
+    def passed(self, value: Any) -> Any:
+        """The data that stand for a value."""
+        return wire.thaw(wire.freeze(value))
 
     def expect(self, got: object, expected: object, given_input: str) -> None:
         """Raises Wrong unless both are equal and of the same type."""
+        self.same(self.seen(got), expected, given_input)
+
+    def same(self, got: object, expected: object, given_input: str) -> None:
+        """`expect` for what `seen` gave."""
         if type(got) is not type(expected) or got != expected:
             raise Wrong(given_input, show(expected), show(got))
 
@@ -83,10 +112,27 @@ class Run:
 
         `how` goes to `torch.testing.assert_close`: rtol and atol.
         """
-        if type(got) not in (
-            torch.Tensor,
-            torch.nn.Parameter,
-        ):  # a subclass could say what it likes
+        self.near(self.seen(got), expected, given_input, **how)
+
+    def all_close(
+        self,
+        got: object,
+        expected: Sequence[torch.Tensor] | Mapping[str, torch.Tensor],
+        given_input: str,
+        **how: Any,
+    ) -> None:
+        """The same for each tensor of a list or tuple. Keys of `expected` go behind `given_input`."""
+        many = self.seen(got)
+        right = expected if isinstance(expected, Mapping) else dict(enumerate(expected))
+        if not isinstance(many, list | tuple) or len(many) != len(right):
+            raise Wrong(given_input, f"{len(right)} tensors", show(many))
+        for one, (name, other) in zip(many, right.items(), strict=True):
+            what = f"{given_input}{name}" if isinstance(name, str) else given_input
+            self.near(one, other, what, **how)
+
+    def near(self, got: object, expected: torch.Tensor, given_input: str, **how: Any) -> None:
+        """`close` for what `seen` gave."""
+        if not isinstance(got, torch.Tensor):
             raise Wrong(given_input, show(expected), show(got))
         try:
             torch.testing.assert_close(got, expected, equal_nan=True, **how)
@@ -94,13 +140,13 @@ class Run:
             raise Wrong(given_input, show(expected), show(got)) from None
 
     def that(self, holds: bool, given_input: str, expected: object, got: object) -> None:
-        """Raises Wrong with these words unless it holds."""
+        """Raises Wrong with these words unless it holds: judge only what `seen` gave."""
         if not holds:
             raise Wrong(given_input, expected, got)
 
     def changed(self, before: str, after: str, what: str) -> None:
         """The answer was used: `what` (such as "the block's kernels") is not what it is without it."""
-        if before == after:
+        if self.seen(before) == self.seen(after):
             raise Wrong(what, "a change by your answer", "the same as without it")
         self.changes.append(what)
 
@@ -124,16 +170,39 @@ class Run:
             yield spy
 
 
-def show(value: object, longest: int = 160) -> str:
-    """A value in one short line."""
-    if isinstance(value, torch.Tensor):
-        numbers = value.detach().flatten()[:6].tolist()
-        few = ", ".join(f"{x:.6g}" if isinstance(x, float) else str(x) for x in numbers)
-        more = ", ..." if value.numel() > len(numbers) else ""
-        kind = str(value.dtype).removeprefix("torch.")
-        return f"{kind}{list(value.shape)} of [{few}{more}]"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= longest else text[: longest - 4] + " ..."
+@dataclass
+class Sending(Run):
+    """What a probe runs with, in the answer's kernel: each value is sent."""
+
+    sent: list[Any] = field(default_factory=list)
+
+    def passed(self, value: Any) -> Any:
+        self.sent.append(wire.freeze(value))
+        return value
+
+    def changed(self, before: str, after: str, what: str) -> None:
+        self.seen(before)
+        self.seen(after)
+
+
+@dataclass
+class Judging(Run):
+    """What a judge runs with: each value is what the kernel sent in that place."""
+
+    received: Sequence[Any] = ()
+
+    def passed(self, value: Any) -> Any:
+        if self.count > len(self.received):
+            raise Raised("it did not finish")
+        data = self.received[self.count - 1]
+        if isinstance(data, dict) and "raised" in data:
+            raise Raised(str(data["raised"]))
+        return wire.thaw(data)
+
+
+def expects(value: Any) -> Any:
+    """Marks an expected value in a table of cases, which the answer's kernel doesn't get."""
+    return value
 
 
 @dataclass(frozen=True)
@@ -158,34 +227,63 @@ class Exercise:
 
     def run(self, namespace: Mapping[str, Any], hidden: bool = False) -> tuple[str, Run]:
         """Check the answers in `namespace`: what a pass says, and the run. Raises Wrong."""
-        given = [self.find(name, namespace) for name in self.answers]
-        for name, answer in zip(self.answers, given):
+        for name in self.answers:
+            answer = namespace.get(name)
             for used in forbidden_uses(source_of(answer), self):
                 raise Wrong(f"{self.name}: {name}", "an answer of your own", f"a use of {used}")
+        run = Run(self.cases(hidden))
+        return self.judged(run, namespace, hidden), run
+
+    def cases(self, hidden: bool) -> list[Any]:
+        """The inputs of a run."""
         chosen = self.hidden if hidden else self.visible
-        run = Run(list(chosen() if callable(chosen) else chosen))
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            return list(chosen() if callable(chosen) else chosen)
+
+    def all_answers(self, namespace: Mapping[str, Any]) -> list[Any]:
+        return [self.find(name, namespace) for name in self.answers]
+
+    def judged(self, run: Run, namespace: Mapping[str, Any], hidden: bool) -> str:
+        """What a pass says. Raises Wrong, whose message begins with the exercise."""
         before = "an input that the notebook does not show, " if hidden else ""
+        answers: list[Any] = []
         with fresh(self.without), told_afterwards() as told:
             try:
-                return self.test(run, *given), run
+                answers = self.all_answers(namespace)
+                return self.test(run, *answers)
             except Wrong as wrong:
                 wrong.args = (f"{self.name}: {before}{wrong}",)
                 raise
             except (Exception, SystemExit) as error:
                 told.clear()  # that it ran in eager because of this error of the answer
-                if unanswered(error):
+                if unanswered(error) or (isinstance(error, Raised) and not str(error)):
                     raise NotAnswered(self.name) from None
-                what = f"{type(error).__name__}: {error}".strip()
-                got = f"{what[:600]}{line_of(error, given)}"
+                got = str(error) if isinstance(error, Raised) else error_text(error, answers)
                 raise Wrong(
                     f"{self.name}: {before}{self.test.__name__}", "a result", got
                 ) from error
 
+    def sent(self, namespace: Mapping[str, Any], hidden: bool) -> list[Any]:
+        """What the answers in `namespace` give a probe, frozen; an error of theirs is the last item."""
+        answers: list[Any] = []
+        with told_afterwards() as told:
+            run = Sending(self.cases(hidden))
+            try:
+                answers = self.all_answers(namespace)
+                with fresh(self.without):
+                    self.test(run, *answers)
+            except (Exception, SystemExit) as error:
+                told.clear()
+                text = "" if unanswered(error) else error_text(error, answers)
+                run.sent.append({"raised": text})
+        return run.sent
+
     def find(self, name: str, namespace: Mapping[str, Any]) -> Any:
-        """The answer called `name`. Raises NotAnswered where there is none."""
+        """The answer called `name`. Raises NotImplementedError where there is none, as a stub does."""
         answer = namespace.get(name, ...)
         if answer is ... or answer is None:
-            raise NotAnswered(self.name)
+            raise NotImplementedError
         return answer
 
 
@@ -253,11 +351,21 @@ def forbidden_uses(text: str, exercise: Exercise) -> list[str]:
         if isinstance(node, ast.Name | ast.Attribute):
             dotted = ast.unparse(node)
             found.update((dotted, dotted.rpartition(".")[2]))
+        elif isinstance(node, ast.MatchClass):
+            found.update(node.kwd_attrs)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            found.update(c.value for c in node.args if isinstance(c, ast.Constant))
         elif isinstance(node, ast.alias):
             found.update((node.name, node.name.rpartition(".")[2]))
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.update((node.module, *node.module.split(".")))
     return sorted(found & exercise.forbidden)
+
+
+def error_text(error: BaseException, answers: Sequence[Any]) -> str:
+    """An error and the line of the answer that it came from."""
+    what = f"{type(error).__name__}: {error}".strip()
+    return f"{what[:600]}{line_of(error, answers)}"
 
 
 def line_of(error: BaseException, given: Sequence[Any]) -> str:
@@ -307,12 +415,8 @@ class Lesson:
 
         return add
 
-    def __call__(self, name: str, graded: str = "") -> None:
-        """Check an answer of the notebook that calls this: prints the verdict, or raises Wrong.
-
-        With a word for `graded` the hidden inputs are tried too, and the verdict is that word, which an
-        answer can't know: what an answer prints itself is no verdict.
-        """
+    def __call__(self, name: str) -> None:
+        """Check an answer of the notebook that calls this: prints the verdict, or raises Wrong."""
         if name not in self.exercises:
             raise MinicompileError(
                 f"lesson {self.number} has no {name}; it has {', '.join(self.exercises)}"
@@ -322,12 +426,19 @@ class Lesson:
         try:
             with contextlib.redirect_stdout(printed):
                 said, _ = exercise.run(namespace)
-                if graded:
-                    exercise.run(namespace, hidden=True)
         finally:
-            if not graded and printed.getvalue():
+            if printed.getvalue():
                 print(f"(your answer printed)\n{printed.getvalue()}")
-        print(f"{name} pass [{graded}]" if graded else f"{GREEN}{name} pass: {said}{PLAIN}")
+        print(f"{GREEN}{name} pass: {said}{PLAIN}")
+
+
+def send(name: str, probe: str, namespace: Mapping[str, Any]) -> None:
+    """Run a probe on the answers in `namespace`, and leave what it sends in the file `answer.json`."""
+    exercise = lesson_in(probe, f"probe_of_{name}").exercises[name]
+    with contextlib.redirect_stdout(Printed()):
+        sent = [exercise.sent(namespace, hidden) for hidden in (False, True)]
+    Path("answer.json").write_text(wire.to_text(sent), encoding="utf-8")
+    print(f"{name} sent")
 
 
 class Printed(io.StringIO):
@@ -352,17 +463,32 @@ def notebooks_folder() -> Path:
     raise MinicompileError(f"no lessons in {where}: install minicompile again, or use its checkout")
 
 
-def checks(number: str) -> Lesson:
-    """The checks of lesson `number` ("03"). Raises MinicompileError for a lesson that has none."""
+def checks_file(number: str) -> Path:
+    """Where the checks of lesson `number` ("03") are. Raises MinicompileError for a lesson that has none."""
     path = notebooks_folder() / "checks" / f"lesson_{number}.py"
     if not path.exists():
         known = ", ".join(sorted(p.stem[-2:] for p in path.parent.glob("lesson_*.py")))
         raise MinicompileError(f"no checks for lesson {number!r}; there are {known}")
+    return path
+
+
+def checks(number: str) -> Lesson:
+    """The checks of lesson `number`. Raises MinicompileError for a lesson that has none."""
     name = f"minicompile_checks_{number}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, checks_file(number))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    found: Lesson = module.lesson
+    return found
+
+
+def lesson_in(text: str, name: str) -> Lesson:
+    """The lesson that the text of a module defines, its source known to tracebacks."""
+    module = types.ModuleType(name)
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    sys.modules[name] = module
+    exec(compile(text, name, "exec"), module.__dict__)
     found: Lesson = module.lesson
     return found

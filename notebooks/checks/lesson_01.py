@@ -68,13 +68,15 @@ def heights_as_recorded(run: Run, stack_heights: Callable[..., Any]) -> str:
 def branches_by_shape(run: Run, two_paths: Callable[..., Any]) -> str:
     """One graph for each path, without a break."""
     for rows, columns in run.cases:
-        x, wanted = torch.randn(rows, columns), "relu" if rows >= 4 else "tanh"
+        x = torch.randn(rows, columns)
+        wanted = "relu" if rows >= 4 else "tanh"
         told = f"a graph for {rows} rows of {columns}"
         found = mc.explain(two_paths)(x)
-        why = found.breaks[0].reason if found.breaks else ""
-        run.that(not found.breaks, told, "no break", why)
-        got = ", ".join(sorted(found.operators)) or "no operation"
-        names = {name.rpartition(".")[2] for name in found.operators}  # torch.relu, or x.relu()
+        breaks = run.seen([each.reason for each in found.breaks])
+        run.that(not breaks, told, "no break", "".join(breaks[:1]))
+        operators = run.seen(sorted(found.operators))
+        got = ", ".join(operators) or "no operation"
+        names = {name.rpartition(".")[2] for name in operators}  # torch.relu, or x.relu()
         run.that(names & {"relu", "tanh", "where"} == {wanted}, told, f"only {wanted}", got)
         run.close(mc.compile(two_paths, backend="eager")(x), getattr(torch, wanted)(x), told)
     return f"{len(run.cases)} graphs, no breaks"
@@ -108,7 +110,8 @@ def block_with(run: Run, opname: str, handler: Any) -> str:
     before = mc.explain(block)(h)
     bytecode(opname)(handler)
     after = mc.explain(block)(h)
-    run.that(not after.breaks, "the block", "one graph", "; ".join(b.reason for b in after.breaks))
+    breaks = run.seen([each.reason for each in after.breaks])
+    run.that(not breaks, "the block", "one graph", "; ".join(breaks))
     run.close(mc.compile(block, backend="eager", fullgraph=True)(h), block(h), "the block")
     run.changed(graphs(before), graphs(after), "the block's graphs")
     return f"the block is one graph again, of {after.op_count} operations"
@@ -221,5 +224,6 @@ def unpacking_by_answer(run: Run, unpack: Callable[..., Any]) -> str:
                 told = f"{function.__name__}({', '.join(['f32[2, 3]', *map(str, more)])})"
                 run.close(compiled(x, *more), function(x, *more), told)
             found = mc.explain(function)(x, *more)
-            run.that(not found.breaks, told, "no break", show([b.reason for b in found.breaks]))
+            breaks = run.seen([each.reason for each in found.breaks])
+            run.that(not breaks, told, "no break", show(breaks))
     return block_with(run, "UNPACK_SEQUENCE", unpack)

@@ -45,10 +45,13 @@ def miss_on_request(run: Run, arguments_that_miss: Callable[..., Any]) -> str:
         compiled(torch.ones(3), 2, [1, 2], {"bias": 1})
         arguments = arguments_that_miss(kind)
         told = f"arguments_that_miss({kind!r})"
-        run.that(isinstance(arguments, tuple), told, "a tuple of arguments", show(arguments))
-        run.close(compiled(*arguments), mixed(*arguments), told)
+        shown = run.seen(show(arguments))
+        is_tuple = run.seen(isinstance(arguments, tuple))
+        run.that(is_tuple, told, "a tuple of arguments", shown)
+        eager = run.seen(mixed(*arguments))
+        run.close(compiled(*arguments), eager, told)
         misses = mc.timeline(compiled)[0].misses
-        failed = misses[1].failures[0].guard.kind if len(misses) > 1 else "no miss"
+        failed = run.seen(misses[1].failures[0].guard.kind if len(misses) > 1 else "no miss")
         run.that(failed == kind, told, kind, failed)
     return f"{len(run.cases)} misses, each of the kind asked for"
 
@@ -136,8 +139,15 @@ def entries_of_model(ask: Callable[..., Any] | None = None) -> tuple[str, list[A
     with mock.patch.object(dispatch, "Entry", asking(ask) if ask else Entry):
         compiled = mc.compile(model, backend="eager", dynamic=False)
         given = [compiled(idx, None), compiled(idx, idx)]
-    wanted = [model(idx, None), model(idx, idx)]
-    return str(mc.timeline(compiled)), [*zip(given, wanted, strict=True)]
+    return str(mc.timeline(compiled)), given
+
+
+def results_of_model() -> list[Any]:
+    """What eager gives without targets and with."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=16))
+    idx = torch.zeros(2, 8, dtype=torch.int64)
+    return [model(idx, None), model(idx, idx)]
 
 
 @lesson.exercise(
@@ -161,19 +171,20 @@ def answer_asks_guards(run: Run, first_failure: Callable[..., Any]) -> str:
             run.close(
                 compiled(x, *first), function(x, *first), f"{function.__name__}(int64 x, {one})"
             )
-            got, wanted = compiled(x, *second), function(x, *second)
+            got, wanted = run.seen(compiled(x, *second)), function(x, *second)
             told = f"{function.__name__}(int64 x, {two}) reused the entry for {one}"
             dtypes = [str(t.dtype).removeprefix("torch.") for t in (wanted, got)]
             run.that(dtypes[0] == dtypes[1], told, *dtypes)
             run.close(got, wanted, told)
             misses = mc.timeline(compiled)[0].misses
-            run.that(len(misses) == 2, told, "two versions", f"{len(misses)} misses")
+            count = run.seen(len(misses))
+            run.that(count == 2, told, "two versions", f"{count} misses")
             told = f"{function.__name__}(int64 x, {two}) after {one}"
             compiled(x, *ast.literal_eval(repr(first)))  # equal, but other objects
-            again = len(mc.timeline(compiled)[0].misses) - 2
+            again = run.seen(len(mc.timeline(compiled)[0].misses) - 2)
             run.that(not again, f"{told}, then {one} again", "a hit", "a miss")
             failure = misses[1].failures[0] if misses[1].failures else None
-            got_guard = failure.guard.expression if failure else "none"
+            got_guard = run.seen(failure.guard.expression if failure else "none")
             earliest = next(
                 guard.expression
                 for guard in dispatch_guards(compiled)
@@ -182,10 +193,10 @@ def answer_asks_guards(run: Run, first_failure: Callable[..., Any]) -> str:
             run.that(got_guard == earliest, f"the first failure of {told}", earliest, got_guard)
     before, _ = entries_of_model()
     after, results = entries_of_model(first_failure)
-    for got, wanted in results:
+    for got, wanted in zip(run.seen(results), results_of_model(), strict=True):
         same = type(got) is type(wanted)
         run.that(same, "model(idx, targets) after model(idx, None)", "logits and loss", show(got))
-        run.close(
+        run.near(
             got[1] if isinstance(got, tuple) else got,
             wanted[1] if isinstance(wanted, tuple) else wanted,
             "the model",
@@ -233,7 +244,7 @@ def versions_of_decay(run: Run, steady: Callable[..., Any]) -> str:
         for step in steps:
             run.close(compiled(x, step), decay(x, step), f"steady(x, {step})")
         timelines = mc.timeline(compiled)
-        return str(timelines), max(len(timeline.misses) for timeline in timelines)
+        return str(timelines), run.seen(max(len(timeline.misses) for timeline in timelines))
 
     made = 0
     for steps in run.cases:
@@ -333,7 +344,7 @@ def answer_is_asked(run: Run, decide: Callable[..., Any]) -> str:
     library = of_a_library()
     with run.replaced("minicompile.dynamo.nested:NestedFrames.decide", callback):
         mc.compile(script, backend="eager")(FOUR_CALLS, library, x)
-        for given in wrong:
+        for given in run.seen(wrong):
             run.that(False, *given)
         for program, told in programs:
             questions.clear()
@@ -343,6 +354,6 @@ def answer_is_asked(run: Run, decide: Callable[..., Any]) -> str:
             name = getattr(program, "__name__", "Block.forward")
             run.expect(questions[name], 1, f"questions about {name} in 4 calls")
             after = mc.explain(compiled)(FOUR_CALLS, program, x)
-            run.that(after.op_count > 0, told, "a graph below exec", "none")
+            run.that(run.seen(after.op_count) > 0, told, "a graph below exec", "none")
     run.changed("\n".join(before.code), "\n".join(after.code), "the graphs below exec")
     return f"{len(programs)} functions are compiled below exec, each asked about once"

@@ -11,7 +11,7 @@ import torch
 
 import minicompile as mc
 from minicompile.api import timeline
-from minicompile.lessons.exercise import Lesson, Run, Wrong
+from minicompile.lessons.exercise import Lesson, Run, expects
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, size_symbol
 
@@ -58,8 +58,9 @@ def history(run: Run, read_history: Callable[..., Any]) -> str:
         compiled = called(double, shapes, dynamic=dynamic, options={"recompile_limit": 4})
         told = timeline(compiled)[0]
         made = [miss.call for miss in told.misses if miss.made]
+        expected = (made, told.answered[0])
         what = f"read_history of {len(shapes)} calls with dynamic={dynamic}"
-        run.expect(read_history(told), (made, told.answered[0]), what)
+        run.expect(read_history(told), expected, what)
     return "versions made and calls in eager are told apart"
 
 
@@ -72,21 +73,23 @@ FACTS = {
 }
 
 
-def means_the_same(env: Any, fact: str, number: int) -> bool:
-    """Whether the only guard asks this of the only size in it, however it is written."""
-    condition = env.guards[0].condition
-    holds: dict[str, Callable[[int], bool]] = {
-        "at most": lambda size: size <= number,
-        "at least": lambda size: size >= number,
-        "a multiple of": lambda size: size % number == 0,
-    }
+HOLDS: dict[str, Callable[[int, int], bool]] = {
+    "at most": lambda size, number: size <= number,
+    "at least": lambda size, number: size >= number,
+    "a multiple of": lambda size, number: size % number == 0,
+}
+
+
+def sizes_that_pass(env: Any, number: int) -> list[int]:
+    """The numbers of rows that the only guard lets pass; none if it asks about anything else."""
+    condition = env.guards[0].condition if len(env.guards) == 1 else sympy.true
     if len(condition.free_symbols) != 1:
-        return False
+        return []
     [symbol] = condition.free_symbols
-    return env.text(symbol) == "x.size(0)" and all(
-        bool(condition.xreplace({symbol: sympy.Integer(size)})) == holds[fact](size)
-        for size in range(2, 4 * number)
-    )
+    if env.text(symbol) != "x.size(0)":
+        return []
+    sizes = range(2, 4 * number)
+    return [n for n in sizes if condition.xreplace({symbol: sympy.Integer(n)}) == sympy.true]
 
 
 @lesson.exercise(
@@ -101,19 +104,20 @@ def guards_on_request(run: Run, needing: Callable[..., Any]) -> str:
     """The capture's facts, and which sizes its version serves."""
     for fact, number in run.cases:
         form, fitting, other = FACTS[fact]
-        expected, what = form.format(number), f"needing({fact!r}, {number})"
+        expected = form.format(number)
+        what = f"needing({fact!r}, {number})"
         function = needing(fact, number)
-        run.that(callable(function), what, "a function", function)
+        run.that(run.seen(callable(function)), what, "a function", "none")
         shapes = [(size, 7) for size in fitting(number)]
         compiled = called(function, shapes, dynamic=True)
         capture = mc.explain(compiled)(torch.ones(shapes[0])).captures[0]
         env = capture.shape_env
-        for symbol in env.fixed:
-            raise Wrong(what, "no fixed size", f"{env.text(symbol)} is {env.values(symbol)}")
-        found = [env.text(given.condition) for given in env.guards]
-        got = ", ".join(found) or "no guard"
-        right = len(env.guards) == 1 and means_the_same(env, fact, number)
-        run.that(right, what, f"a guard {expected}", got)
+        fixed = run.seen([f"{env.text(s)} is {env.values(s)}" for s in env.fixed])
+        run.that(not fixed, what, "no fixed size", ", ".join(fixed))
+        got = ", ".join(run.seen([env.text(given.condition) for given in env.guards]))
+        passing = run.seen(sizes_that_pass(env, number))
+        right = [size for size in range(2, 4 * number) if HOLDS[fact](size, number)]
+        run.that(passing == right, what, f"a guard {expected}", got or "no guard")
         run.expect(len(timeline(compiled)[0].misses), 1, f"{what}: captures for {shapes}")
         compiled(torch.ones(other(number), 7))
         misses = len(timeline(compiled)[0].misses)
@@ -127,6 +131,14 @@ def guards_on_request(run: Run, needing: Callable[..., Any]) -> str:
 def with_positions(x: torch.Tensor) -> torch.Tensor:
     positions = torch.tensor([float(row) for row in range(x.size(0))])
     return x + positions.unsqueeze(1) / x.size(0)
+
+
+def fixed_sizes(env: Any) -> list[tuple[str, str]]:
+    """Sizes that have one value only, and why."""
+    return [
+        (env.text(symbol), f"{env.values(symbol)}, fixed by {cause.reason}")
+        for symbol, cause in env.fixed.items()
+    ]
 
 
 @lesson.exercise(
@@ -150,15 +162,15 @@ def a_size_is_free(run: Run, freed: Callable[..., Any]) -> str:
         run.close(compiled(x), with_positions(x), f"freed, compiled, of a tensor of {rows} rows")
         if number == 0:
             env = mc.explain(compiled)(x).captures[0].shape_env
-            for symbol, cause in env.fixed.items():
-                why = f"{env.values(symbol)}, fixed by {cause.reason}"
-                raise Wrong(f"freed: {env.text(symbol)}", "any size from 2 on", why)
+            for size, why in run.seen(fixed_sizes(env)):
+                run.that(False, f"freed: {size}", "any size from 2 on", why)
     made = len(timeline(compiled)[0].misses)
     run.expect(made, 1, f"versions for {', '.join(map(str, run.cases))} rows")
     x = torch.ones(run.cases[0], 5)
     before, after = (mc.trace(mc.compile(f, dynamic=True), x) for f in (with_positions, freed))
-    run.changed(str(before.kernels[-1]), str(after.kernels[-1]), "the kernel")
-    run.that("s0" in str(after.kernels[-1]), "the kernel's arguments", "s0", "no symbol")
+    kernel = str(after.kernels[-1])
+    run.changed(str(before.kernels[-1]), kernel, "the kernel")
+    run.that("s0" in run.seen(kernel), "the kernel's arguments", "s0", "no symbol")
     return "the kernel takes the number of rows as an argument"
 
 
@@ -211,24 +223,28 @@ def join_and_fold(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 CAT = (
-    [([[2, 3], [4, 3]], 0, [6, 3])],
+    [([[2, 3], [4, 3]], 0, expects([6, 3]))],
     [
-        ([[2, 3], [2, 4]], 1, [2, 7]),
-        ([[2, 3], [2, 4]], 0, "ValueError"),
-        ([[2, 3], [3, 3]], 1, "ValueError"),
-        ([[2, 1, 5], [2, 4, 5], [2, 2, 5]], 1, [2, 7, 5]),
-        ([[2, 3], [4, 3], [4, 2]], 0, "ValueError"),
-        ([[2, 3], [2]], 0, "ValueError"),
-        ([[7]], 0, [7]),
+        ([[2, 3], [2, 4]], 1, expects([2, 7])),
+        ([[2, 3], [2, 4]], 0, expects("ValueError")),
+        ([[2, 3], [3, 3]], 1, expects("ValueError")),
+        ([[2, 1, 5], [2, 4, 5], [2, 2, 5]], 1, expects([2, 7, 5])),
+        ([[2, 3], [4, 3], [4, 2]], 0, expects("ValueError")),
+        ([[2, 3], [2]], 0, expects("ValueError")),
+        ([[7]], 0, expects([7])),
     ],
 )
 RESHAPE = (
-    [([6, 4], [3, 8], [3, 8]), ([6, 4], [-1, 8], [3, 8]), ([5], [2], "ValueError")],
     [
-        ([6, 4], [2, -1, 3], [2, 4, 3]),
-        ([6, 4], [-1, 7], "ValueError"),
-        ([2, 3, 4], [24], [24]),
-        ([2, 3], [5, 1], "ValueError"),
+        ([6, 4], [3, 8], expects([3, 8])),
+        ([6, 4], [-1, 8], expects([3, 8])),
+        ([5], [2], expects("ValueError")),
+    ],
+    [
+        ([6, 4], [2, -1, 3], expects([2, 4, 3])),
+        ([6, 4], [-1, 7], expects("ValueError")),
+        ([2, 3, 4], [24], expects([24])),
+        ([2, 3], [5, 1], expects("ValueError")),
     ],
 )
 
@@ -248,16 +264,16 @@ def shape_rules(
     for cats, reshapes in run.cases:
         for *given, expected in cats:
             what = f"shape_of_cat({', '.join(map(str, given))})"
-            got = outcome(shape_of_cat, *given)
+            got = run.seen(outcome(shape_of_cat, *given))
             run.that(got == expected, what, expected, got)
         for *given, expected in reshapes:
             what = f"shape_of_reshape({', '.join(map(str, given))})"
-            got = outcome(shape_of_reshape, *given)
+            got = run.seen(outcome(shape_of_reshape, *given))
             run.that(got == expected, what, expected, got)
     sizes = [((6, 4), (2, 4)), ((3, 4), (8, 4)), ((5, 4), (11, 4))]
     symbolic = compiled_join(run, {"cat": shape_of_cat, "reshape": shape_of_reshape}, sizes)
     fixed = compiled_join(run, {"cat": fixed_cat, "reshape": fixed_reshape}, sizes)
-    versions = len(timeline(symbolic)[0].misses)
+    versions = run.seen(len(timeline(symbolic)[0].misses))
     run.that(versions == 1, "join_and_fold at three sizes", "one version for all sizes", versions)
     before, after = (
         "\n".join(mc.explain(one)(*map(torch.ones, sizes[0])).code) for one in (fixed, symbolic)
@@ -274,8 +290,8 @@ def compiled_join(run: Run, rules: dict[str, Any], sizes: Sequence[Any]) -> Any:
         x, y = torch.randn(first), torch.randn(second)
         run.close(compiled(x, y), join_and_fold(x, y), f"join_and_fold of {first} and {second}")
     told = mc.explain(compiled)(*map(torch.ones, sizes[0]))
-    for found in told.breaks:
-        raise Wrong("join_and_fold, compiled with your rules", "one graph", found.reason)
+    for reason in run.seen([found.reason for found in told.breaks]):
+        run.that(False, "join_and_fold, compiled with your rules", "one graph", reason)
     return compiled
 
 
@@ -296,28 +312,31 @@ LOW = {a: 2, b: 3}
 
 DECIDED: tuple[list[tuple[Any, bool | None]], ...] = (
     [
-        (sympy.Ge(a, 2, evaluate=False), True),
-        (sympy.Eq(a, 1, evaluate=False), False),
-        (sympy.Gt(a * b, 5, evaluate=False), True),
-        (sympy.Eq(a, 2, evaluate=False), None),
-        (sympy.Lt(a + b, 5, evaluate=False), False),
-        (sympy.Ne(2 * a, a, evaluate=False), True),
+        (sympy.Ge(a, 2, evaluate=False), expects(True)),
+        (sympy.Eq(a, 1, evaluate=False), expects(False)),
+        (sympy.Gt(a * b, 5, evaluate=False), expects(True)),
+        (sympy.Eq(a, 2, evaluate=False), expects(None)),
+        (sympy.Lt(a + b, 5, evaluate=False), expects(False)),
+        (sympy.Ne(2 * a, a, evaluate=False), expects(True)),
     ],
     [
-        (sympy.Le(a, 7, evaluate=False), None),
-        (sympy.Lt(a, 6, evaluate=False), None),
-        (sympy.Lt(a, 400, evaluate=False), None),
-        (sympy.Lt(a, 10**9, evaluate=False), None),
-        (sympy.Ne(a, 77, evaluate=False), None),
-        (sympy.Ge(b - a, 0, evaluate=False), None),
-        (sympy.Gt(a * b + a, a * b, evaluate=False), True),
-        (sympy.Le(a * (b + 1), a * b + a, evaluate=False), True),
-        (sympy.Eq(a * (b + 1), a * b + a, evaluate=False), True),
-        (sympy.Ne(a + b, 4, evaluate=False), True),
-        (sympy.Le(1 - a, -1, evaluate=False), True),
-        (sympy.Gt(1 - a * b, -5, evaluate=False), False),
-        (sympy.Eq(ModularIndexing(a, sympy.S.One, sympy.Integer(4)), 0, evaluate=False), None),
-        (sympy.Ge(FloorDiv(a, sympy.Integer(2)), 5, evaluate=False), None),
+        (sympy.Le(a, 7, evaluate=False), expects(None)),
+        (sympy.Lt(a, 6, evaluate=False), expects(None)),
+        (sympy.Lt(a, 400, evaluate=False), expects(None)),
+        (sympy.Lt(a, 10**9, evaluate=False), expects(None)),
+        (sympy.Ne(a, 77, evaluate=False), expects(None)),
+        (sympy.Ge(b - a, 0, evaluate=False), expects(None)),
+        (sympy.Gt(a * b + a, a * b, evaluate=False), expects(True)),
+        (sympy.Le(a * (b + 1), a * b + a, evaluate=False), expects(True)),
+        (sympy.Eq(a * (b + 1), a * b + a, evaluate=False), expects(True)),
+        (sympy.Ne(a + b, 4, evaluate=False), expects(True)),
+        (sympy.Le(1 - a, -1, evaluate=False), expects(True)),
+        (sympy.Gt(1 - a * b, -5, evaluate=False), expects(False)),
+        (
+            sympy.Eq(ModularIndexing(a, sympy.S.One, sympy.Integer(4)), 0, evaluate=False),
+            expects(None),
+        ),
+        (sympy.Ge(FloorDiv(a, sympy.Integer(2)), 5, evaluate=False), expects(None)),
     ],
 )
 
@@ -348,9 +367,9 @@ def questions_decided(run: Run, decide: Callable[..., Any]) -> str:
 
     before, after = guards_of_model(run, never), guards_of_model(run, asked)
     run.changed("\n".join(before), "\n".join(after), "the lesson model's guards on sizes")
-    run.that(
-        len(after) <= 6, "the lesson model's guards on sizes", "at most 6", f"{len(after)}: {after}"
-    )
+    left = run.seen(after)
+    got = f"{len(left)}: {left}"
+    run.that(len(left) <= 6, "the lesson model's guards on sizes", "at most 6", got)
     return f"the lesson model's guards on sizes: {len(before)} -> {len(after)}"
 
 
@@ -365,6 +384,6 @@ def guards_of_model(run: Run, compare: Callable[..., Any]) -> list[str]:
             tokens = torch.ones(shape, dtype=torch.long)
             run.close(compiled(tokens), model(tokens), f"the lesson model for tokens {list(shape)}")
         told = mc.explain(compiled)(torch.ones(3, 7, dtype=torch.long))
-    for found in told.breaks:
-        raise Wrong("the lesson model", "one graph", found.reason)
+    for reason in run.seen([found.reason for found in told.breaks]):
+        run.that(False, "the lesson model", "one graph", reason)
     return [guard.expression for guard in told.captures[0].guards if guard.kind == "shape"]

@@ -13,7 +13,7 @@ import torch
 import minicompile as mc
 from minicompile.aot.functionalize import Functionalizer
 from minicompile.extension import inverse
-from minicompile.lessons.exercise import Lesson, Run, show
+from minicompile.lessons.exercise import Lesson, Run, expects, show
 from minicompile.lessons.model import Block, GPTConfig, LayerCache
 
 lesson = Lesson("05")
@@ -36,20 +36,20 @@ def table(rows: int = 2, columns: int = 4) -> Tensor:
     points=2,
     level="read",
     visible=[
-        (aten.mul.Tensor, "new"),
-        (aten.select.int, "view"),
-        (aten.mul_.Tensor, "write"),
-        (aten.split.Tensor, "view"),
+        (aten.mul.Tensor, expects("new")),
+        (aten.select.int, expects("view")),
+        (aten.mul_.Tensor, expects("write")),
+        (aten.split.Tensor, expects("view")),
     ],
     hidden=[
-        (aten.add.out, "write"),
-        (aten._native_batch_norm_legit.default, "write"),
-        (aten._foreach_add_.Scalar, "write"),
-        (aten.native_layer_norm.default, "new"),
-        (aten.unbind.int, "view"),
-        (aten.diagonal.default, "view"),
-        (aten.slice_scatter.default, "new"),
-        (aten.index_put_.default, "write"),
+        (aten.add.out, expects("write")),
+        (aten._native_batch_norm_legit.default, expects("write")),
+        (aten._foreach_add_.Scalar, expects("write")),
+        (aten.native_layer_norm.default, expects("new")),
+        (aten.unbind.int, expects("view")),
+        (aten.diagonal.default, expects("view")),
+        (aten.slice_scatter.default, expects("new")),
+        (aten.index_put_.default, expects("write")),
     ],
     forbidden=["is_view", "gives_view", "writes", "written_arguments"],
 )
@@ -109,11 +109,13 @@ def alias_pattern(run: Run, build: Callable[[Tensor, str], Any]) -> str:
         trace = mc.trace(pattern_of, x)
         assert trace.aot is not None
         outputs = trace.aot.metadata.outputs
-        found = [f"{NAMES[s.kind]} {s.base}" if s.kind in NAMES else s.kind for s in outputs]
+        found = run.seen(
+            [f"{NAMES[s.kind]} {s.base}" if s.kind in NAMES else s.kind for s in outputs]
+        )
         wanted = wanted_outputs(pattern)
-        run.expect(len(found), len(wanted), f"{asked}: how many outputs")
+        run.same(len(found), len(wanted), f"{asked}: how many outputs")
         for place, (got, expected) in enumerate(zip(found, wanted)):
-            run.expect(got, expected, f"{asked}, output {place}")
+            run.same(got, expected, f"{asked}, output {place}")
         made = mc.compile(pattern_of, backend="aot_eager")(x)
         same = [value.untyped_storage().data_ptr() for value in made]
         first = [pattern.index(letter) for letter in pattern]
@@ -157,12 +159,12 @@ def block_like_eager(run: Run) -> None:
 
 def like_eager(run: Run, function: Callable[..., Any], what: str, *inputs: Tensor) -> None:
     """Compiled and eager agree, on the result and on what is left in the inputs."""
-    theirs, ours = [x.clone() for x in inputs], [x.clone() for x in inputs]
+    theirs = [x.clone() for x in inputs]
+    ours = [x.clone() for x in inputs]
     expected = function(*theirs)
     got = mc.compile(function, backend="aot_eager", fullgraph=True)(*ours)
     run.close(got, expected, f"{what}, compiled, its result")
-    for mine, other in zip(ours, theirs):
-        run.close(mine, other, f"{what}, compiled, what is left in its input")
+    run.all_close(ours, theirs, f"{what}, compiled, what is left in its input")
 
 
 def middle_columns(x: Tensor) -> Tensor:
@@ -192,12 +194,17 @@ def tall_and_turned(x: Tensor) -> Tensor:
 Place = tuple[tuple[int, ...], tuple[Any, ...]]
 
 
+def negated(base: Tensor, view: Any, arguments: tuple[Any, ...]) -> Tensor:
+    """A tensor after a real write through a view."""
+    view(base, *arguments).neg_()
+    return base
+
+
 def law(run: Run, answer: Any, view: Any, place: Place, dtype: torch.dtype) -> None:
     """The rule alone, on real numbers, against a real write."""
     shape, arguments = place
     base = torch.arange(1.0, 1.0 + torch.Size(shape).numel(), dtype=dtype).view(shape)
-    expected = base.clone()
-    view(expected, *arguments).neg_()
+    expected = negated(base.clone(), view, arguments)
     before, given = base.clone(), -view(base, *arguments).clone()
     got = answer(base, given, *arguments)
     told = f"{answer.__name__}(base {list(shape)}, minus what was there, {arguments})"
@@ -320,8 +327,10 @@ def heart_of_functionalization(
         for function in run.cases:
             like_eager(run, function, words(function), table())
         after = block_operators()
-        run.that(writes.called, "writes of the block", "carried by your function", "none was")
-        run.that(reads.called, "values of the block", "read by your function", "none was")
+        run.that(
+            run.seen(writes.called), "writes of the block", "carried by your function", "none was"
+        )
+        run.that(run.seen(reads.called), "values of the block", "read by your function", "none was")
         run.changed("\n".join(before), "\n".join(after), "the functional graph of the block")
         block_like_eager(run)
     scatters = sum("scatter" in op for op in after)
@@ -377,6 +386,16 @@ def outcome(function: Callable[..., Any], x: Tensor) -> str:
     return f"{show(result)}, leaving x {show(x)}"
 
 
+def compiled_outcomes(functions: list[Callable[..., Any]]) -> list[str]:
+    """The outcomes of functions, each compiled afresh."""
+    outcomes = []
+    for function in functions:
+        mc.reset()
+        outcomes.append(outcome(mc.compile(function, backend="aot_eager"), table()))
+    mc.reset()
+    return outcomes
+
+
 @lesson.exercise(
     "ex5",
     points=3,
@@ -388,26 +407,21 @@ def outcome(function: Callable[..., Any], x: Tensor) -> str:
 def traps_catch_broken_compilers(run: Run, traps: Callable[[], Any]) -> str:
     """Every trap passes with the right compiler; each broken one fails in one."""
     functions = list(traps())
-    expected = [outcome(function, table()) for function in functions]
-    for function, right in zip(functions, expected):
-        mc.reset()
-        got = outcome(mc.compile(function, backend="aot_eager"), table())
-        run.that(got == right, f"{function.__name__} with the right compiler", right, got)
+    names = run.seen([getattr(function, "__name__", "a trap") for function in functions])
+    expected = run.seen([outcome(function, table()) for function in functions])
+    results = run.seen(compiled_outcomes(functions))
+    for name, right, got in zip(names, expected, results):
+        run.that(got == right, f"{name} with the right compiler", right, got)
     for broken in run.cases:
         with broken():
-            results = []
-            for function in functions:
-                mc.reset()
-                results.append(outcome(mc.compile(function, backend="aot_eager"), table()))
-        mc.reset()
+            results = run.seen(compiled_outcomes(functions))
         run.that(
             results != expected,
             f"a compiler that {words(broken)}",
             "a wrong result of one of your functions",
-            f"none wrong of {len(functions)}",
+            f"none wrong of {len(names)}",
         )
-    for function, right in zip(functions, expected):  # one that changes by itself catches nobody
-        mc.reset()
-        got = outcome(mc.compile(function, backend="aot_eager"), table())
-        run.that(got == right, f"{function.__name__}, called again", right, got)
+    results = run.seen(compiled_outcomes(functions))
+    for name, right, got in zip(names, expected, results):  # what changes by itself catches nobody
+        run.that(got == right, f"{name}, called again", right, got)
     return f"{len(run.cases)} broken compiler caught"

@@ -70,11 +70,10 @@ def normalized(x: Tensor) -> Tensor:
     return F.layer_norm(x, [8])
 
 
-def vocabulary_of(functions: Sequence[Any], level: str, train: bool) -> tuple[list[Any], set[str]]:
-    """Traces, and the operators that they call."""
+def traces_of(functions: Sequence[Any], train: bool) -> list[Any]:
+    """Traces of functions, with a backward pass or without."""
     x = torch.randn(4, 8, requires_grad=train)
-    traces = [traced(function, x) for function in functions]
-    return traces, {str(op) for trace in traces for _, op in trace.aot.level(level).calls}
+    return [traced(function, x) for function in functions]
 
 
 @lesson.exercise(
@@ -94,9 +93,10 @@ def operators_by_level(run: Run, vocabulary: Callable[..., Any]) -> str:
     """Collects the operators of some traces."""
     counts = []
     for functions, level, train in run.cases:
-        traces, expected = vocabulary_of(functions, level, train)
+        traces = traces_of(functions, train)
+        expected = {str(op) for trace in traces for _, op in trace.aot.level(level).calls}
         names = ", ".join(function.__name__ for function in functions)
-        got = vocabulary(traces, level)
+        got = run.seen(vocabulary(traces, level))
         what = f"vocabulary(traces of {names or 'nothing'}, {level!r})"
         run.that(isinstance(got, set), what, "a set", show(got))
         missing, more = sorted(expected - got), sorted(got - expected)
@@ -125,10 +125,10 @@ def naive_softmax_is_spoiled(run: Run, spoilers: Callable[..., Any]) -> str:
     """Compiles a softmax with the naive rule."""
     for dtype in run.cases:
         name = str(dtype).removeprefix("torch.")
-        large, small = spoilers(dtype)
+        large, small = run.seen(spoilers(dtype))
         for which, row in (("first", large), ("second", small)):
             what = f"spoilers({name}), the {which} row"
-            run.expect(row.dtype, dtype, f"{what}: type")
+            run.same(row.dtype, dtype, f"{what}: type")
             run.that(bool(row.isfinite().all()), what, "finite numbers", show(row))
         run.that(bool((large > 0).any()), f"spoilers({name})[0]", "a positive number", show(large))
         run.that(bool((small <= 0).all()), f"spoilers({name})[1]", "none above 0", show(small))
@@ -136,7 +136,7 @@ def naive_softmax_is_spoiled(run: Run, spoilers: Callable[..., Any]) -> str:
             decompose(aten._softmax.default, to="prims", wide=True)(naive_softmax)
             mc.reset()
             compiled = eager_graphs(probabilities)
-            found = [compiled(row) for row in (large, small)]
+            found = run.seen([compiled(row) for row in (large, small)])
         mc.reset()
         for which, row, got in (("first", large, found[0]), ("second", small, found[1])):
             what = f"naive softmax of the {which} row, {name} {show(row)}"
@@ -246,7 +246,8 @@ def three_decompositions(
         for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
             mc.reset()
             given = to(dtype, inputs)
-            got, expected = eager_graphs(function)(*given), function(*given)
+            expected = function(*given)
+            got = eager_graphs(function)(*given)
             what = f"{rules[function].__name__} of {', '.join(map(show, given))}"
             run.close(got, expected, what, rtol=tolerance, atol=tolerance)
     after = prims(block, h, target)
@@ -264,6 +265,13 @@ def three_decompositions(
 
 def log_probabilities(x: Tensor) -> Tensor:
     return torch.log_softmax(x, -1)
+
+
+def loss_and_gradient(model: GPT, call: Any, tokens: Tensor) -> list[Tensor]:
+    """A GPT's loss, and the gradient of a weight, by a function that calls the GPT."""
+    weight = model.blocks[0].attention.qkv.weight  # type: ignore[union-attr]
+    _, loss = call(tokens, tokens)
+    return [loss.detach(), *torch.autograd.grad(loss, weight)]
 
 
 def down_the_columns(x: Tensor) -> Tensor:
@@ -311,26 +319,22 @@ def repaired_softmax(
         for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
             mc.reset()
             given = x.to(dtype)
-            got, expected = eager_graphs(function)(given), function(given)
+            expected = function(given)
+            got = eager_graphs(function)(given)
             what = f"{function.__name__.replace('_', ' ')} of {show(given)}"
             run.close(got, expected, what, rtol=tolerance, atol=tolerance)
     mc.reset()
     after = prims(model, tokens, tokens)
     run.changed("\n".join(before), "\n".join(after), "the graph of the GPT")
     mc.reset()
-    weight = model.blocks[0].attention.qkv.weight  # type: ignore[union-attr]
-    results = []
-    for call in (eager_graphs(model), model):
-        _, found = call(tokens, tokens)
-        (gradient,) = torch.autograd.grad(found, weight)
-        results.append((found.detach(), gradient))
-    (ours, our_gradient), (theirs, their_gradient) = results
-    run.close(ours, theirs, "the GPT's loss")
-    run.close(our_gradient, their_gradient, "the gradient of the GPT's qkv weight")
-    names = ("aten._softmax.default", "aten._log_softmax.default")
-    left = still_called(after, names)
+    expected = loss_and_gradient(model, model, tokens)
+    got = loss_and_gradient(model, eager_graphs(model), tokens)
+    names = ("loss", "gradient of its qkv weight")
+    run.all_close(got, dict(zip(names, expected)), "the GPT's ")
+    softmaxes = ("aten._softmax.default", "aten._log_softmax.default")
+    left = still_called(after, softmaxes)
     run.expect(left, 0, "calls of softmax left in the GPT")
-    return f"calls of softmax in the GPT: {still_called(before, names)} -> {left}"
+    return f"calls of softmax in the GPT: {still_called(before, softmaxes)} -> {left}"
 
 
 # Exercise 5 --------------------------------------------------------------------------------------
@@ -381,8 +385,8 @@ def norm_far_from_zero(run: Run, layer_norm: Callable[..., Any]) -> str:
         mc.reset()
         exact = function(x.double(), last)
         what = f"layer_norm of {show(x)} over the last sizes {last}"
-        got = eager_graphs(function)(x, last)
-        run.expect(got.shape, exact.shape, f"{what}, its size")
+        got = run.seen(eager_graphs(function)(x, last))
+        run.same(got.shape, exact.shape, f"{what}, its size")
         ours, eagers = ((r.double() - exact).abs().max().item() for r in (got, function(x, last)))
         limit = MOST * max(eagers, torch.finfo(x.dtype).eps * exact.abs().max().item())
         run.that(
@@ -393,9 +397,10 @@ def norm_far_from_zero(run: Run, layer_norm: Callable[..., Any]) -> str:
         )
     x = torch.randn(2, 3, 4) + 1
     mc.reset()
-    parts = zip(eager_graphs(three_results)(x, [4]), three_results(x, [4]))
-    for name, (got, expected) in zip(("result", "mean", "one over the deviation"), parts):
-        run.close(got, expected, f"native_layer_norm of {show(x)} over [4], its {name}")
+    got = eager_graphs(three_results)(x, [4])
+    names = ("result", "mean", "one over the deviation")
+    expected = dict(zip(names, three_results(x, [4])))
+    run.all_close(got, expected, f"native_layer_norm of {show(x)} over [4], its ")
     mc.reset()
     after = prims(block, h)
     run.changed("\n".join(before), "\n".join(after), "the graph of the block")

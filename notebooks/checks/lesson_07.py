@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 import minicompile as mc
 from minicompile.aot.result import AotResult
-from minicompile.lessons.exercise import Lesson, Run
+from minicompile.lessons.exercise import Lesson, Run, expects
 from minicompile.lessons.model import Block, GPTConfig
 from minicompile.ops.events import Event, observer
 from minicompile.ops.graph import output_node
@@ -56,8 +56,7 @@ def same_block_gradients(run: Run, block: Block, h: Tensor, **how: float) -> str
     mc.reset()
     compiled = mc.compile(block, backend="aot_eager")
     got = gradients(compiled, list(leaves.values()), h)
-    for name, ours, eager in zip(leaves, got, expected):
-        run.close(ours, eager, f"the block's gradient of {name}", **how)
+    run.all_close(got, dict(zip(leaves, expected)), "the block's gradient of ", **how)
     return str(autograd(block, h).level("full"))
 
 
@@ -93,13 +92,13 @@ def counted(*sizes: int) -> Tensor:
     points=2,
     level="read",
     visible=[
-        (one_detached, (doubles, doubles), ["w"]),
-        (zero_is_a_gradient, (doubles, doubles), []),
-        (all_there, (doubles, doubles), []),
+        (one_detached, (doubles, doubles), expects(["w"])),
+        (zero_is_a_gradient, (doubles, doubles), expects([])),
+        (all_there, (doubles, doubles), expects([])),
     ],
     hidden=[
-        (number_first, (counted, doubles, doubles), ["a"]),
-        (two_of_three, (doubles, doubles, doubles), ["p", "r"]),
+        (number_first, (counted, doubles, doubles), expects(["a"])),
+        (two_of_three, (doubles, doubles, doubles), expects(["p", "r"])),
     ],
     forbidden=["autograd", "backward"],
 )
@@ -145,19 +144,25 @@ def what_backward_reads(
     reads_result: Callable[..., Any],
 ) -> str:
     """Three functions, by the values their backward reads."""
-    wanted = ((reads_nothing, []), (reads_input, ["the input"]), (reads_result, ["the result"]))
+    wanted = (
+        (reads_nothing, expects([])),
+        (reads_input, expects(["the input"])),
+        (reads_result, expects(["the result"])),
+    )
     for shape in run.cases:
         for fn, expected in wanted:
             x = torch.rand(shape, requires_grad=True)
             what = f"{fn.__name__} of a tensor of shape {list(shape)}"
             y = fn(x)
+            result = run.seen(y)
             run.that(
-                isinstance(y, Tensor) and y.shape == x.shape and y.requires_grad,
+                isinstance(result, Tensor) and result.shape == x.shape and result.requires_grad,
                 what,
                 "a result of that shape, with a gradient",
-                y,
+                result,
             )
-            run.that(torch.autograd.grad(y.sum(), x)[0].any().item(), what, "a gradient", "zeros")
+            (slope,) = run.seen(torch.autograd.grad(y.sum(), x))
+            run.that(bool(slope.any()), what, "a gradient", "zeros")
             read = backward_reads(autograd(fn, x))
             run.expect(read, expected, f"what the backward of {what} reads")
     return "nothing, the input, the result"
@@ -217,8 +222,7 @@ def close_gradients(run: Run, fn: Callable[..., Tensor], leaves: list[Tensor], w
     expected = gradients(fn, leaves, *leaves)
     mc.reset()
     got = gradients(mc.compile(fn, backend="aot_eager"), leaves, *leaves)
-    for ours, eager in zip(got, expected):
-        run.close(ours, eager, what)
+    run.all_close(got, expected, what)
 
 
 @lesson.exercise(

@@ -56,9 +56,11 @@ def gradients_of(block: Block, h: Tensor, **options: Any) -> tuple[AotResult, di
     return aot, dict(zip(leaves, found))
 
 
-def same_gradients(run: Run, got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    for name, gradient in expected.items():
-        run.close(got[name], gradient, f"the block's gradient of {name}", rtol=1e-4, atol=1e-4)
+def same_gradients(run: Run, block: Block, h: Tensor, got: dict[str, Tensor]) -> None:
+    """The gradients are those by the built-in rules."""
+    _, expected = gradients_of(block, h)
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    run.all_close(list(got.values()), expected, "the block's gradient of ", **near)
 
 
 # Exercise 1
@@ -139,7 +141,7 @@ def the_cheapest_set(run: Run, cheapest: Callable[..., Any]) -> str:
     found = []
     for puzzle in run.cases:
         what = f"cheapest({', '.join(map(str, puzzle))})"
-        kept = cheapest(*puzzle)
+        kept = run.seen(cheapest(*puzzle))
         run.that(isinstance(kept, Set) and kept <= set(puzzle.sizes), what, "a set of names", kept)
         names = sorted(puzzle.read)
         run.that(enough(kept, puzzle), what, f"a set from which {names} can be made", kept)
@@ -168,10 +170,11 @@ def worth_cutting(run: Run, worth_a_cut: Callable[..., Any]) -> str:
         w = torch.rand(width, width, requires_grad=True)
         what = f"worth_a_cut of f32[{rows}, {width}] and f32[{width}, {width}]"
         aot, result = divided(worth_a_cut, x, w)
-        missing = [g is None for g in torch.autograd.grad(result.sum(), [x, w], allow_unused=True)]
+        slopes = torch.autograd.grad(result.sum(), [x, w], allow_unused=True)
+        missing = run.seen([slope is None for slope in slopes])
         run.that(not any(missing), what, "gradients of x and w", f"none: {missing}")
         split = split_of(aot)
-        saved, read = split.saved_bytes, split.default_bytes
+        saved, read = run.seen([split.saved_bytes, split.default_bytes])
         run.that(saved > 0, what, "more than 0 bytes saved beside the inputs", saved)
         most = f"at most a quarter of {read} bytes that the backward reads"
         run.that(4 * saved <= read, what, most, f"{saved} bytes saved")
@@ -280,17 +283,14 @@ def what_may_run_twice(run: Run, may_recompute: Callable[..., Any]) -> str:
 
     said = ""
     block, h = block_with_input(dropout=0.25)
-    built_in, expected = gradients_of(block, h)
+    built_in, _ = gradients_of(block, h)
     with run.replaced("minicompile.aot.partition:why_not_recomputed", rule):
         for net in run.cases:
             said = one_division(run, net)
         aot, got = gradients_of(block, h)
-    for node in made_twice(aot):
-        fine = not is_drawn(node)
-        run.that(
-            fine, f"the block: {operator(node)} reran in backward", "forward's mask", "another"
-        )
-    same_gradients(run, got, expected)
+    for name in run.seen([operator(node) for node in made_twice(aot) if is_drawn(node)]):
+        run.that(False, f"the block: {name} reran in backward", "forward's mask", "another")
+    same_gradients(run, block, h, got)
     run.changed(str(split_of(built_in)), str(split_of(aot)), "what the block saves")
     return said
 
@@ -300,24 +300,24 @@ def one_division(run: Run, net: Callable[..., tuple[Tensor, Tensor]]) -> str:
     x, w1, w2 = torch.randn(512, 64), torch.randn(64, 512), torch.randn(512, 64)
     leaves = [w1.requires_grad_(), w2.requires_grad_()]
     aot, (o, m) = divided(net, x, w1, w2)
-    got = torch.autograd.grad(o.sum(), leaves)
-    o, _ = net(x, w1, w2, m.detach())
-    eager = torch.autograd.grad(o.sum(), leaves)
-    for node in made_twice(aot):
-        same = all(torch.allclose(g, e, rtol=1e-3, atol=1e-2) for g, e in zip(got, eager))
-        fine = same or not is_drawn(node)
-        run.that(fine, f"{operator(node)} reran in backward", "forward's mask", "another")
-    for node in made_twice(aot):
-        fine = operator(node) not in PRODUCTS
-        run.that(fine, f"{operator(node)} reran in backward", "one product", "two")
-    for g, e in zip(got, eager):
-        run.close(g, e, "a gradient of the example", rtol=1e-3, atol=1e-2)
+    got = run.seen(list(torch.autograd.grad(o.sum(), leaves)))
+    mask = run.seen(m.detach())
+    again = run.seen([(operator(node), is_drawn(node)) for node in made_twice(aot)])
+    o_eager, _ = net(x, w1, w2, mask)
+    eager = torch.autograd.grad(o_eager.sum(), leaves)
+    same = all(torch.allclose(g, e, rtol=1e-3, atol=1e-2) for g, e in zip(got, eager, strict=True))
+    for name, drawn in again:
+        run.that(same or not drawn, f"{name} reran in backward", "forward's mask", "another")
+    for name, _ in again:
+        run.that(name not in PRODUCTS, f"{name} reran in backward", "one product", "two")
+    for g, e in zip(got, eager, strict=True):
+        run.near(g, e, "a gradient of the example", rtol=1e-3, atol=1e-2)
     split, held = split_of(aot), variables(aot)
     kept = [value for value in split.saved if not value.is_input]
     names = ", ".join(held.get(value.name, value.name) for value in kept)
-    said = f"saved {{{names}}}, {split.saved_bytes / 2**20:.2f} MiB"
-    wanted = f"saved {{a, m}}, {(512 * 512 * 4 + m.nbytes) / 2**20:.2f} MiB"
-    run.expect(Words(said), Words(wanted), f"the example with {net.__name__}")
+    said = run.seen(f"saved {{{names}}}, {split.saved_bytes / 2**20:.2f} MiB")
+    wanted = f"saved {{a, m}}, {(512 * 512 * 4 + mask.nbytes) / 2**20:.2f} MiB"
+    run.same(Words(said), Words(wanted), f"the example with {net.__name__}")
     return f"{said}; masks agree"
 
 
@@ -352,7 +352,7 @@ def tried(
     run: Run, keep: Callable[..., Any], values: list[Value], room: int, what: str
 ) -> set[str]:
     """The answer's choice, if it is a best one."""
-    kept = keep(list(values), room)
+    kept = run.seen(keep(list(values), room))
     names = {value.name for value in values}
     run.that(isinstance(kept, Set) and kept <= names, what, "a set of names", kept)
     taken = sum(value.bytes for value in values if value.name in kept)
@@ -387,7 +387,7 @@ THREE = [Value("a", 10, 60), Value("b", 20, 100), Value("c", 30, 120)]
 def fill_the_budget(run: Run, keep: Callable[..., Any]) -> str:
     """A knapsack, alone and in the partitioner."""
     block, h = block_with_input()
-    built_in, expected = gradients_of(block, h)
+    built_in, _ = gradients_of(block, h)
     said = ""
     for values, room, budget in run.cases:
         tried(run, keep, values, room, f"keep({values}, {room})")
@@ -413,9 +413,9 @@ def fill_the_budget(run: Run, keep: Callable[..., Any]) -> str:
         with run.replaced("minicompile.aot.partition:within_budget", chosen):
             aot, got = gradients_of(block, h, memory_budget=budget)
         split = split_of(aot)
-        fits = split.saved_bytes <= limits[0]
-        run.that(fits, "the block", f"at most {limits[0]} bytes saved", split.saved_bytes)
-        same_gradients(run, got, expected)
+        saved = run.seen(split.saved_bytes)
+        run.that(saved <= limits[0], "the block", f"at most {limits[0]} bytes saved", saved)
+        same_gradients(run, block, h, got)
         run.changed(str(split_of(built_in)), str(split), "what the block saves")
         said = f"{split.saved_bytes} of {split.default_bytes} bytes saved, gradients agree"
     return said
@@ -443,17 +443,18 @@ def weigh_values(run: Run, weight: Callable[..., Any]) -> str:
     said, several = "", fx.Graph().placeholder("several")
     for value in ((torch.randn(2), torch.randn(2)), 3):
         several.meta["val"] = value
-        run.that(weight(several) == 0, f"weight of a {type(value).__name__}", 0, weight(several))
+        got = run.seen(weight(several))
+        run.that(got == 0, f"weight of a {type(value).__name__}", 0, got)
     for dtype in run.cases:
         block, _ = block_with_input(dropout=0.25)
         block, h = block.to(dtype), torch.randn(2, 8, 16, dtype=dtype, requires_grad=True)
         built_in, _ = divided(block, h)
         assert built_in.joint is not None
-        for node in built_in.joint.nodes:
-            if node.op != "output":
-                expected, got = rules.bytes_of(node), weight(node)
-                what = f"weight of {node.name}, a {str(dtype).removeprefix('torch.')} block"
-                run.that(got == expected, what, f"{expected} bytes", got)
+        values = [node for node in built_in.joint.nodes if node.op != "output"]
+        for node, got in zip(values, run.seen([weight(node) for node in values]), strict=True):
+            expected = rules.bytes_of(node)
+            what = f"weight of {node.name}, a {str(dtype).removeprefix('torch.')} block"
+            run.that(got == expected, what, f"{expected} bytes", got)
         with run.replaced("minicompile.aot.partition:bytes_of", lambda node: 1):
             unweighted, _ = divided(block, h)
         with run.replaced("minicompile.aot.partition:bytes_of", weight):
@@ -491,11 +492,11 @@ def a_loss_in_chunks(run: Run, losses_and_slopes: Callable[..., Any]) -> str:
         labels[:ignored] = -100
         losses = F.cross_entropy(logits, labels, reduction="sum")
         (slopes,) = torch.autograd.grad(losses, logits)
-        got = losses_and_slopes(logits.detach(), labels, -100)
+        got = run.seen(losses_and_slopes(logits.detach(), labels, -100))
         pair = isinstance(got, Sequence) and len(got) == 2
         run.that(pair, f"losses_and_slopes of {what}", "two tensors", type(got).__name__)
-        run.close(got[0], losses.detach(), f"the losses of {what}", rtol=1e-4, atol=1e-4)
-        run.close(got[1], slopes, f"the slopes of {what}", rtol=1e-4, atol=1e-5)
+        run.near(got[0], losses.detach(), f"the losses of {what}", rtol=1e-4, atol=1e-4)
+        run.near(got[1], slopes, f"the slopes of {what}", rtol=1e-4, atol=1e-5)
     x, weight = (torch.randn(n, 8, requires_grad=True) for n in (2048, 8192))
     labels, pass_of = torch.randint(8192, (2048,)), "minicompile.aot.passes.chunked_loss"
     eager = tokens_loss(x, weight, labels)
@@ -504,10 +505,9 @@ def a_loss_in_chunks(run: Run, losses_and_slopes: Callable[..., Any]) -> str:
     with run.replaced(f"{pass_of}:losses_and_slopes", losses_and_slopes):
         aot, loss = divided(tokens_loss, x, weight, labels)
     run.close(loss.detach(), eager.detach(), "the model's loss", rtol=1e-4, atol=1e-4)
-    for name, found, wanted in zip(
-        ("x", "weight"), torch.autograd.grad(loss, [x, weight]), expected
-    ):
-        run.close(found, wanted, f"the model's gradient of {name}", rtol=1e-4, atol=1e-4)
+    got = torch.autograd.grad(loss, [x, weight])
+    by_name = dict(zip(("x", "weight"), expected))
+    run.all_close(got, by_name, "the model's gradient of ", rtol=1e-4, atol=1e-4)
     run.changed(str(split_of(whole)), str(split_of(aot)), "what the loss saves")
     before, after = (bytes_text(split_of(one).saved_bytes) for one in (whole, aot))
     return f"{after} saved instead of {before}"

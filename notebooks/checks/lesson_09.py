@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 import minicompile as mc
 from minicompile.aot.result import AotResult
 from minicompile.extension import graph_pass
-from minicompile.lessons.exercise import Lesson, Run, show
+from minicompile.lessons.exercise import Lesson, Run, expects, show
 from minicompile.lessons.model import Block, GPTConfig
 from minicompile.ops.events import Event, observer
 
@@ -39,8 +39,8 @@ def same_gradients(run: Run, block: Block, h: Tensor) -> AotResult:
     expected = torch.autograd.grad(block(h).square().sum(), values)
     aot, result = compiled(block, h)
     got = torch.autograd.grad(result.square().sum(), values)
-    for name, ours, eager in zip(leaves, got, expected):
-        run.close(ours, eager, f"the block's gradient of {name}", rtol=1e-4, atol=1e-4)
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    run.all_close(got, dict(zip(leaves, expected)), "the block's gradient of ", **near)
     return aot
 
 
@@ -77,11 +77,11 @@ def quartered(x: Tensor) -> Tensor:
     "ex1",
     points=2,
     level="read",
-    visible=[(two_relus, {"relu_of_relu": 1}), (nothing, {})],
+    visible=[(two_relus, expects({"relu_of_relu": 1})), (nothing, expects({}))],
     hidden=[
-        (negated, {"double_negation": 2}),
-        (four_times, {"lesson.twice": 1}),
-        (quartered, {"quarter": 1}),
+        (negated, expects({"double_negation": 2})),
+        (four_times, expects({"lesson.twice": 1})),
+        (quartered, expects({"quarter": 1})),
     ],
     forbidden=["rewrites", "steps", "diff", "logs"],
 )
@@ -125,8 +125,8 @@ def break_the_careless(run: Run, broken_by: Callable[..., Any]) -> str:
     """An alias that a careless rewrite makes."""
     for x in run.cases:
         what, given = f"broken_by of {show(x)}", x.clone()
-        eager = broken_by(x)
-        run.that(torch.equal(x, given), what, "x as it was", "another x")
+        eager = run.seen(broken_by(x))
+        run.that(torch.equal(run.seen(x), given), what, "x as it was", "another x")
         with mc.scoped():
             mc.register_pattern(
                 "one", search=lambda x: x * 1, examples=[torch.empty(2)], stage="pre_grad"
@@ -136,9 +136,10 @@ def break_the_careless(run: Run, broken_by: Callable[..., Any]) -> str:
         with mc.scoped():
             graph_pass("careless", stage="pre_grad")(careless)
             aot, broken = compiled(broken_by, x.clone())
-        fired = sum(r.changed for r in aot.passes if r.name == "pre_grad.careless")
+        fired = run.seen(sum(r.changed for r in aot.passes if r.name == "pre_grad.careless"))
         run.that(fired > 0, what, "a product x * 1 in the graph", "none")
-        same = isinstance(broken, Tensor) and torch.equal(broken, eager)
+        other = run.seen(broken)
+        same = isinstance(other, Tensor) and torch.equal(other, eager)
         run.that(not same, f"{what}, by careless", "another answer than eager's", "the same")
     return "careless gives another answer, the pattern does not"
 
@@ -175,12 +176,15 @@ def both(x: Tensor) -> Tensor:
     points=3,
     level="implement",
     visible=[
-        (float_one, "x * 1.0", 0, 0),
-        (times_two, "x * 2", 1, 0),
-        (pair, "x.t().t()", 0, 0),
-        (single, "x.t()", 0, 1),
+        (float_one, "x * 1.0", expects(0), expects(0)),
+        (times_two, "x * 2", expects(1), expects(0)),
+        (pair, "x.t().t()", expects(0), expects(0)),
+        (single, "x.t()", expects(0), expects(1)),
     ],
-    hidden=[(int_one, "x * 1", 0, 0), (both, "(x.t() * 1.0).t().t()", 0, 1)],
+    hidden=[
+        (int_one, "x * 1", expects(0), expects(0)),
+        (both, "(x.t() * 1.0).t().t()", expects(0), expects(1)),
+    ],
     without=["pass:prims.remove_no_ops", "pass:post_grad.remove_no_ops", "pass:prims.merge_views"],
     forbidden=["remove_no_ops", "merge_views", "gives_back_argument"],
 )
@@ -194,15 +198,16 @@ def two_patterns(run: Run, register_two: Callable[..., Any]) -> str:
         x = torch.randn(3, 4)
         aot, got = compiled(fn, x)
         run.close(got, fn(x), what)
-        left = calls(aot, "mul")
+        left = run.seen(calls(aot, "mul"))
         run.that(left == products, what, f"{products} products left", left)
-        left = calls(aot, "t")
+        left = run.seen(calls(aot, "t"))
         run.that(left == transposes, what, f"{transposes} transposes left", left)
     after = same_gradients(run, block, h)
     run.changed(str(before.level("full")), str(after.level("full")), "the block's joint graph")
-    ones, left = calls(before, "mul"), calls(after, "mul")
+    ones = calls(before, "mul")
+    left = run.seen(calls(after, "mul"))
     run.that(left == 0, "the block with heads of width one", "0 products by one left", left)
-    pairs = (calls(before, "t") - calls(after, "t")) // 2
+    pairs = (calls(before, "t") - run.seen(calls(after, "t"))) // 2
     run.that(pairs > 0, "the block with heads of width one", "pairs of transposes gone", pairs)
     return f"{ones} products by one and {pairs} pairs of transposes gone from the block"
 
@@ -263,11 +268,12 @@ def products_of_products(run: Run, register_products: Callable[..., Any]) -> str
             inputs = [torch.randn(size, requires_grad=training) for size in sizes]
             aot, got = compiled(product, *inputs)
             names = " @ ".join(map(str, sizes)) + " in training" * training
-            count = rewrites(aot)
+            count = run.seen(rewrites(aot))
             run.that(count == expected, names, f"{expected} rewrites", count)
             run.close(got, product(*inputs), names, rtol=1e-4, atol=1e-3)
     after = same_gradients(run, block, h)
     run.changed(str(before.level("full")), str(after.level("core")), "the block's joint graph")
-    run.that(rewrites(after) == 1, "the block in training", "1 rewrite", rewrites(after))
+    count = run.seen(rewrites(after))
+    run.that(count == 1, "the block in training", "1 rewrite", count)
     fires = sum(is_cheaper(*shape) for shape in run.cases)
     return f"fires for {fires} of {len(run.cases)} shapes, and in the block"

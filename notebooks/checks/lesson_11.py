@@ -12,7 +12,7 @@ from torch import Tensor
 
 import minicompile as mc
 from minicompile.debug.reference import evaluate
-from minicompile.lessons.exercise import Lesson, Run, Wrong
+from minicompile.lessons.exercise import Lesson, Run
 from minicompile.lessons.model import GPT, Block, GPTConfig
 from minicompile.lowering.ir import ComputedBuffer, evaluate_loops, loop_ranges
 from minicompile.pipeline_result import Trace
@@ -114,14 +114,15 @@ def too_far_for_32_bits(run: Run, overflows: Callable[[Tensor], Tensor]) -> str:
     for n in run.cases:
         x = torch.arange(n) % 5
         what = f"overflows(x) of {n} numbers"
-        right = overflows(x)
+        right = run.seen(overflows(x))
         run.close(mc.compile(overflows)(x), right, what)
         mc.reset()
         short = "minicompile.codegen.legalize:index_dtype"
         with run.replaced(short, lambda index, ranges: torch.int32), mc.fresh_cache():
             wrong = mc.compile(overflows)(x)
         mc.reset()
-        run.that(not torch.equal(wrong, right), what, "another result with 32 bits", "the same")
+        same = torch.equal(run.seen(wrong), right)
+        run.that(not same, what, "another result with 32 bits", "the same")
     return "wrong with 32 bits, right as it is"
 
 
@@ -199,15 +200,21 @@ s0 = sympy.Symbol("s0", integer=True, positive=True)
 Sizes = Mapping[sympy.Symbol, int]
 
 
+def places(sizes: Sizes) -> list[dict[sympy.Symbol, int]]:
+    """Every value of the loops."""
+    numbers = itertools.product(*map(range, sizes.values()))
+    return [dict(zip(sizes, place, strict=True)) for place in numbers]
+
+
 def same_everywhere(run: Run, base: Expr, divisor: int, sizes: Sizes, found: Expr) -> None:
     """Raises Wrong where an expression isn't base // divisor."""
-    for place in itertools.product(*map(range, sizes.values())):
-        at = dict(zip(sizes, place, strict=True))
-        expected, got = evaluate(base, at) // divisor, evaluate(found, at)
+    text = run.seen(str(found))
+    values = run.seen([int(evaluate(found, at)) for at in places(sizes)])
+    for at, got in zip(places(sizes), values, strict=True):
+        expected = int(evaluate(base, at) // divisor)
         where = ", ".join(f"{loop}={value}" for loop, value in at.items())
-        run.that(
-            expected == got, f"({base}) // {divisor} at {where}", expected, f"{got} from {found}"
-        )
+        what = f"({base}) // {divisor} at {where}"
+        run.that(expected == got, what, expected, f"{got} from {text}")
 
 
 @lesson.exercise(
@@ -237,9 +244,10 @@ def divisions_vanish(run: Run, floor_div: Callable[..., Expr]) -> str:
         found = sympy.sympify(floor_div(base, sympy.Integer(divisor), sizes))
         same_everywhere(run, base, divisor, sizes, found)
         simple = not simplify_index(FloorDiv(base, divisor), sizes).has(FloorDiv)
-        left = found.has(FloorDiv, ModularIndexing)
+        left = run.seen(bool(found.has(FloorDiv, ModularIndexing)))
+        text = run.seen(str(found))
         ranges = ", ".join(f"{loop} < {size}" for loop, size in sizes.items())
-        run.that(not (simple and left), f"({base}) // {divisor}, {ranges}", "no division", found)
+        run.that(not (simple and left), f"({base}) // {divisor}, {ranges}", "no division", text)
         gone += simple
     for base, divisor, ranges in ((p0, s0, {p0: 6}), (4 * p0 + p1, 4, {p0: 3, p1: s0})):
         found = sympy.sympify(floor_div(base, sympy.sympify(divisor), ranges))
@@ -273,9 +281,11 @@ def divisions_vanish(run: Run, floor_div: Callable[..., Expr]) -> str:
 
 Strides = Sequence[dict[sympy.Symbol, int]]
 Pair = tuple[sympy.Symbol, sympy.Symbol]
+Named = Mapping[str, int]
+"""Sizes or strides by the names of loops."""
 
 
-def pair_in(indices: Strides, sizes: Sizes) -> Pair | None:
+def pair_in(indices: Sequence[Named], sizes: Named) -> tuple[str, str] | None:
     """Two loops that can be one."""
     for outer, inner in itertools.permutations(sizes, 2):
         if suits(indices, sizes, (outer, inner)):
@@ -283,16 +293,18 @@ def pair_in(indices: Strides, sizes: Sizes) -> Pair | None:
     return None
 
 
-def suits(indices: Strides, sizes: Sizes, pair: Pair) -> bool:
+def suits(indices: Sequence[Named], sizes: Named, pair: tuple[str, str]) -> bool:
     outer, inner = pair
-    return all(i.get(outer, 0) == sizes[inner] * i.get(inner, 0) for i in indices)
+    return {outer, inner} <= sizes.keys() and all(
+        i.get(outer, 0) == sizes[inner] * i.get(inner, 0) for i in indices
+    )
 
 
 class Asked:
-    """Asks an answer in the scheduler's place, and notes the first verdict that is wrong."""
+    """Asks an answer in the scheduler's place, and notes what it was asked and what it said."""
 
     def __init__(self, mergeable: Callable[[Strides, Sizes], Pair | None]) -> None:
-        self.answer, self.wrong = mergeable, ("", "", "")
+        self.answer, self.said = mergeable, list[tuple[Any, Any, Any]]()
 
     def __call__(self, nest: LoopNest) -> Pair | None:
         indices = list(nest.indices.values())
@@ -307,17 +319,27 @@ class Asked:
                 for index in indices
             ]
             found = self.answer([dict(s) for s in strides], dict(sizes))
-            there = pair_in(strides, sizes)
-            if self.wrong[0] == "" and (found is None) != (there is None):
-                self.note(strides, sizes, "a pair" if there else "None", found)
-            elif self.wrong[0] == "" and found is not None and not suits(strides, sizes, found):
-                self.note(strides, sizes, "loops that every index allows", found)
-            if there is not None:
-                return there if self.wrong[0] else found
+            named = [{str(loop): step for loop, step in index.items()} for index in strides]
+            pair = tuple(map(str, found)) if isinstance(found, tuple) else found
+            self.said.append((named, {str(loop): size for loop, size in sizes.items()}, pair))
+            if found is not None and all(loop in sizes for loop in found):
+                return found
         return None
 
-    def note(self, strides: Strides, sizes: Sizes, expected: str, found: object) -> None:
-        self.wrong = f"mergeable({strides}, {dict(sizes)})", expected, str(found)
+
+def judge_pairs(run: Run, asked: Asked, where: str) -> None:
+    """Raises Wrong for the first pair that can't be merged, and for the first that is missed."""
+    for strides, sizes, found in run.seen(asked.said):
+        what = f"{where}mergeable({strides}, {sizes})"
+        there = pair_in(strides, sizes)
+        got = f"({', '.join(map(str, found))})" if isinstance(found, tuple) else str(found)
+        expected = "a pair" if there else "None"
+        run.that((found is None) == (there is None), what, expected, got)
+        fits = found is None or (
+            isinstance(found, tuple) and len(found) == 2 and suits(strides, sizes, found)
+        )
+        run.that(fits, what, "loops that every index allows", got)
+    asked.said.clear()
 
 
 def plus_one(x: Tensor) -> Tensor:
@@ -358,12 +380,9 @@ def loops_are_merged(run: Run, mergeable: Callable[..., Any]) -> str:
     with run.replaced(place, asked):
         for function in run.cases:
             mc.trace(function, torch.randn(4, 2, 3))
-            if asked.wrong[0]:
-                where, expected, got = asked.wrong
-                raise Wrong(f"{function.__name__}, {where}", expected, got)
+            judge_pairs(run, asked, f"{function.__name__}, ")
         after = mc.trace(model, idx)
-        if asked.wrong[0]:
-            raise Wrong(*asked.wrong)
+        judge_pairs(run, asked, "")
         x = torch.randn(4, 2, 3)
         result = mc.compile(columns_first)(x)
     run.changed(kernels_text(before), kernels_text(after), "the GPT's kernels")

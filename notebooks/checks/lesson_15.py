@@ -11,7 +11,7 @@ import torch
 
 import minicompile as mc
 from minicompile.codegen.plan import WrapperSource
-from minicompile.lessons.exercise import Lesson, Run, Wrong, show
+from minicompile.lessons.exercise import Lesson, Run, expects, show
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lessons.replay import StandIn, launching
 from minicompile.runtime import cuda_graphs
@@ -122,8 +122,8 @@ def calls_are_counted(run: Run, count_calls: Callable[[Any], Any]) -> str:
         target, inputs = functions.get(name), pair()
         wrapper = (traced(target, *inputs) if target else traced(*small_block())).wrapper
         expected = calls_of(wrapper)
-        got = count_calls(wrapper)
-        got = dict(got) if isinstance(got, dict) else got  # a Counter will do
+        counts = count_calls(wrapper)
+        got = dict(counts) if isinstance(counts, dict) else counts  # a Counter will do
         run.expect(got, expected, f"count_calls of the wrapper of {name}")
         said = said or ", ".join(f"{n} {kind}" for kind, n in expected.items())
     return said
@@ -150,8 +150,10 @@ def heads_need_two_calls(
     for widths in run.cases:
         weights = [torch.randn(16, width) for width in widths]
         x, given = torch.randn(6, 16), f"heads of widths {widths}"
-        prepared, expected = prepare(*weights), apart(x, *weights)
-        run.that(isinstance(prepared, torch.Tensor), given, "one tensor", type(prepared).__name__)
+        prepared = prepare(*weights)
+        expected = apart(x, *weights)
+        tensor = run.seen(prepared)
+        run.that(isinstance(tensor, torch.Tensor), given, "one tensor", show(tensor))
 
         def heads(
             x: torch.Tensor, prepared: torch.Tensor, widths: Sequence[int] = tuple(widths)
@@ -162,11 +164,10 @@ def heads_need_two_calls(
         run.expect(len(got), len(widths), f"{given}: results")
         before, trace = traced(apart, x, *weights), traced(heads, x, prepared)
         compiled = mc.compile(heads)(x, prepared)
-        for number, (one, right) in enumerate(zip(compiled, expected, strict=True)):
-            run.close(one, right, f"{given}: head {number}", rtol=1e-5, atol=1e-5)
-        launched, slow = (launches_in(t.wrapper) for t in (trace, before))
-        if launched > 2:
-            raise Wrong(f"{given}: kernels and library calls", "at most 2", launched)
+        by_number = {str(number): right for number, right in enumerate(expected)}
+        run.all_close(list(compiled), by_number, f"{given}: head ", rtol=1e-5, atol=1e-5)
+        launched, slow = run.seen(launches_in(trace.wrapper)), launches_in(before.wrapper)
+        run.that(launched <= 2, f"{given}: kernels and library calls", "at most 2", launched)
         run.changed(before.wrapper.text, trace.wrapper.text, "the wrapper")
         said = said or f"{slow} -> {launched} launches"
     return said
@@ -212,7 +213,7 @@ def memory_is_freed_after_its_last_use(run: Run, last_use: Callable[[Any], Any])
         after = traced(block, h)
         mc.reset()
         run.close(mc.compile(block)(h), block(h), "the model's block", rtol=1e-4, atol=1e-5)
-    run.that(asked.called, "the memory plan", "a use of last_use", "none")
+    run.that(run.seen(asked.called), "the memory plan", "a use of last_use", "none")
     run.changed(before.wrapper.text, after.wrapper.text, "the block's wrapper")
     without, found = (t.schedule.memory.peak_bytes for t in (before, after))
     run.expect(found, traced(block, h).schedule.memory.peak_bytes, "peak bytes of the block")
@@ -223,15 +224,15 @@ def memory_is_freed_after_its_last_use(run: Run, last_use: Callable[[Any], Any])
     "ex4",
     points=4,
     level="real",
-    visible=[(chain, 1), (bordered, 1)],
+    visible=[(chain, expects(1)), (bordered, expects(1))],
     hidden=[
-        (turned, 0),
-        (turned_back, 0),
-        (turned_later, None),
-        (turned_first, None),
-        (first_row_added, 0),
-        (heads_apart, 0),
-        (summed, None),
+        (turned, expects(0)),
+        (turned_back, expects(0)),
+        (turned_later, expects(None)),
+        (turned_first, expects(None)),
+        (first_row_added, expects(0)),
+        (heads_apart, expects(0)),
+        (summed, expects(None)),
     ],
     forbidden=["refusal", "in_place", "sweeps", "decided"],
 )
@@ -249,9 +250,9 @@ def memory_is_taken_over_where_that_is_right(run: Run, why_not: Callable[..., An
             decisions = traced(function, x, w).schedule.memory.decisions
             mc.reset()
             run.close(mc.compile(function)(x, w), function(x, w), f"{function.__name__}(x, w)")
+            taken = run.seen(sum(d.done for d in decisions))
             if expected is not None:
-                taken = sum(d.done for d in decisions)
-                run.expect(taken, expected, f"buffers in place in {function.__name__}")
+                run.same(taken, expected, f"buffers in place in {function.__name__}")
         after = traced(block, h)
         mc.reset()
         run.close(mc.compile(block)(h), block(h), "the model's block", rtol=1e-4, atol=1e-5)
@@ -297,13 +298,14 @@ def launches_are_replayed(run: Run, record: Callable[..., Any]) -> str:
         run.expect(len(runs), 1, f"{name}: runs of the wrapper while recording")
         results = []
         for number in range(replays):
-            fresh = list(pair(10 + number))
-            results.append((f"replay {number + 1} of {name}", replay(fresh), function(*fresh)))
+            results.append(replay(list(pair(10 + number))))
         run.expect(len(runs), 1, f"{name}: runs of the wrapper after {replays} replays")
-        for given, got, expected in results:  # after all replays: each must have its own memory
+        # after all replays: each must have its own memory
+        for number, got in enumerate(run.seen(results)):
+            given = f"replay {number + 1} of {name}"
             alone = isinstance(got, tuple) and len(got) == 1
             run.that(alone, given, "a tuple of one tensor", show(got))
-            run.close(got[0], expected, given, rtol=1e-5, atol=1e-5)
+            run.near(got[0], function(*pair(10 + number)), given, rtol=1e-5, atol=1e-5)
         run.changed("no launch", " ".join(launched), "what was launched")
         said = said or f"{len(launched)} launches recorded, replayed without the wrapper"
     return said
@@ -324,9 +326,11 @@ def graphs_are_replayed_where_that_is_right(run: Run, what_to_do: Callable[..., 
     """Two letters are a call: which tensors it gets. Each stays where it is and has new numbers each time."""
     said = ""
     for calls in run.cases:
-        found, expected = (graphed(run, calls, r) for r in (what_to_do, cuda_graphs.next_step))
-        for got, right, what in zip(found, expected, ("what they did", "copied"), strict=True):
-            run.expect(got, right, f"calls {calls}: {what}")
+        found = graphed(run, calls, what_to_do)
+        expected = graphed(Run([]), calls, cuda_graphs.next_step)
+        did, copied = run.seen(found)
+        run.same(did, expected[0], f"calls {calls}: what they did")
+        run.same(copied, expected[1], f"calls {calls}: copied")
         run.changed(" ".join(["run"] * len(found[0])), " ".join(found[0]), "what a call does")
         said = said or f"{calls}: {', '.join(found[0])}"
     return said
@@ -338,15 +342,14 @@ def graphed(run: Run, calls: str, rule: Callable[..., Any]) -> Steps:
     names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
     steps: list[str] = []
     copied: list[str] = []
+    said: list[Any] = []
 
     def noted(now: list[int], before: Any, recorded: Any) -> Any:
-        given = f"calls {calls}: call {len(steps) + 1}"
         got = rule(list(now), before and list(before), recorded and list(recorded))
-        fits = isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], list)
-        run.that(fits, given, "a step and a list", show(got))
+        said.append((got, recorded is not None))
+        if not is_step(got):
+            return "run", []
         step, moved = got
-        known = ("run", "record", "replay")[: 2 + (recorded is not None)]
-        run.that(step in known, given, f"one of {', '.join(known)}", show(step))
         steps.append(step)
         copied.extend(names[now[place]] for place in moved if step == "record")
         return got
@@ -363,5 +366,15 @@ def graphed(run: Run, calls: str, rule: Callable[..., Any]) -> Steps:
         for number, call in enumerate(calls.split(), 1):
             x, w = (tensors[name].normal_(generator=random) for name in call)
             given = f"calls {calls}: result of call {number}"
-            run.close(compiled(x, w), chain(x, w), given, rtol=1e-5, atol=1e-5)
+            result = compiled(x, w)
+            for got, again in run.seen(said[number - 1 :]):
+                asked = f"calls {calls}: call {number}"
+                run.that(is_step(got), asked, "a step and a list", show(got))
+                possible = ("run", "record", "replay")[: 2 + again]
+                run.that(got[0] in possible, asked, f"one of {', '.join(possible)}", show(got[0]))
+            run.close(result, chain(x, w), given, rtol=1e-5, atol=1e-5)
     return steps, copied
+
+
+def is_step(answer: Any) -> bool:
+    return isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], list)

@@ -17,7 +17,7 @@ import minicompile as mc
 from minicompile.api import backends
 from minicompile.debug.accuracy import Accuracy, StageAccuracy
 from minicompile.lessons.bugs import planted
-from minicompile.lessons.exercise import Lesson, Run
+from minicompile.lessons.exercise import Lesson, Run, expects
 from minicompile.lessons.model import Block, GPTConfig
 
 lesson = Lesson("16")
@@ -84,15 +84,15 @@ def from_capture() -> tuple[str, Accuracy]:
     points=2,
     level="read",
     visible=lambda: [
-        (report_of("ragged", negative), "lowering"),
-        (report_of("", damped), ""),
-        (report_of("wrong base", softmax), "codegen"),
+        (report_of("ragged", negative), expects("lowering")),
+        (report_of("", damped), expects("")),
+        (report_of("wrong base", softmax), expects("codegen")),
     ],
     hidden=lambda: [
-        (report_of("wrong slope", damped), "aot"),
-        (report_of("same sign", damped), "aot"),
-        (from_capture(), "dynamo"),
-        (far_off(), "lowering"),
+        (report_of("wrong slope", damped), expects("aot")),
+        (report_of("same sign", damped), expects("aot")),
+        (from_capture(), expects("dynamo")),
+        (far_off(), expects("lowering")),
     ],
     forbidden=[*FORBIDDEN, "ok"],
 )
@@ -106,8 +106,9 @@ def the_room_to_blame(run: Run, blame: Callable[..., Any]) -> str:
 # -- ex2
 
 
-def caught(function: Callable[..., Any], inputs: Sequence[Tensor]) -> bool:
-    return any(not same(by_loops(function, x), function(x)) for x in inputs)
+def answers_of(function: Callable[..., Any], inputs: Any) -> list[Tensor]:
+    """What the reference interpreter gives for each input."""
+    return [by_loops(function, x) for x in inputs]
 
 
 @lesson.exercise(
@@ -121,18 +122,23 @@ def caught(function: Callable[..., Any], inputs: Sequence[Tensor]) -> bool:
 def inputs_that_catch(run: Run, hard_inputs: Callable[..., Any]) -> str:
     """Each bug changes the answer on some input; without bugs none does."""
     for bug, function in run.cases:
-        inputs = hard_inputs()
+        answered = hard_inputs()
+        inputs = run.seen(answered)
         told = f"hard_inputs() for {function.__name__}"
         good = isinstance(inputs, list) and 0 < len(inputs) <= 5
         run.that(good, told, "a list of one to five tensors", inputs)
         for x in inputs:
             fits = isinstance(x, Tensor) and x.dim() == 2 and x.dtype is torch.float32
             run.that(fits, told, "float32 tensors of two dimensions", x)
-        run.that(not caught(function, inputs), f"{told}, no bug", "eager's answer", "another")
+        eager = [function(x) for x in inputs]
+        healthy = run.seen(answers_of(function, answered))
+        same_everywhere = all(map(same, healthy, eager))
+        run.that(same_everywhere, f"{told}, no bug", "eager's answer", "another")
         mc.reset()
         with planted(bug):
-            found = caught(function, inputs)
+            sick = run.seen(answers_of(function, answered))
         nothing = f"the same answer on all {len(inputs)}"
+        found = not all(map(same, sick, eager))
         run.that(found, f"{told}, a planted bug", "an input with another answer", nothing)
     return f"{len(run.cases)} planted bugs caught"
 
@@ -176,10 +182,10 @@ def ordinary() -> Tensor:
     "ex3",
     points=4,
     level="implement",
-    visible=lambda: [(RULES, Probe("ragged", mixed, ordinary()), "lowering:aten.neg")],
+    visible=lambda: [(RULES, Probe("ragged", mixed, ordinary()), expects("lowering:aten.neg"))],
     hidden=lambda: [
-        (RULES, Probe("hot softmax", mixed, ordinary()), "decomposition:aten._softmax"),
-        (RULES[:4], Probe("hot softmax", mixed, ordinary()), None),
+        (RULES, Probe("hot softmax", mixed, ordinary()), expects("decomposition:aten._softmax")),
+        (RULES[:4], Probe("hot softmax", mixed, ordinary()), expects(None)),
         listed(list("abcdefgh"), "a"),
         listed(list("abcdefghi"), "i"),
         listed(list("a"), "a"),
@@ -200,7 +206,8 @@ def a_bisector(run: Run, guilty: Callable[..., Any]) -> str:
         most = 2 + math.ceil(math.log2(len(names)))
         told = f"guilty of {len(names)} names"
         run.expect(guilty(list(names), counted), expected, told)
-        run.that(len(asked) <= most, told, f"at most {most} questions", f"{len(asked)} questions")
+        questions = run.seen(len(asked))
+        run.that(questions <= most, told, f"at most {most} questions", f"{questions} questions")
         said = said or f"{expected} of {len(names)} rules in at most {most} questions"
     torch.manual_seed(0)
     block, h = Block(TINY).requires_grad_(False), torch.randn(1, 4, 16)
@@ -270,6 +277,24 @@ def captured(function: Callable[..., Any], *args: Any) -> tuple[fx.GraphModule, 
     return gm, inputs
 
 
+def left_out(
+    small: fx.GraphModule,
+    fails: Callable[..., bool],
+    calls: Callable[..., Any],
+    moves: Sequence[Callable[..., Any]],
+) -> list[int]:
+    """How many calls each single move takes away from a graph that fails without them too."""
+    found = []
+    for position in range(len(calls(small))):
+        for move in moves:
+            candidate = move(small, position)
+            if candidate is None or len(calls(candidate)) >= len(calls(small)):
+                continue
+            if fails(candidate):
+                found.append(len(calls(small)) - len(calls(candidate)))
+    return found
+
+
 @lesson.exercise(
     "ex4",
     points=5,
@@ -304,17 +329,13 @@ def a_minimiser(
             given = copy.deepcopy(gm)
             small = minimise(given, fails)
             run.expect(str(given.graph), before, f"{told}, the graph that was given")
-            run.that(isinstance(small, fx.GraphModule), told, "an fx.GraphModule", small)
-            run.that(fails(small), told, "a graph that still fails", "one that does not")
-            for position in range(len(calls(small))):
-                for move in (cut, bypass):
-                    candidate = move(small, position)
-                    if candidate is None or len(calls(candidate)) >= len(calls(small)):
-                        continue
-                    more = len(calls(small)) - len(calls(candidate))
-                    expected = "a graph in which every call is needed"
-                    got = f"{len(calls(small))} calls, of which {more} can be left out"
-                    run.that(not fails(candidate), told, expected, got)
+            is_graph, text = run.seen([isinstance(small, fx.GraphModule), str(small)])
+            run.that(is_graph, told, "an fx.GraphModule", text)
+            run.that(run.seen(fails(small)), told, "a graph that still fails", "one that does not")
+            count = run.seen(len(calls(small)))
+            for more in run.seen(left_out(small, fails, calls, (cut, bypass))):
+                expected = "a graph in which every call is needed"
+                run.that(False, told, expected, f"{count} calls, of which {more} can be left out")
         run.changed(before, str(small.graph), "the graph that fails")
         said = said or f"{len(calls(gm))} calls became a few, all needed, still failing"
     return said
@@ -359,15 +380,15 @@ def told_of(function: Callable[..., Any], count: int) -> Any:
     points=3,
     level="stretch",
     visible=[
-        (healthy, 3, []),
-        (scaled, 3, ["recompiles"]),
-        (breaks, 1, ["breaks"]),
+        (healthy, 3, expects([])),
+        (scaled, 3, expects(["recompiles"])),
+        (breaks, 1, expects(["breaks"])),
     ],
     hidden=[
-        (in_eager, 8, ["eager", "recompiles"]),
-        (breaks_and_scales, 3, ["breaks", "recompiles"]),
-        (healthy, 1, []),
-        (scaled, 1, []),
+        (in_eager, 8, expects(["eager", "recompiles"])),
+        (breaks_and_scales, 3, expects(["breaks", "recompiles"])),
+        (healthy, 1, expects([])),
+        (scaled, 1, expects([])),
     ],
     forbidden=[*FORBIDDEN, "str", "repr", "print"],
 )
@@ -418,20 +439,24 @@ def row(
     points=3,
     level="stretch",
     visible=[
-        ("rounding alone", [row("sin"), row("mul", kernels=1e-7)], None),
-        ("a wrong kernel", [row("sin"), row("mul", kernels=0.5)], ("kernels", "mul")),
+        ("rounding alone", [row("sin"), row("mul", kernels=1e-7)], expects(None)),
+        ("a wrong kernel", [row("sin"), row("mul", kernels=0.5)], expects(("kernels", "mul"))),
         (
             "two mistakes",
             [row("sin", loops=0.5), row("sum", functional=0.5)],
-            ("functional", "sum"),
+            expects(("functional", "sum")),
         ),
     ],
     hidden=[
-        ("bfloat16", [row("mul", dtype=torch.bfloat16, kernels=0.01)], None),
-        ("a long sum", [row("sum", 4096.0, roundings=13, loops=0.01)], None),
-        ("eager is no better", [row("log", eager=0.3, captured=0.5, loops=0.7)], ("loops", "log")),
-        ("small numbers", [row("mul", 1e-6, decomposed=1e-7)], ("decomposed", "mul")),
-        ("no number", [row("relu", loops=math.inf)], ("loops", "relu")),
+        ("bfloat16", [row("mul", dtype=torch.bfloat16, kernels=0.01)], expects(None)),
+        ("a long sum", [row("sum", 4096.0, roundings=13, loops=0.01)], expects(None)),
+        (
+            "eager is no better",
+            [row("log", eager=0.3, captured=0.5, loops=0.7)],
+            expects(("loops", "log")),
+        ),
+        ("small numbers", [row("mul", 1e-6, decomposed=1e-7)], expects(("decomposed", "mul"))),
+        ("no number", [row("relu", loops=math.inf)], expects(("loops", "relu"))),
     ],
     forbidden=[*FORBIDDEN, "allclose", "isclose", "assert_close", "operator_accuracy"],
 )

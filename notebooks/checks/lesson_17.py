@@ -89,12 +89,12 @@ def kernels_that_an_operator_made(run: Run, kernels_of: Callable[..., Any]) -> s
                 for origin in line.origins
             )
         ]
-        got = kernels_of(trace, operator)
+        got = run.seen(kernels_of(trace, operator))
         name = getattr(target, "__name__", type(target).__name__)
         told = f"kernels_of {name}, {operator!r}"
         if isinstance(got, list) and len(got) != len(expected):
             run.that(False, told, f"{len(expected)} kernels", f"{len(got)} kernels: {got}")
-        run.expect(got, expected, told)
+        run.same(got, expected, told)
         found = len(expected)
     return f"{found} kernels, forward and backward, hold the last one's code"
 
@@ -129,12 +129,13 @@ def a_lowering_is_worth_it(run: Run, worth_it: Callable[..., Any]) -> str:
         with mc.scoped():
             lowering(snake)(lower_snake)
             fused = mc.trace(worth_it, x)
-            run.close(
-                mc.compile(worth_it, fullgraph=True)(x), worth_it(x), given, rtol=1e-4, atol=1e-4
-            )
-        kernels = len(fused.kernels)
+            eager = run.seen(worth_it(x))
+            near = {"rtol": 1e-4, "atol": 1e-4}
+            run.close(mc.compile(worth_it, fullgraph=True)(x), eager, given, **near)
+        kernels = run.seen(len(fused.kernels))
         run.that(kernels == 1, f"{given} with the lowering", "1 kernel", f"{kernels} kernels")
-        part = kernel_bytes(fused) / max(kernel_bytes(called), 1)
+        few, many_bytes = run.seen([kernel_bytes(fused), kernel_bytes(called)])
+        part = few / max(many_bytes, 1)
         run.that(part < 0.1, f"{given}, bytes with the lowering", "under 10%", f"{part:.0%}")
         run.changed(kernel_text(called), kernel_text(fused), "the function's kernels")
     return "one kernel, which moves less than a tenth of the bytes"
@@ -202,7 +203,8 @@ def softcap_end_to_end(
             given = f"of {str(dtype).removeprefix('torch.')}{list(shape)}, cap {cap}"
             result = by_formula(x, cap)
             run.close(softcap_in_parts(x, cap), result, f"softcap_in_parts {given}")
-            slope, grad = 1 - (result / cap) ** 2, torch.randn_like(x)
+            slope = 1 - (result / cap) ** 2
+            grad = torch.randn_like(x)
             run.close(softcap_vjp(grad, result, x, cap), grad * slope, f"softcap_vjp {given}")
         for name, register in (
             ("softcap_in_parts", lambda: decompose(op, to="core")(softcap_in_parts)),
@@ -232,10 +234,11 @@ def trained(run: Run, vjp: Callable[..., Any], lower: Callable[..., Any]) -> str
     after = mc.trace(model, idx, idx)
     run.changed(kernel_text(before), kernel_text(after), "the model's kernels")
     got = capped_gradients(model, mc.compile(model, fullgraph=True))
-    names = ("loss", "gradient of the head")
-    for name, mine, theirs in zip(names, got, capped_gradients(reference, reference), strict=True):
-        run.close(mine, theirs, f"the model with capped logits, {name}", rtol=1e-4, atol=1e-6)
-    counts = [len(t.kernels) + len(t.loops.externs) for t in (before, after)]
+    expected = dict(
+        zip(("loss", "gradient of the head"), capped_gradients(reference, reference), strict=True)
+    )
+    run.all_close(got, expected, "the model with capped logits, ", rtol=1e-4, atol=1e-6)
+    counts = run.seen([len(t.kernels) + len(t.loops.externs) for t in (before, after)])
     run.that(counts[1] < counts[0], "the model's forward", f"under {counts[0]} launches", counts[1])
     return f"no call left; the model's forward takes {counts[0]} -> {counts[1]} launches"
 
@@ -325,10 +328,12 @@ def plain_c(run: Run, print_loops: Callable[..., Any], plain_module: Callable[..
     ours = train(GPT(TINY), 2, lambda model: mc.compile(model, fullgraph=True, options=options))
     torch.manual_seed(0)
     eager = train(GPT(TINY), 2)
-    worst = max(abs(a - b) for a, b in zip(ours.losses, eager.losses, strict=True))
+    losses = run.seen(list(ours.losses))
+    worst = max(abs(a - b) for a, b in zip(losses, eager.losses, strict=True))
     told = "two steps of the GPT, losses against eager's"
     run.that(worst < 1e-4, told, "within 1e-4", f"{worst:.1e} apart")
-    run.that(len(made) > 10, "the GPT's kernels", "kernels of yours", f"{len(made)} of them")
+    count = run.seen(len(made))
+    run.that(count > 10, "the GPT's kernels", "kernels of yours", f"{count} of them")
     run.changed("\n".join(before), "\n".join(made), "the kernels of the GPT's training")
     return f"{len(made)} kernels in plain C, losses equal eager's"
 
@@ -374,19 +379,16 @@ def thin_products_are_loops(run: Run, thin_product: Callable[..., Any]) -> str:
                 atol=1e-5,
             )
             wide = mc.trace(block, h)
-        got = f"{len(after.kernels)} kernel(s) and {len(after.loops.externs)} call(s)"
-        alone = len(after.kernels) == 1 and not after.loops.externs
-        run.that(alone, given, "1 kernel and no call", got)
-        moved = [kernel_bytes(before) + library_bytes(before), kernel_bytes(after)]
+        kernels, externs = run.seen([len(after.kernels), len(after.loops.externs)])
+        got = f"{kernels} kernel(s) and {externs} call(s)"
+        run.that(kernels == 1 and not externs, given, "1 kernel and no call", got)
+        moved = [kernel_bytes(before) + library_bytes(before), run.seen(kernel_bytes(after))]
         run.that(moved[1] < moved[0], f"{given}, bytes", f"under {moved[0]}", moved[1])
         run.changed(kernel_text(before), kernel_text(after), f"the kernels of {given}")
         calls = len(mc.trace(block, h).loops.externs)
-        run.that(
-            len(wide.loops.externs) == calls,
-            "a block of the GPT, whose products are wide",
-            f"{calls} calls",
-            f"{len(wide.loops.externs)} calls",
-        )
+        left = run.seen(len(wide.loops.externs))
+        what = "a block of the GPT, whose products are wide"
+        run.that(left == calls, what, f"{calls} calls", f"{left} calls")
         launches = len(before.kernels) + len(before.loops.externs)
         said = said or f"{launches} -> 1 launches, fewer bytes; wide products stay"
     return said
@@ -468,7 +470,8 @@ def only_keys_that_count(run: Run, keys_of: Callable[..., Any]) -> str:
         ]
         if importlib.util.find_spec("triton") is not None:
             run.close(compiled(*given), fn(*given), told, rtol=1e-4, atol=1e-5)
-        if found != ("0", str(columns)):
+        everything = run.seen(found) == ("0", str(columns))
+        if not everything:
             run.changed(kernels[0].text, kernels[1].text, f"the kernel {told}")
         said = said or f"{told}: {numbers[0]} tiles"
     return said
@@ -483,6 +486,17 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+def ends_of_programs(
+    found: tuple[str, str], rows: int, tiles: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """First and last key of each program, from the text of the answer."""
+    tl = SimpleNamespace(minimum=min, maximum=max, cdiv=lambda a, b: -(-a // b))
+    block, step = tiles
+    names = {"tl": tl, "XBLOCK": block, "RBLOCK": step}
+    firsts = range(0, rows, block)
+    return [tuple(eval(text, {**names, "first": first}) for text in found) for first in firsts]  # type: ignore[misc]
+
+
 def walked(
     run: Run,
     found: tuple[str, str],
@@ -494,10 +508,8 @@ def walked(
 ) -> int:
     """How many tiles all programs go over. Each must hold a score that counts, and none may be missing."""
     (block, step), number = tiles, 0
-    tl = SimpleNamespace(minimum=min, maximum=max, cdiv=lambda a, b: -(-a // b))
-    for first in range(0, rows, block):
-        names = {"tl": tl, "first": first, "XBLOCK": block, "RBLOCK": step}
-        begin, end = (eval(text, names) for text in found)
+    ends = run.seen(ends_of_programs(found, rows, tiles))
+    for first, (begin, end) in zip(range(0, rows, block), ends, strict=True):
         at = f"{told}, tiles of {block} x {step}, first = {first}"
         run.that(begin >= 0, f"{at}, begin", "at least 0", begin)
         run.that(begin % step == 0, f"{at}, begin", f"a multiple of {step}", begin)

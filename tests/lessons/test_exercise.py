@@ -15,7 +15,7 @@ from minicompile.dynamo.interpreter import bytecode
 from minicompile.errors import MinicompileError
 from minicompile.extension import decompose
 from minicompile.lessons import exercise
-from minicompile.lessons.exercise import Lesson, NotAnswered, Run, Wrong, checks, show
+from minicompile.lessons.exercise import Judging, Lesson, NotAnswered, Run, Wrong, checks, show
 
 run = Run([])
 
@@ -43,9 +43,9 @@ def doubles(run: Run, double: Callable[[int], int]) -> str:
     return f"{len(run.cases)} numbers"
 
 
-def verdict_of(lesson: Lesson, namespace: dict[str, Any], graded: str = "") -> None:
+def verdict_of(lesson: Lesson, namespace: dict[str, Any]) -> None:
     """Run a check cell in the namespace of a notebook."""
-    exec(f"check('ex1', graded={graded!r})", namespace | {"check": lesson})
+    exec("check('ex1')", namespace | {"check": lesson})
 
 
 # -- a run's words
@@ -154,7 +154,7 @@ def test_hidden_inputs_are_tried_only_when_graded():
     namespace = cell("def double(n):\n    return {1: 2, 2: 4}.get(n, 0)\n")
     verdict_of(lesson, namespace)
     with pytest.raises(Wrong) as wrong:
-        verdict_of(lesson, namespace, graded="sesame")
+        lesson.exercises["ex1"].run(namespace, hidden=True)
     assert str(wrong.value) == (
         "ex1: an input that the notebook does not show, double(5): expected 10, got 0"
     )
@@ -244,6 +244,67 @@ def test_an_exception_in_a_class_of_the_answer_names_its_line():
 def test_notebooks_show_a_verdict_without_our_frames():
     lines = Wrong("f(1)", 2, 3)._render_traceback_()
     assert len(lines) == 1 and "f(1): expected 2, got 3" in lines[0] and "Traceback" not in lines[0]
+
+
+# -- in two processes
+
+
+def sent_by(lesson: Lesson, text: str, hidden: bool = False) -> list[Any]:
+    return lesson.exercises["ex1"].sent(cell(text), hidden)
+
+
+def judged(lesson: Lesson, received: list[Any], hidden: bool = False) -> str:
+    """The verdict on what was sent, with a reference answer that is right."""
+    exercise = lesson.exercises["ex1"]
+    run = Judging(exercise.cases(hidden), received=received)
+    return exercise.judged(run, cell("def double(n):\n    return n + n\n"), hidden)
+
+
+def test_a_judge_compares_what_was_sent_and_runs_no_answer():
+    lesson = lesson_about(doubles, [1, 2], [5])
+    assert sent_by(lesson, "def double(n):\n    return 2 * n\n") == [2, 4]
+    assert judged(lesson, [2, 4]) == "2 numbers"
+    with pytest.raises(Wrong, match=r"^ex1: double\(2\): expected 4, got 5$"):
+        judged(lesson, [2, 5])
+
+
+@pytest.mark.parametrize(
+    ("received", "got"),
+    [
+        ([], "it did not finish"),
+        ([2], "it did not finish"),
+        ([2, {"other": "Always()"}], r"double\(2\): expected 4, got Always\(\)"),
+        ([2, {"raised": "ValueError: no"}], "got ValueError: no"),
+        ([{"pickle": "gASV"}], "no kind of data"),
+        ([{"dtype": "load"}], "a dtype 'load'"),
+        ([2, True], "expected 4, got True"),
+    ],
+)
+def test_a_judge_takes_nothing_but_data(received: list[Any], got: str):
+    with pytest.raises(Wrong, match=got):
+        judged(lesson_about(doubles, [1, 2], [5]), received)
+
+
+def test_an_error_of_an_answer_is_sent_as_text():
+    sent = sent_by(lesson_about(doubles, [1], []), "def double(n):\n    return n / 0\n")
+    assert sent == [
+        {"raised": "ZeroDivisionError: division by zero in line 2 of your cell: `return n / 0`"}
+    ]
+    lesson = lesson_about(doubles, [1], [])
+    with pytest.raises(NotAnswered):
+        judged(lesson, sent_by(lesson, "def double(n):\n    raise NotImplementedError\n"))
+
+
+def test_what_an_answer_draws_changes_no_later_input():
+    def draws(run: Run, double: Callable[..., Any]) -> str:
+        for _ in run.cases:
+            x = torch.randn(3)
+            run.close(double(x), x + x, "double")
+        return "drawn"
+
+    lesson = lesson_about(draws, [1, 2], [])
+    sent = sent_by(lesson, "def double(x):\n    torch.randn(7)\n    return 2 * x\n")
+    assert judged(lesson, sent) == "drawn"
 
 
 # -- names an answer may not use
@@ -346,14 +407,6 @@ def test_what_a_wrong_answer_prints_is_shown_too(capsys: pytest.CaptureFixture[s
     with pytest.raises(Wrong):
         verdict_of(lesson_about(doubles, [1], []), cell("def double(n):\n    print('hm')\n"))
     assert "(your answer printed)\nhm\n" in capsys.readouterr().out
-
-
-def test_a_graded_run_prints_the_verdict_only_and_the_word_after_it(
-    capsys: pytest.CaptureFixture[str],
-):
-    lesson = lesson_about(doubles, [1], [2])
-    verdict_of(lesson, cell("def double(n):\n    print(n)\n    return 2 * n\n"), graded="sesame")
-    assert capsys.readouterr().out == "ex1 pass [sesame]\n"
 
 
 def test_a_flood_of_prints_is_cut(capsys: pytest.CaptureFixture[str]):

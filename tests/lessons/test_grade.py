@@ -9,7 +9,6 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 from xml.etree import ElementTree
 
 import pytest
@@ -18,6 +17,8 @@ from minicompile.__main__ import main as command_line
 from minicompile.errors import MinicompileError
 from minicompile.lessons import grade as grading
 from minicompile.lessons.exercise import checks, notebooks_folder
+from minicompile.lessons.guard import refusal
+from minicompile.lessons.notebook import pristine, tags
 
 for module in ("nbformat", "nbval", "ipykernel"):
     pytest.importorskip(module, reason="the extra `lessons` is not installed")
@@ -38,7 +39,7 @@ def release() -> Any:
 
 
 def solution() -> Any:
-    return copy.deepcopy(grading.pristine(LESSON))
+    return copy.deepcopy(pristine(LESSON))
 
 
 def graded(tmp_path: Path, notebook: Any, seconds: float = 60, only: str = "ex1") -> grading.Grade:
@@ -110,7 +111,7 @@ def forge_output(notebook: Any, cells: dict[str, Any]) -> None:
 
 
 def edit_setup(notebook: Any, cells: dict[str, Any]) -> None:
-    cells["setup"].source += "\ncheck = lambda name, graded='': print(name, 'pass')"
+    cells["setup"].source += "\ncheck = lambda name: print(name, 'pass')"
 
 
 def raises_tag(notebook: Any, cells: dict[str, Any]) -> None:
@@ -127,11 +128,9 @@ TAMPERED: dict[str, Edit] = {
 }
 
 
-def tasks(notebook: Any) -> list[tuple[Any, str, str]]:
-    """What is run for each exercise of a notebook, but for the secret word."""
-    lesson = grading.pristine(LESSON)
-    with mock.patch("secrets.token_hex", return_value="word"):
-        return [grading.task(lesson, one, notebook) for one in checks(LESSON).exercises.values()]
+def tasks(notebook: Any) -> list[grading.Task]:
+    """What is run for each exercise of a notebook."""
+    return [grading.task(LESSON, one, notebook) for one in checks(LESSON).exercises.values()]
 
 
 @pytest.mark.parametrize("name", TAMPERED)
@@ -153,9 +152,9 @@ def test_a_wrong_answer_scores_nothing_whatever_the_notebook_says(tmp_path: Path
 
 def what_is_run(notebook: Any) -> tuple[str, str]:
     """The text that is run for exercise 1, and the remark about it."""
-    task, refused, remark = tasks(notebook)[0]
-    assert not refused
-    return by_id(task)["ex1-answer"].source, remark
+    task = tasks(notebook)[0]
+    assert not task.reason
+    return by_id(task.notebook)["ex1-answer"].source, task.remark
 
 
 def test_a_copy_with_another_answer_is_joined_and_the_last_one_counts():
@@ -234,15 +233,15 @@ def test_an_answer_that_reaches_outside_is_not_run_and_told_why(name: str, tmp_p
     ],
 )
 def test_ordinary_python_is_not_refused(text: str):
-    code = [cell for cell in grading.pristine(LESSON).cells if cell.cell_type == "code"]
-    setup = [cell for cell in code if "setup" in grading.tags(cell)]
-    assert grading.refusal(text, setup, checks(LESSON).exercises["ex1"]) == ""
+    code = [cell for cell in pristine(LESSON).cells if cell.cell_type == "code"]
+    setup = [cell for cell in code if "setup" in tags(cell)]
+    assert refusal(text, setup, checks(LESSON).exercises["ex1"]) == ""
 
 
 DIES, SLOW = "the kernel died", "longer than 30 seconds"  # for right answers on a slow machine
 ENDLESS = [
     {
-        "ex1": ("import os\ngetattr(os, '_' + 'exit')(0)\n", DIES),
+        "ex1": ("import os\nos._exit(0)\n", DIES),
         "ex2": ("while True:\n    try: print('x' * 1000)\n    except BaseException: pass\n", SLOW),
     },
     {
@@ -255,8 +254,9 @@ ENDLESS = [
 
 @pytest.mark.parametrize("answers", ENDLESS)
 def test_an_exercise_that_never_ends_costs_its_points_alone(
-    answers: dict[str, tuple[str, str]], tmp_path: Path
+    answers: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(grading, "refusal", lambda *given: "")  # which would refuse some of them
     notebook = solution()
     for exercise, (text, _) in answers.items():
         by_id(notebook)[f"{exercise}-answer"].source = text
@@ -270,10 +270,9 @@ def test_an_exercise_that_never_ends_costs_its_points_alone(
 
 
 def test_a_verdict_printed_by_the_answer_itself_is_none(tmp_path: Path):
-    said = "".join(by_id(solution())["ex1-check"].outputs[0].text)
     forged = (
-        "import os\ndef kernels_saved(fused, unfused):\n"
-        f"    os.write(1, {said.encode()!r})\n    raise SystemExit\n"
+        "def kernels_saved(fused, unfused):\n"
+        "    print('ex1 sent')\n    raise SystemExit\nprint('ex1 sent')\n"
     )
     grade = graded(tmp_path, answered(forged))
     assert (grade.earned, "SystemExit" in grade.feedback) == (0, True)
@@ -324,4 +323,4 @@ def test_nothing_to_grade_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     assert command_line(["grade", str(tmp_path)]) == 1
     assert "no notebooks in" in capsys.readouterr().err
     with pytest.raises(MinicompileError, match="no lesson 99"):
-        grading.pristine("99")
+        pristine("99")

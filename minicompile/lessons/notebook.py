@@ -1,0 +1,106 @@
+"""Notebooks as grading reads them: the lesson as built, and the answers in a learner's file."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from minicompile.errors import MinicompileError
+from minicompile.lessons.exercise import notebooks_folder
+
+
+def need(module: str) -> Any:
+    """Import something the extra `lessons` brings. Raises MinicompileError that says so."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MinicompileError(f"{error}; pip install 'minicompile[lessons]' brings it") from error
+
+
+def tags(cell: Any) -> list[str]:
+    """The tags of a cell."""
+    found: list[str] = cell.metadata.get("tags", [])
+    return found
+
+
+def exercise_of(cell: Any) -> str:
+    """The exercise that a cell belongs to: "ex2" for cells called "ex2-...", else ""."""
+    found = re.match(r"(ex\w+?)-", str(cell.metadata.get("name", "")))
+    return found[1] if found else ""
+
+
+def read(path: Path) -> Any:
+    """A notebook. Raises MinicompileError if the file is none."""
+    nbformat = need("nbformat")
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except Exception as error:  # json, schema, encoding: any of them means this
+        reason = str(error).strip().split("\n")[0][:200]
+        raise MinicompileError(f"not a readable notebook ({reason})") from error
+    return notebook
+
+
+def lesson_of(path: Path, notebook: Any) -> str:
+    """The number of a notebook's lesson, from its metadata and its name. Raises MinicompileError."""
+    stamp = notebook.metadata.get("minicompile", {})
+    number = str(stamp.get("lesson", "")) if isinstance(stamp, dict) else ""
+    by_stamp = number if re.fullmatch(r"\d\d", number) else ""
+    named = re.match(r"\d\d(?=_)", path.name)
+    by_name = named[0] if named else ""
+    if by_stamp and by_name and by_stamp != by_name:
+        raise MinicompileError(
+            f"its name says lesson {by_name}, its metadata lesson {by_stamp}: rename the file, "
+            f"or copy the answers into a fresh notebook of lesson {by_name}"
+        )
+    if not (by_stamp or by_name):
+        raise MinicompileError("its name does not begin with a lesson's number, such as 03")
+    return by_stamp or by_name
+
+
+def pristine(number: str) -> Any:
+    """The lesson as it was built, with reference answers. Raises MinicompileError."""
+    return lesson_in(notebooks_folder() / "solutions", number)
+
+
+def released(number: str) -> Any:
+    """The lesson as learners get it. Raises MinicompileError."""
+    return lesson_in(notebooks_folder(), number)
+
+
+@functools.cache
+def lesson_in(folder: Path, number: str) -> Any:
+    found = sorted(folder.glob(f"{number}_*.ipynb"))
+    if not found:
+        raise MinicompileError(f"no lesson {number} in {folder}")
+    return read(found[0])
+
+
+def cells_of(lesson: Any, exercise: str) -> tuple[list[Any], Any]:
+    """The set-up cells of an exercise, and its answer cell."""
+    code = [cell for cell in lesson.cells if cell.cell_type == "code"]
+    setup = [c for c in code if "setup" in tags(c) and exercise_of(c) in ("", exercise)]
+    [answer] = [c for c in code if "answer" in tags(c) and exercise_of(c) == exercise]
+    return setup, answer
+
+
+def answer_from(cell: Any, learner: Any) -> tuple[str, str]:
+    """The learner's text for an answer cell, and a remark if it was put together."""
+    name = cell.metadata.get("name")
+    code = [given for given in learner.cells if given.cell_type == "code"]
+    parts = [given for given in code if given.metadata.get("name") == name]
+    parts = parts or [given for given in code if given.get("id") == cell["id"]]
+    remark = f" (joined from {len(parts)} cells)" if len(parts) > 1 else ""
+    return "\n".join(part.source for part in parts), remark
+
+
+def same_code(one: str, other: str) -> bool:
+    """Do two texts say the same, comments and spaces apart?"""
+    try:
+        return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return one.strip() == other.strip()

@@ -1,0 +1,257 @@
+"""Grading against an adversary: nothing scores for what it doesn't answer.
+
+First the guard, which reads an answer's text; then, with the guard switched off, what the processes of
+grading hold against an answer that does what it likes in its kernel.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from minicompile.lessons import grade as grading
+from minicompile.lessons.exercise import checks, lesson_in
+from minicompile.lessons.guard import refusal
+
+for module in ("nbformat", "nbval", "ipykernel"):
+    pytest.importorskip(module, reason="the extra `lessons` is not installed")
+
+import nbformat  # noqa: E402
+
+from minicompile.lessons.notebook import cells_of, pristine, released  # noqa: E402
+
+TURN = "def quarter_turn(x):\n    return {}\n"
+"""An answer to exercise 2 of lesson 10, which forbids `rot90`."""
+
+REFUSED = {
+    "getattr of a concatenated name": TURN.format('getattr(torch, "rot" + "90")(x)'),
+    "getattr of a constant name": TURN.format('getattr(torch, "rot90")(x)'),
+    "getattr under another name": "g = getattr\n" + TURN.format('g(torch, "rot" + "90")(x)'),
+    "getattr as an argument": "import functools\n"
+    + TURN.format('functools.reduce(getattr, ["rot90"], torch)(x)'),
+    "eval": TURN.format('eval("torch.rot" + "90")(x)'),
+    "eval under another name": "run = eval\n" + TURN.format('run("torch.rot" + "90")(x)'),
+    "exec": "names = {}\nexec('f = 1', names)\n" + TURN.format("x"),
+    "the dictionary of a module": TURN.format('torch.__dict__["rot" + "90"](x)'),
+    "vars": TURN.format('vars(torch)["rot" + "90"](x)'),
+    "attrgetter": "from operator import attrgetter\n"
+    + TURN.format('attrgetter("rot" + "90")(torch)(x)'),
+    "methodcaller": "import operator\n" + TURN.format('operator.methodcaller("rot" + "90")(x)'),
+    "getattribute": TURN.format('object.__getattribute__(x, "rot" + "90")()'),
+    "a class pattern": "def quarter_turn(x):\n    match torch:\n        case object(rot90=f):\n"
+    "            return f(x)\n",
+    "an import under another name": "from torch import rot90 as f\n" + TURN.format("f(x)"),
+    "everything of torch": "from torch import *\n" + TURN.format("x"),
+    "subclasses": "found = object.__subclasses__()\n" + TURN.format("x"),
+    "globals of a function": TURN.format("x") + "print(quarter_turn.__globals__)\n",
+    "builtins": "print(__builtins__)\n" + TURN.format("x"),
+    "an import of a text": "__import__('o' + 's')\n" + TURN.format("x"),
+    "sys of another module": "torch.sys.exit()\n" + TURN.format("x"),
+    "os of another module": "torch.os.getcwd()\n" + TURN.format("x"),
+    "checks as a module": "import minicompile_checks_10\n" + TURN.format("x"),
+    "checks as an attribute": "import minicompile\nminicompile.lessons\n" + TURN.format("x"),
+    "nbval": "import nbval.plugin\n" + TURN.format("x"),
+    "pytest": "import pytest\n" + TURN.format("x"),
+    "IPython": "from IPython import get_ipython\n" + TURN.format("x"),
+    "a pickle": "torch.load('answer.pt')\n" + TURN.format("x"),
+    "pickle": "import pickle\n" + TURN.format("x"),
+    "C code": "from torch.utils import cpp_extension\n" + TURN.format("x"),
+    "a changed library": "torch.equal = max\n" + TURN.format("x"),
+    "a file": "open('x', 'w')\n" + TURN.format("x"),
+    "a path": "import pathlib\n" + TURN.format("x"),
+    "threads": "import threading\n" + TURN.format("x"),
+    "signals": "import signal\n" + TURN.format("x"),
+    "frames of a generator": "g = (1 for _ in '')\ng.gi_frame\n" + TURN.format("x"),
+    "frames of a traceback": "try:\n    1 / 0\nexcept Exception as e:\n    e.__traceback__\n"
+    + TURN.format("x"),
+    "a parser that evaluates": "from sympy.parsing.sympy_parser import parse_expr\n"
+    + TURN.format("x"),
+    "a table of functions": "torch.overrides.get_overridable_functions()\n" + TURN.format("x"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_shortcut_is_refused_before_it_runs(name: str):
+    setup, _ = cells_of(pristine("10"), "ex2")
+    exercise = checks("10").exercises["ex2"]
+    assert refusal("import torch\n" + REFUSED[name], setup, exercise)
+    assert not refusal("import torch\n" + TURN.format("x.t().flip(0)"), setup, exercise)
+
+
+# -- past the guard
+
+FIRST = "def kernels_saved(fused, unfused):\n    return 99\n"
+SECOND = "def with_kernels(count):\n    return lambda x, w: x\n"
+THIRD = "def gelu_in_parts(x, approximate='none'):\n    return x\n"
+FOURTH = "def run_graph(nodes, inputs):\n    return tuple(inputs)\n"
+
+HOOKS = """
+import builtins, importlib.abc, os, pathlib, site, sys, sysconfig
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        return None
+sys.meta_path.insert(0, Finder())
+real_import = builtins.__import__
+builtins.__import__ = lambda *a, **k: real_import(*a, **k)
+evil = "import os, sys\\nos.write(1, b'{\\"ex1\\": \\"\\"}')\\nos._exit(0)\\n"
+for place in (os.getcwd(), os.path.expanduser("~"), os.environ["TMPDIR"], site.getusersitepackages()):
+    os.makedirs(place, exist_ok=True)
+    for name in ("sitecustomize.py", "usercustomize.py", "json.py", "torch.py", "conftest.py", "evil.pth"):
+        pathlib.Path(place, name).write_text(evil)
+os.environ.update(PYTHONSTARTUP="sitecustomize.py", PYTHONPATH=os.getcwd(), PYTHONINSPECT="1")
+"""
+
+PATCHES = """
+import atexit, gc, inspect, json, operator, pickle, sys
+import torch
+import minicompile.lessons.exercise as e, minicompile.lessons.wire as w
+torch.testing.assert_close = lambda *a, **k: None
+torch.equal = torch.allclose = lambda *a, **k: True
+operator.eq = lambda a, b: True
+e.Run.expect = e.Run.that = e.Run.close = e.Run.same = e.Run.near = lambda *a, **k: None
+e.Wrong.__init__ = lambda self, *a: None
+e.Exercise.judged = lambda *a, **k: "pass"
+w.thaw = lambda data: True
+class Always:
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __reduce__(self): return (print, ("ex2 pass",))
+    __class__ = int
+def with_kernels(count):
+    return Always()
+for each in gc.get_objects():
+    if isinstance(each, e.Lesson):
+        each.exercises.clear()
+frame = sys._getframe()
+while frame:
+    frame.f_locals.update(expected=0) if "expected" in frame.f_locals else None
+    frame = frame.f_back
+atexit.register(lambda: print("ex2 pass"))
+get_ipython().push({"check": lambda *a, **k: print("ex2 pass")})
+print('{"ex2": ""}'); print("ex2 sent")
+"""
+
+THREADS = """
+import json, os, pathlib, signal, subprocess, sys, threading, time
+here = os.getcwd()
+def forge():
+    while True:
+        for name in ("ex1", "ex2", "ex3", "ex4"):
+            try:
+                pathlib.Path(here, "..", name).mkdir(exist_ok=True)
+                pathlib.Path(here, "..", name, "answer.json").write_text("[[], []]")
+                rows = json.dumps({"notebook": name, "passed": True})
+                pathlib.Path(here, "..", "results.jsonl").write_text(rows)
+            except OSError:
+                pass
+        time.sleep(0.01)
+threading.Thread(target=forge, daemon=True).start()
+late = "import time, pathlib\\nfor _ in range(600):\\n    time.sleep(0.1)\\n"
+late += "    pathlib.Path('LATE').write_text('x')\\n"
+subprocess.Popen([sys.executable, "-c", late], start_new_session=True, cwd="/tmp/cheat_place")
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+"""
+
+DESCRIPTORS = """
+import ctypes, json, os, resource, socket
+row = {"notebook": "ex4", "cell": "x", "passed": True, "message": "", "last": True, "data": "[[],[]]"}
+row = json.dumps(row).encode() + b"\\n"
+for number in range(3, 64):
+    try:
+        os.write(number, row)
+    except OSError:
+        pass
+parent = os.getppid()
+try:
+    for number in os.listdir(f"/proc/{parent}/fd"):
+        with open(os.open(f"/proc/{parent}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
+            file.write(row)
+except OSError:
+    pass
+ctypes.CDLL(None).ptrace(0x4206, parent, 0, 0)  # PTRACE_SEIZE
+try:
+    resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))
+except (OSError, ValueError):
+    pass
+"""
+
+
+def notebook_with(answers: dict[str, str], lesson: str = "00") -> Any:
+    notebook = copy.deepcopy(released(lesson))
+    for cell in notebook.cells:
+        if cell["id"] in answers:
+            cell.source = answers[cell["id"]]
+    return notebook
+
+
+def graded_without_guard(
+    tmp_path: Path, answers: dict[str, str], seconds: float = 40
+) -> grading.Report:
+    path = tmp_path / "00_mine.ipynb"
+    nbformat.write(notebook_with(answers), path)
+    with mock.patch.object(grading, "refusal", lambda *given: ""):
+        return grading.grade(path, seconds=seconds)
+
+
+def test_an_answer_that_does_what_it_likes_scores_nothing(tmp_path: Path):
+    """Import hooks and start-up files; patched libraries, frames and verdicts; threads, processes, signals
+    that outlive the cell; descriptors, /proc and ptrace: each in the kernel of one exercise."""
+    place = tmp_path / "late"
+    place.mkdir()
+    answers = {
+        "ex1-answer": FIRST + HOOKS,
+        "ex2-answer": SECOND + PATCHES,
+        "ex3-answer": THIRD + THREADS.replace("/tmp/cheat_place", str(place)),
+        "ex4-answer": FOURTH + DESCRIPTORS,
+    }
+    report = graded_without_guard(tmp_path, answers)
+    assert report.earned == 0, report
+    assert "got 99" in str(report) or report.problem
+    before = {name: (place / name).stat().st_mtime_ns for name in os.listdir(place)}
+    signal.sigtimedwait([], 0.5)  # a process that is left would write now
+    assert {name: (place / name).stat().st_mtime_ns for name in os.listdir(place)} == before
+
+
+def test_an_answer_that_ends_the_grading_process_is_a_sentence(tmp_path: Path):
+    ending = "import os\nos.kill(os.getppid(), 9)\n"
+    report = graded_without_guard(tmp_path, {"ex1-answer": FIRST + ending})
+    assert report.earned == 0
+    assert "ended from outside" in report.problem
+
+
+# -- what a kernel gets
+
+
+@pytest.mark.parametrize("number", [f"{n:02}" for n in range(18)])
+def test_a_probe_holds_no_verdict_and_no_expected_value(number: str):
+    from minicompile.lessons.exercise import checks_file
+    from minicompile.lessons.probe import probe_of
+
+    text = checks_file(number).read_text(encoding="utf-8")
+    for name in checks(number).exercises:
+        probe = probe_of(text, name)
+        for word in ("run.expect", "run.close", "run.that", "run.same", "run.near", "Wrong("):
+            assert word not in probe, (name, word)
+        assert "expects(" not in probe.replace("import expects", "")
+        assert list(lesson_in(probe, f"probe_{number}_{name}").exercises) == [name]
+        assert "run.seen(" in probe
+
+
+def test_a_name_and_metadata_of_different_lessons_are_refused(tmp_path: Path):
+    path = tmp_path / "01_mine.ipynb"
+    nbformat.write(notebook_with({}), path)
+    report = grading.grade(path)
+    assert not report.grades
+    assert "its name says lesson 01, its metadata lesson 00" in report.problem
