@@ -100,10 +100,10 @@ def test_the_core_needs_torch_and_sympy_only():
 
 def test_supported_versions_are_said_alike_everywhere():
     assert PROJECT["requires-python"] == ">=3.11,<3.14"
-    assert pyproject_requirements()["torch"] == ">=2.11,<2.14"
+    assert pyproject_requirements()["torch"] == ">=2.11"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "Python 3.11, 3.12 or 3.13" in readme
-    assert "PyTorch 2.11 to 2.13" in readme
+    assert "PyTorch 2.11 to 2.15" in readme
 
 
 def test_size_exceeds_the_budget_by_no_more_than_is_owed():

@@ -1,7 +1,7 @@
 """The only place that touches private parts of torch or Triton, and where their versions differ.
 
     takes    what the package needs of torch and Triton that their public API leaves out
-    gives    it under a public name, alike in torch 2.11 to 2.13 and Triton 3.6 to 3.9
+    gives    it under a public name, alike in torch 2.11 to 2.15 and Triton 3.6 to 3.9
     decides  which private function answers, and what is done where a version lacks it
 
 Each function says which versions it is known for. Read __init__.py first, then settings.py: what a process
