@@ -15,6 +15,7 @@ import torch
 
 from minicompile.compat.dispatch import no_dispatch_modes
 from minicompile.compat.private import lookup, relies_on, take
+from minicompile.errors import Unsupported
 from minicompile.ops.eager_checks import VARIANCE_OF, check_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
@@ -45,6 +46,8 @@ FAKE_LIMITS: tuple[type[BaseException], ...] = tuple(
 )  # fmt: skip
 """What a fake tensor raises where eager would have looked at the data, or has no fake kernel."""
 
+DynamicOutputShape = take(f"{FAKE}.DynamicOutputShapeException", "capture", otherwise=Unsupported)
+
 
 class EagerLayouts(FakeTensorMode):
     """Fake tensors with the strides that eager's results have."""
@@ -74,6 +77,8 @@ class EagerLayouts(FakeTensorMode):
                 return convolved(func, args, lambda args: run(func, types, args, kwargs))
             func, args = as_row_major_view(func, args)
             func = VARIANCE_OF.get(func, func)
+        if func is torch.ops.aten._unique.default:  # torch 2.11 fakes it with a size of 1
+            raise DynamicOutputShape(func)
         if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor
             return torch.empty_like(args[0])
         result = super().__torch_dispatch__(func, types, args, kwargs)

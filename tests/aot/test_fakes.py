@@ -169,3 +169,38 @@ def test_symbols_of_sizes_that_became_known_do_not_stop_a_compilation() -> None:
         x = torch.randn(n, 4)
         assert torch.equal(compiled(x), rows(x))
     assert mc.explain(compiled)(x).eager_calls == 0
+
+
+NUMBERS = torch.tensor([2, 1, 4, 2, 2])
+SIZED_BY_DATA: dict[Any, tuple[Any, ...]] = {
+    aten._unique.default: (NUMBERS,),
+    aten._unique2.default: (NUMBERS,),
+    aten.unique_dim.default: (NUMBERS, 0),
+    aten.unique_consecutive.default: (NUMBERS,),
+    aten.nonzero.default: (NUMBERS,),
+    aten.masked_select.default: (NUMBERS, NUMBERS > 1),
+    aten.bincount.default: (NUMBERS,),
+    aten.repeat_interleave.Tensor: (NUMBERS,),
+}
+
+
+@pytest.mark.parametrize("op", SIZED_BY_DATA, ids=str)
+def test_no_fake_has_a_size_that_only_the_data_can_tell(op: Any) -> None:
+    mode = compat.fake_mode()
+    fake = compat.fakes_again(mode)
+    args = (fake(x) if isinstance(x, torch.Tensor) else x for x in SIZED_BY_DATA[op])
+    with mode, pytest.raises(compat.FAKE_LIMITS):
+        op(*args)
+
+
+def test_a_gradient_over_repeated_indices_is_eagers() -> None:
+    def gradients(function: Any) -> tuple[torch.Tensor, ...]:
+        x, value = torch.ones(5, 5, requires_grad=True), torch.tensor(3.0, requires_grad=True)
+        weights = torch.arange(25.0).reshape(5, 5)
+        return torch.autograd.grad((function(x, value) * weights).sum(), (x, value))
+
+    def fill(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return x.index_fill(1, NUMBERS, value)
+
+    for found, expected in zip(gradients(mc.compile(fill)), gradients(fill)):
+        assert torch.equal(found, expected)
