@@ -31,10 +31,10 @@ def functional_form(op: OpOverload) -> OpOverload:
     """
     schema = op._schema
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    aliases = [x for x in (*schema.arguments, *schema.returns) if x.alias_info is not None]
+    aliases = [x.alias_info for x in (*schema.arguments, *schema.returns)]
     if any(str(a.type) not in ("Tensor", "Optional[Tensor]") for a in written):
         raise Unsupported(f"{op} writes into lists of tensors and has no functional form")
-    if not all(x.alias_info.is_write for x in aliases):
+    if not all(alias is None or alias.is_write for alias in aliases):
         raise Unsupported(f"{op} returns a view of an argument and has no functional form")
     fresh = [i for i, result in enumerate(schema.returns) if result.alias_info is None]
     results = [str(schema.returns[i].type) for i in fresh] + ["Tensor"] * len(written)

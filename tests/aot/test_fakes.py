@@ -169,3 +169,19 @@ def test_symbols_of_sizes_that_became_known_do_not_stop_a_compilation() -> None:
         x = torch.randn(n, 4)
         assert torch.equal(compiled(x), rows(x))
     assert mc.explain(compiled)(x).eager_calls == 0
+
+
+def test_a_result_whose_size_depends_on_data_has_no_fake() -> None:
+    """torch 2.11 makes one element of it, and so another gradient of what `index_fill` puts in."""
+    with compat.fake_mode() as mode, pytest.raises(RuntimeError, match="_unique"):
+        torch.ops.aten._unique.default(mode.from_tensor(torch.tensor([1, 1, 0])))
+
+
+def test_the_gradient_of_a_filled_in_value_counts_every_place_once() -> None:
+    def program(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        filled = x.index_fill(0, torch.tensor([1, 1, 2]), value)
+        return (filled * torch.arange(12.0).view(4, 3)).sum()
+
+    x, value = torch.randn(4, 3), torch.randn((), requires_grad=True)
+    mc.compile(program)(x, value).backward()
+    assert value.grad.item() == sum(range(3, 9))
