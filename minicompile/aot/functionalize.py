@@ -36,6 +36,7 @@ from minicompile.aot.layout import (
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import Unsupported
+from minicompile.ops.functional import functional_form
 from minicompile.ops.graph import Graph, origins_of, output_node, placeholders, user_line
 from minicompile.ops.nodes import (
     ALIASES,
@@ -104,6 +105,8 @@ def functional_variant(op: OpOverload) -> OpOverload:
             same = arguments == wanted or {**arguments, **options} == {**wanted, **options}
             if same and not found._schema.is_mutable:
                 return found
+    if namespace not in ("aten", "prims"):
+        return functional_form(op)
     raise Unsupported(f"{op} writes into its arguments and has no functional form")
 
 
@@ -380,12 +383,12 @@ class Functionalizer:
             raise Unsupported(reason, user_line(node))
         form, given = functional_variant(op), dict[str, Any](kwargs)
         for position, parameter in enumerate(op._schema.arguments):
-            if parameter.is_out:
+            if parameter.is_out and form.namespace != "minicompile":
                 if "dtype" in {a.name for a in form._schema.arguments} - given.keys():
                     out = given[parameter.name]
                     given |= {"dtype": out.dtype, "device": out.device}
                 del given[parameter.name]
-            elif position < len(args):
+            elif position < len(args) and not parameter.kwarg_only:
                 given[parameter.name] = args[position]
             elif parameter.has_default_value():
                 # spelled out, since the functional form may have another default

@@ -1,0 +1,152 @@
+"""Operators of a user that write to their arguments are in the graph, and write what they write in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import minicompile as mc
+from minicompile.api import dispatcher_of
+
+
+@torch.library.custom_op("mc_writes::add_to", mutates_args={"x"})
+def add_to(x: Tensor, y: Tensor, by: float = 1.0) -> None:
+    x.add_(y * by)
+
+
+@torch.library.custom_op("mc_writes::both", mutates_args={"x", "z"})
+def both(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    x.mul_(2)
+    z.copy_(x + y)
+    return x.sum() + y
+
+
+@torch.library.custom_op("mc_writes::optional", mutates_args={"out"})
+def optional(x: Tensor, out: Tensor | None = None) -> Tensor:
+    if out is not None:
+        out.copy_(x * 3)
+    return x * 3
+
+
+@torch.library.custom_op("mc_writes::lists", mutates_args={"xs"})
+def lists(xs: list[Tensor], by: int) -> None:
+    for x in xs:
+        x.add_(by)
+
+
+both.register_fake(lambda x, y, z: torch.empty_like(y))
+optional.register_fake(lambda x, out=None: torch.empty_like(x))
+LIBRARY = torch.library.Library("mc_writes", "FRAGMENT")
+LIBRARY.define("inc_(Tensor(a!) x, int by) -> Tensor(a!)")
+LIBRARY.impl("inc_", lambda x, by: x.add_(by), "CompositeExplicitAutograd")
+LIBRARY.define("two(Tensor(a!) x, Tensor y) -> (Tensor, Tensor)")
+LIBRARY.impl("two", lambda x, y: (x.add_(1) * y, x - y), "CompositeExplicitAutograd")
+LIBRARY.define("double(Tensor x, *, Tensor(a!) out) -> ()")
+
+
+def double(x: Tensor, *, out: Tensor) -> None:
+    out.copy_(x * 2)
+
+
+LIBRARY.impl("double", double, "CompositeExplicitAutograd")
+OPS = torch.ops.mc_writes
+
+
+def argument(x: Tensor, y: Tensor) -> Any:
+    add_to(x, y)
+    return x * 2
+
+
+def several(x: Tensor, y: Tensor) -> Any:
+    z = torch.empty_like(x)
+    return both(x, y, z), z, x + 1
+
+
+def given_or_not(x: Tensor, y: Tensor) -> Any:
+    z = torch.zeros_like(x)
+    return optional(y, z) + z, optional(y)
+
+
+def returned(x: Tensor, y: Tensor) -> Any:
+    z = OPS.inc_(x, 2)
+    return z * 2, z is x
+
+
+def results(x: Tensor, y: Tensor) -> Any:
+    return *OPS.two(x, y), x
+
+
+def out(x: Tensor, y: Tensor) -> Any:
+    z = torch.empty_like(x)
+    OPS.double(x, out=z)
+    return z + 1
+
+
+def part(x: Tensor, y: Tensor) -> Any:
+    columns = x[:, 1:3]
+    add_to(columns, y[:, :2], 2.0)
+    return x.sum(), columns
+
+
+def turned(x: Tensor, y: Tensor) -> Any:
+    add_to(x.t(), y.t())
+    add_to(x.t(), y.t())
+    return x
+
+
+def computed(x: Tensor, y: Tensor) -> Any:
+    z = x + 1
+    add_to(z, y)
+    add_to(z[0], y[1])
+    return z.relu()
+
+
+def itself(x: Tensor, y: Tensor) -> Any:
+    add_to(x, x)
+    return x
+
+
+PROGRAMS: list[Callable[[Tensor, Tensor], Any]] = [
+    *(argument, several, given_or_not, returned, results, out, part, turned, computed, itself),
+]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_writes_are_in_the_graph(program: Callable[..., Any], backend: str) -> None:
+    inputs = [torch.randn(4, 4), torch.randn(4, 4)]
+    copies = [x.clone() for x in inputs]
+    compiled = mc.compile(program, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs), program(*copies))
+    torch.testing.assert_close(inputs, copies)
+    assert dispatcher_of(compiled).explanation().graph_count == 1
+
+
+def test_a_buffer_that_is_written_trains_as_in_eager() -> None:
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        buffer = torch.zeros(4, 4)
+        add_to(buffer, x)
+        return (weight * 2 * buffer).sum()
+
+    x, weight = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    (expected,) = torch.autograd.grad(program(x, weight), weight)
+    (found,) = torch.autograd.grad(mc.compile(program)(x, weight), weight)
+    torch.testing.assert_close(found, expected)
+
+
+def test_writes_to_lists_are_left_to_eager_with_a_reason() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        lists([x, y], 3)
+        return x + y
+
+    inputs = [torch.randn(4), torch.randn(4)]
+    copies = [x.clone() for x in inputs]
+    compiled = mc.compile(program)
+    torch.testing.assert_close(compiled(*inputs), program(*copies))
+    torch.testing.assert_close(inputs, copies)
+    (told,) = dispatcher_of(compiled).explanation().breaks
+    assert "writes into lists of tensors" in told.reason
