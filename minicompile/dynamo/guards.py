@@ -317,7 +317,7 @@ def generate(head: str, lines: list[str], names: dict[str, Any]) -> Any:
     filename = f"<minicompile {name} {len(linecache.cache)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     exec(compile(text, filename, "exec"), names)
-    return names[name]
+    return names.pop(name)  # else it would refer to itself, and live until cycles are collected
 
 
 # -- failures
