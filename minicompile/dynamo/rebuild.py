@@ -144,7 +144,9 @@ class Rebuild:
         if cls is slice:
             return f"slice{self.sequence((value.start, value.stop, value.step))}"
         if cls is types.MethodType and type(value.__func__) in C_METHODS:  # eager's is a builtin
-            return f"{self.expression(value.__func__)}.__get__{self.sequence([value.__self__])}"
+            method, owner = map(self.expression, (value.__func__, value.__self__))
+            # without the class 3.11 crashes on methods that C code binds to it
+            return f"{method}.__get__({owner}, {self.code.constant(type(value.__self__))})"
         if cls is types.MethodType:
             return f"types.MethodType{self.sequence((value.__func__, value.__self__))}"
         if cls is set or cls is frozenset:
