@@ -127,9 +127,9 @@ def capture_frame(
             raise error.with_traceback(None) from error.__cause__
         finally:
             asked |= tracer.asked_compiling
-            for error in tracer.exceptions:  # frames in their tracebacks hold them: cycles again
-                if tracer.tracker(error) is None:
-                    error.__traceback__ = None
+            for one in tracer.exceptions:  # frames in their tracebacks hold them: cycles again
+                if tracer.tracker(one) is None:
+                    one.__traceback__ = None
             # it is part of cycles, and what it knows of this call would live until they are collected
             tracer.__dict__.clear()
 
