@@ -207,13 +207,14 @@ class Resume:
     ) -> Callable[..., Any]:
         before = self.owner()
         key = id(function.__code__), state, tuple(map(id, closure))
-        if before is not None and key in before.resumed:
-            return before.resumed[key].entrance
+        if before is not None and key in before.entrances:
+            return before.entrances[key]
         rest = resume_function(function, state, closure)
         if before is None or len(before.resumed) >= MAX_RESUMED:
             return rest
         before.resumed[key] = before.another(rest, f"{before.name}, resumed", before)
-        return before.resumed[key].entrance
+        before.entrances[key] = before.resumed[key].entrance
+        return before.entrances[key]
 
 
 MAX_RESUMED = 256

@@ -102,10 +102,10 @@ def capture_frame(
     `values`: its parameters by name (`*args` a tuple, `**kwargs` a dict). Nothing outside is changed.
     `resumed`: it is a resume function itself. `compiling`: what `torch.compiler.is_compiling()` gives, unless
     the frame can only be captured in part. `fixed_modules`: arguments that stay the same modules.
+
     Raises Unsupported with the reason and the user's line.
     """
     asked = False
-
     if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
         raise refusal("inference-mode", "grad mode is enabled in inference mode")
 
@@ -127,6 +127,9 @@ def capture_frame(
             raise error.with_traceback(None) from error.__cause__
         finally:
             asked |= tracer.asked_compiling
+            for one in tracer.exceptions:  # frames in their tracebacks hold them: cycles again
+                if tracer.tracker(one) is None:
+                    one.__traceback__ = None
             # it is part of cycles, and what it knows of this call would live until they are collected
             tracer.__dict__.clear()
 
@@ -335,7 +338,7 @@ def or_in_eager(
         "finally:",
         "    if hooks is not None: hooks.leave()",
         "if type(out) is Raised:",
-        f"    return graph_raised(out, ({''.join(f'L_{name}, ' for name in parameters)}))",
+        f"    return graph_raised()(out, ({''.join(f'L_{name}, ' for name in parameters)}))",
     ]
 
 

@@ -136,7 +136,9 @@ class Dispatcher:
         self.entries: list[Entry] = []
         self.above = None if frames is None else weakref.ref(frames)
         """What belongs to the compiled function that this one is part of."""
-        self.before = before
+        self.is_resumed = before is not None
+        self.cut = None if before is None else weakref.ref(before)
+        """The dispatcher that was cut, which has this one; where it is dropped, memory is freed at once."""
         self.clear()
         with _all_lock:
             _all.add(self)
@@ -144,6 +146,7 @@ class Dispatcher:
     def clear(self) -> None:
         """Forget every compiled version and all counts."""
         self.entries.clear()
+        self.entrances: dict[Any, Callable[..., Any]] = {}
         self.resumed: dict[Any, Dispatcher] = {}
         """What goes on after graph breaks, by bytecode and state."""
         self.nested: NestedFrames | None = None
@@ -176,9 +179,14 @@ class Dispatcher:
 
     # -- calls
 
-    @functools.cached_property
-    def entrance(self) -> types.FunctionType:
-        """What callers call."""
+    @property
+    def before(self) -> Dispatcher | None:
+        """What was cut, if this is what goes on after it."""
+        return None if self.cut is None else self.cut()
+
+    @property
+    def entrance(self) -> Callable[..., Any]:
+        """What callers call; a new function each time, which holds the dispatcher."""
         return compiled_function(self)
 
     def miss(self, *arguments: Any) -> Any:
@@ -323,7 +331,7 @@ class Dispatcher:
             self.stop(refusal("recompile-limit", limit), failures=failures)
             return None
         try:
-            root, resumed = self.before or self, self.before is not None
+            root, resumed = self.before or self, self.is_resumed
             resume = None if self.fullgraph else Resume(weakref.ref(root))
             how = Dynamic(self.dynamic, self.varied), self.name, resume, resumed, root.compiling
             frame = captured(self.function, values, *how, self.fixed_modules(values))
@@ -375,7 +383,7 @@ class Dispatcher:
         for symbol in env.fixed if env is not None else ():
             if env.wishes[symbol] == "mark_dynamic":
                 warnings.warn(f"{self.name} fixes a size: {env.line(symbol)}", stacklevel=6)
-        entry = Entry(frame, compiled, tuple(values), self.graph_raised)
+        entry = Entry(frame, compiled, tuple(values), weakref.WeakMethod(self.graph_raised))
         self.entries.append(entry)
         return entry
 
@@ -408,7 +416,7 @@ class Dispatcher:
     def raises(self, key: Any, why: Unsupported | None) -> None:
         """A call that a torch function refuses is eager's as a whole: an exception has eager's words then,
         and what was written before is written. Raises Unsupported, unless eager has gone on there before."""
-        nested = self.above is not None and self.before is None  # nobody hears how eager ended
+        nested = self.above is not None and not self.is_resumed  # nobody hears how eager ended
         if (
             isinstance(why, RefusedWrite)
             and not nested
@@ -452,7 +460,9 @@ class Dispatcher:
         """
         failure, key = entry.failure(self.values(arguments)), fingerprint(arguments)
         self.entries.remove(entry)
-        why = refusal("guards-changed", f"the guards changed while capturing: {failure}")
+        why: Unsupported = refusal(
+            "guards-changed", f"the guards changed while capturing: {failure}"
+        )
         self.changed[key] += 1
         again = self.changed[key] % CAPTURES_PER_CALL != 0
         if self.changed[key] == CAPTURES_PER_CALL * CALLS_THAT_CAPTURE:

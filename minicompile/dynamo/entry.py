@@ -9,6 +9,7 @@ evaluates the guards only if one did. Inputs are fetched once, for the guards an
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,7 +39,9 @@ class HeldCheck:
     __slots__ = ("code", "evaluate", "fetched", "guards", "tensors", "unchanged")
 
     def __init__(self, code: SourceCode, guards: list[Guard], fetched: list[Source]) -> None:
-        self.code, self.guards, self.fetched = code, guards, fetched
+        self.code, self.guards, self.fetched = code.part(), guards, fetched
+        # `code.names` will refer to this object
+        self.code.names, self.code.by_id = dict(code.names), dict(code.by_id)
         self.evaluate = self.generate(guards, fetched)
         self.unchanged: Callable[[], bool] = unknown
         self.tensors: list[Any] = []
@@ -96,15 +99,16 @@ class Entry:
         captured: CapturedFrame,
         compiled: BoxedGraph,
         parameters: Sequence[str],
-        graph_raised: Callable[[Raised, tuple[Any, ...]], Any],
+        graph_raised: weakref.WeakMethod[Callable[[Raised, tuple[Any, ...]], Any]],
     ) -> None:
-        """`graph_raised(raised, arguments)`: the frame in eager, after the graph raised that."""
+        """`graph_raised()(raised, arguments)`: the frame in eager, after the graph raised that."""
         self.captured, self.capture = captured, captured.capture
-        self.hits = 0
+        self.counter = [0]
+        """How many calls it has answered: generated code holds this cell, not the entry."""
         captured.code.names.update(
             MISS=MISS,
             ERRORS=FETCH_ERRORS,
-            entry=self,
+            hits=self.counter,
             graph=compiled,
             held_by=held_by if isinstance(compiled, AtOnce) else lambda inputs: (),
             graph_raised=graph_raised,
@@ -118,6 +122,11 @@ class Entry:
             names = {"begin": self.call, "MISS": MISS, "run": run}
             lines = [f"left = [begin({given})]", "return MISS if left[0] is MISS else run(left)"]
             self.call = generate(f"run_all({given})", lines, names)
+
+    @property
+    def hits(self) -> int:
+        """How many calls it has answered."""
+        return self.counter[0]
 
     def lines(self) -> list[str]:
         """Check the guards, run the graph, rebuild the result."""
@@ -149,7 +158,7 @@ class Entry:
             "    return MISS",
             *(["if not tensors_hold(*inputs): return MISS"] if "tensor" in guard_rules else []),
             *([f"inputs += ({given})"] if numbers else []),
-            *("entry.hits += 1", *captured.lines),
+            *("hits[0] += 1", *captured.lines),
         ]
 
     def failure(self, values: dict[str, Any]) -> GuardFailure | None:

@@ -44,7 +44,7 @@ def enter_block(tracer: Calls, args: Any, kwargs: Any) -> None:
             tracer.unsupported("inference-mode", "inference mode is left inside of its block")
         tracer.call(settings.set_grad_enabled, (True,), {})
         return
-    recorder.blocks.append(tracer.places_now())
+    recorder.blocks.append(recorder.places())
     recorder.inference = True
     settings.set_grad_enabled(False)
 

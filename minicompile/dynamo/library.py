@@ -232,7 +232,7 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 @means(type.__subclasses__)
 def subclasses(tracer: Calls, cls: type) -> Any:
     """The subclasses of a class, guarded: a program may define another one between two calls."""
-    found = type.__subclasses__(cls)
+    found: list[type] = type.__subclasses__(cls)
     if tracer.is_made(cls):
         return found
     parts = (tracer.class_tracker(cls).source,)

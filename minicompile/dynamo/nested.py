@@ -17,7 +17,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -81,14 +81,11 @@ class NestedCode:
     """All functions of one code object. `entry(function, *locals)` is called in the place of their frames."""
 
     def __init__(self, frames: NestedFrames, code: types.CodeType) -> None:
-        self.frames, self.code = frames, code
+        self.frames, self.code = weakref.ref(frames), code
         self.dispatchers: dict[tuple[int, ...], Dispatcher] = {}
         """By what makes calls differ altogether: globals and cells, the module that it is a method of."""
-        root = frames.root()
-        if root is not None and root.function.__code__ is code:  # it calls itself
-            self.dispatchers[identity(root.function, None)] = root
-        self.last: tuple[Any, Any, Dispatcher | None] = (None, None, None)
-        """The last answer of `dispatcher`, for the next call."""
+        self.last: tuple[Any, ...] = (nothing, nothing, nothing)
+        """The last answer of `dispatcher`, for the next call: weak references, also to what it was about."""
         self.entry: Any = self.answering()
 
     def answering(self) -> Callable[..., Any]:
@@ -96,7 +93,12 @@ class NestedCode:
         plain, named, starred, _ = parameters(self.code)
         unordered = plain < named < starred  # a signature has *args before the keywords
 
+        weak = weakref.ref(self)
+
         def answer(function: types.FunctionType, /, *given: Any) -> Any:
+            self = weak()
+            if self is None:
+                return LEAVE
             found = self.dispatcher(function, given[0] if plain else None)
             if found is None:
                 return LEAVE
@@ -114,18 +116,27 @@ class NestedCode:
     def dispatcher(self, function: types.FunctionType, first: Any) -> Dispatcher | None:
         """The one for a call; None when there are too many of this code."""
         module = first if isinstance(first, torch.nn.Module) else None
-        last_function, last_module, found = self.last
-        if function is last_function and module is last_module:
-            return found
-        key = identity(function, module)
-        found, root = self.dispatchers.get(key), self.frames.root()
+        last_function, last_module, last = self.last
+        if function is last_function() and module is last_module() and last() is not None:
+            return cast("Dispatcher", last())
+        key, frames = identity(function, module), self.frames()
+        root = None if frames is None else frames.root()
+        found = self.dispatchers.get(key)
+        if root is not None and root.function.__code__ is self.code:  # it calls itself
+            found = root if key == identity(root.function, None) else found
         most = MAX_CLOSURES if module is None else MAX_MODULES
-        if found is None and root is not None and len(self.dispatchers) < most:
+        if (
+            found is None
+            and root is not None
+            and frames is not None
+            and len(self.dispatchers) < most
+        ):
             own = bind(self.code, function, function.__closure__ or ())
             found = self.dispatchers[key] = root.another(own, one_module=module is not None)
-            self.frames.dispatchers.append(found)
+            frames.dispatchers.append(found)
         if found is not None:
-            self.last = function, module, found
+            about = nothing if module is None else weakref.ref(module)
+            self.last = weakref.ref(function), about, weakref.ref(found)
         return found
 
     def missed(self, dispatcher: Dispatcher, arguments: tuple[Any, ...]) -> Any:
@@ -137,9 +148,14 @@ class NestedCode:
         tried = dispatcher.entries or dispatcher.breaks
         if tried and not any(map(pays, dispatcher.entries)):
             self.entry = LEAVE
-            if not dispatcher.breaks and dispatcher in self.frames.dispatchers:
-                self.frames.dispatchers.remove(dispatcher)  # nothing to tell
+            frames = self.frames()
+            if frames and not dispatcher.breaks and dispatcher in frames.dispatchers:
+                frames.dispatchers.remove(dispatcher)  # nothing to tell
         return found
+
+
+def nothing() -> None:
+    """Stands for a weak reference to what is no more."""
 
 
 def pays(entry: Any) -> bool:

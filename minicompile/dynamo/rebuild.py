@@ -145,11 +145,10 @@ class Rebuild:
             return items if cls is tuple else f"torch.Size({items})"
         if cls is slice:
             return f"slice{self.sequence((value.start, value.stop, value.step))}"
-        if cls is types.MethodType and isinstance(
-            value.__func__, C_METHODS
-        ):  # eager's is a builtin
-            method = self.code.constant(value.__func__)
-            return f"{method}.__get__{self.sequence([value.__self__])}"
+        if cls is types.MethodType and isinstance(value.__func__, C_METHODS):  # eager's is builtin
+            method, owner = self.code.constant(value.__func__), self.expression(value.__self__)
+            # without the class 3.11 crashes on methods that C code binds to it
+            return f"{method}.__get__({owner}, {self.code.constant(type(value.__self__))})"
         if cls is types.MethodType:
             return f"types.MethodType{self.sequence((value.__func__, value.__self__))}"
         if cls is set or cls is frozenset:

@@ -69,6 +69,8 @@ class Tracer(Calls):
         self.cut: int | None = None
         """The number of executed instructions after which to stop."""
         self.frame_at_cut: Frame | None = None
+        self.exceptions: list[BaseException] = []
+        """What was raised in the frame."""
         self.raised_after = 0
         """Instructions executed before the captured frame's one that raised last."""
         self.places: list[int] | None = None
@@ -110,6 +112,7 @@ class Tracer(Calls):
     def catches(self, error: BaseException) -> bool:
         if isinstance(error, Cut):
             return False
+        self.exceptions.append(error)
         if isinstance(error, Unsupported) and self.places is None and self.frame is not None:
             self.places = [*error.places] or self.places_now()
         elif error is not self.raised and self.frame is not None:

@@ -37,6 +37,10 @@ class Given:
     special: bool = False
     shared: bool = False
     """The second tensor is a view of the first one's memory."""
+    inference: bool = False
+    """The arguments are made, and the call runs, in inference mode."""
+    another: bool = False
+    """The call gets another network of the same class."""
     filled: bool = False
     """The list, the dict and the box hold more than else."""
 
@@ -50,6 +54,8 @@ CALLS = {
     "more rows": Given(rows=7, dtype=torch.float64),
     "without gradients": Given(rows=2, trained=False, dtype=torch.int64),
     "shared memory": Given(rows=4, shared=True),
+    "another network": Given(another=True),
+    "inference mode": Given(trained=False, inference=True),
     "last call": Given(),
 }
 
@@ -245,9 +251,10 @@ def run(
     gradients = Loose(max(tolerance, 1e-5))
     kept: list[Any] = []
     shown: dict[str, Any] = {}
+    other = module.Net().to(device)
     for step, given in CALLS.items():
-        with torch.device(device):
-            args = arguments(module, given, net)
+        with torch.device(device), torch.inference_mode(given.inference):
+            args = arguments(module, given, other if given.another else net)
         kept.append(args)  # identities must not be used again
         results: list[Any] = []
 
@@ -255,7 +262,8 @@ def run(
             results.append(function(*args))
             return results[0]
 
-        result, printed, *after = called(keeping, args, record, ExitStack())
+        with torch.inference_mode(given.inference):
+            result, printed, *after = called(keeping, args, record, ExitStack())
         shown[step] = result, printed_as(printed, tolerance), *after
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
