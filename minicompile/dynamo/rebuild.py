@@ -33,6 +33,7 @@ from minicompile.dynamo.variables import (
     HEAP_TYPE,
     IDENTITY_TYPES,
     VariableTracker,
+    copied,
     has_symbols,
     is_constant,
     is_struct,
@@ -331,12 +332,14 @@ class Rebuild:
             return [f"list.__setitem__({target}, slice(None), {self.sequence(now)})"]
         if isinstance(tracker.value, collections.deque):
             return [f"deque.clear({target})", f"deque.extend({target}, {self.sequence(now)})"]
-        gone = set(map(id, before)) - set(map(id, now))
-        changes = {
-            "difference_update": [item for item in before if id(item) in gone],
-            "update": [item for item in now if not any(item is other for other in before)],
-        }
-        return [f"set.{name}({target}, {self.sequence(items)})" for name, items in changes.items()]
+        steps = set_changes(tracker.value, before, now)
+        if steps is None:
+            what = f"{tracker.source}, a set, gets an order that a replay does not give"
+            raise refusal("outside-change", what)
+        return [
+            f"set.{name}({', '.join([target, *map(self.sequence, given)])})"
+            for name, given in steps
+        ]
 
     def store_item(self, tracker: VariableTracker, key: Any, value: Any) -> list[str]:
         """Lines that write a key of a dict, by the built-in method."""
@@ -362,6 +365,23 @@ class Rebuild:
         if cell and value is DELETED:
             return f"del {self.outside(tracker)}.cell_contents"
         return self.set_attribute(self.outside(tracker), name, value)
+
+
+def set_changes(
+    value: set[Any], before: list[Any], now: list[Any]
+) -> list[tuple[str, list[list[Any]]]] | None:
+    """Calls of a set's methods that make it hold the items `now`, in that order; None if none do."""
+    known, left = set(map(id, before)), set(map(id, now))
+    gone = [item for item in before if id(item) not in left]
+    new = [item for item in now if id(item) not in known]
+    few: list[tuple[str, list[list[Any]]]] = [("difference_update", [gone]), ("update", [new])]
+    for steps in few, [("clear", []), ("update", [now])]:
+        replayed = copied(value)
+        for name, given in steps:
+            getattr(set, name)(replayed, *given)
+        if raw_items(replayed) == now:
+            return steps
+    return None
 
 
 def made_by_python(cls: type) -> bool:

@@ -553,15 +553,8 @@ def show(value: Any, seen: dict[int, int]) -> Any:
         seen[id(value)] = len(seen)
     attributes = [(key, show(item, seen)) for key, item in getattr(value, "__dict__", {}).items()]
     if isinstance(value, Slotted):
-        attributes.append(("a", object.__getattribute__(value, "a") if "a" in slots(value) else 0))
+        attributes.append(("a", show(getattr(value, "a", None), seen)))
     return kind, attributes, list(contents(value, seen))
-
-
-def slots(value: Any) -> list[str]:
-    try:
-        return ["a"] if Slotted.a.__get__(value) is not None else []  # type: ignore[attr-defined]
-    except AttributeError:
-        return []
 
 
 def contents(value: Any, seen: dict[int, int]) -> Iterator[Any]:

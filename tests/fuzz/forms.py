@@ -330,3 +330,39 @@ def blanks(t: str, u: str, i: str, pick: Callable[..., str]) -> dict[str, str]:
     """What stands for the names in braces; `pick` chooses among strings."""
     found = {"t": t, "u": u, "i": i, "steps": STEPS.format(t=t)}
     return found | {name: pick(*among) for name, among in CHOICES.items()}
+
+
+CONTAINERS = {
+    "SHELF.sets[{i} % 2]": (
+        *("{c} |= {{{i}, 2}}", "{c} &= {{1, {i}}}", "{c} -= {{{i}}}", "{c} ^= {{{i}, 3}}"),
+        *("{c}.add({i})", "{c}.discard({i})", "{c}.update([{i}, 5])", "operator.ior({c}, {{{i}}})"),
+        "{c}.intersection_update({{1, 2, {i}}})",
+    ),
+    "SHELF.dicts[{i} % 4]": (
+        *("{c} |= {{'n': {i}}}", "{c} |= {{'a': {i}, 'm': 1}}", "operator.ior({c}, {{'k': {i}}})"),
+        *("{c}['n'] = {i}", "{c}['a'] += {i}", "{c}.update(n={i})", "{c}.setdefault('m', {i})"),
+        *("del {c}['a']", "{c}.pop('n', None)", "{c}.popitem()", "{c}.clear()"),
+    ),
+    "SHELF.ordered": (
+        *("{c} |= {{'n': {i}}}", "{c}.move_to_end('a')", "{c}.move_to_end('b', last=False)"),
+        *("{c}.popitem(last=False)", "{c}['a'] = {i}", "del {c}['b']", "{c}.update(b={i}, c=1)"),
+    ),
+    "SHELF.lists[{i} % 3]": (
+        *("{c} += [{i}]", "{c} += ({i}, 7)", "{c} *= 2", "operator.iadd({c}, [{i}])"),
+        *("{c}.append({i})", "{c}[0] = {i}", "{c}.pop()", "{c}.reverse()", "{c}.extend([{i}])"),
+        *("del {c}[0]", "{c}.remove({i})", "{c}.insert(0, {i})"),
+    ),
+}
+"""Where the program finds containers of its caller, and what it does to them."""
+READS = (
+    *("len({c})", "len(str({c}))", "sum(len(str(v)) for v in {c})", "len(f'{{{c}}}')"),
+    *("int('a' in {c})", "int({i} in {c})", "len(list({c}) + [1])", "int({c} == SHELF.ordered)"),
+    *("len([*{c}, *{c}])", "len(repr(next(iter({c}), None)))", "len(type({c}).__name__)"),
+)
+"""Numbers that follow from such a container."""
+LOOKUPS = (
+    *("getattr(LOCAL, 'v', {i})", "int(hasattr(LOCAL, 'v'))", "getattr(Chosen, 'scale', 5)"),
+    *("int(hasattr(Chosen, 'other'))", "getattr(weakref.proxy(box), 'steps', 7)"),
+    *("int(hasattr(box.bump, 'mark'))", "getattr(SHELF, 'nothing', {i})"),
+)
+"""Numbers that follow from whether an object has an attribute."""

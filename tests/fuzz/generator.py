@@ -14,7 +14,16 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tests.fuzz.forms import FORMS, HALF, STEPS, WRITES, blanks
+from tests.fuzz.forms import (
+    CONTAINERS,
+    FORMS,
+    HALF,
+    LOOKUPS,
+    READS,
+    STEPS,
+    WRITES,
+    blanks,
+)
 from tests.fuzz.prelude import PRELUDE
 
 PARAMETERS = ("a", "b", "n", "flag", "items", "table", "box", "net")
@@ -194,6 +203,7 @@ class Maker:
             (3, self.container),
             (3, self.breaks),
             (2, self.state),
+            (2, self.held),
         ]
         nested: list[tuple[int, Callable[[], Statement]]] = [
             (4, self.if_),
@@ -280,6 +290,20 @@ class Maker:
                 "table = {key: v for key, v in table.items()}",
             )
         )
+
+    def held(self) -> Statement:
+        """Something about a container that the caller holds, or about an attribute of an odd object."""
+        place, changes = self.choose.choice(list(CONTAINERS.items()))
+        place, i = place.format(i=self.i()), self.i()
+        if self.chance(0.2):
+            value = self.pick(*LOOKUPS).format(i=i)
+            return line(f"LOCAL.v = {i}") if self.chance(0.2) else self.bound(self.ints, "k", value)
+        if self.chance(0.3):
+            return self.bound(self.ints, "k", self.pick(*READS).format(c=place, i=i))
+        if self.chance(0.4):
+            name = self.name("held")
+            return line(f"{name} = {place}; " + self.pick(*changes).format(c=name, i=i))
+        return line(self.pick(*changes).format(c=place, i=i))
 
     def state(self) -> Statement:
         t, i = self.t(), self.i()

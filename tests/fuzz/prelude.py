@@ -1,8 +1,13 @@
 """What every random program can use: globals, functions, classes, and modules with parameters."""
 
 PRELUDE = """\
+import collections
 import contextlib
 import functools
+import operator
+import threading
+import types
+import weakref
 
 import numpy as np
 import torch
@@ -13,6 +18,39 @@ WIDTH, ROWS = 4, 1
 SCALE = 1.5
 COUNT = 0
 SEEN = []
+LOCAL = threading.local()
+
+
+class Tags(set):
+    pass
+
+
+class Rows(list):
+    pass
+
+
+class Doubled(dict):
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value * 2)
+
+
+SHELF = types.SimpleNamespace(
+    sets=[{1, 2}, Tags({1, 3})],
+    dicts=[{"a": 1}, Doubled(a=2), collections.defaultdict(int, a=3), collections.Counter("aab")],
+    ordered=collections.OrderedDict(a=1, b=2),
+    lists=[[1, 2], Rows([3]), collections.deque([4, 5], 6)],
+)
+
+
+class Answering(type):
+    def __getattr__(cls, name):
+        if name == "scale":
+            return 2
+        raise AttributeError(name)
+
+
+class Chosen(metaclass=Answering):
+    pass
 
 
 class Box:
