@@ -16,6 +16,8 @@ The real compiler: torch/_inductor/codegen/{simd,cpp,common}.py, torch/_inductor
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal
@@ -48,6 +50,7 @@ from minicompile.codegen.split import refusal, split
 from minicompile.errors import BackendError, OptionError, Unsupported, unknown
 from minicompile.lowering.ir import TemplateKernel
 from minicompile.ops.gates import allowed
+from minicompile.ops.origin import Origin
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, loop_level, numbers
@@ -115,7 +118,7 @@ def make_plan(
     position: int,
 ) -> KernelPlan:
     """The plan of one kernel. `position` is the node's number in the schedule: part of the name."""
-    dtypes = {name: b.layout.dtype for name, b in schedule.graph.buffers.items()}
+    dtypes = schedule.dtypes
     merged, every = merge(node, schedule.memory.internal, dtypes)
     in_place = schedule.memory.in_place(position)
     take_over(merged, in_place)
@@ -135,7 +138,7 @@ def make_plan(
         loop=loop_level(body, {newer[new[v]] for v in every}),
         in_place=in_place,
         hints=dict(schedule.graph.size_hints),
-        cost=cost_of(node, schedule.graph, schedule.memory),
+        cost=cost_of(node, schedule),
     )
     made = language == "triton" and is_template(node)
     if made and plan.length != 1 and find_product(plan.body) is not None:
@@ -203,14 +206,12 @@ NAMED = 4
 
 def operation_names(body: LoopBody) -> str:
     """`add_gelu`: the user's operations in the kernel, in order, each once; never numbers or constants."""
-    found: list[str] = []
+    origins = dict[Origin, None]()
     for value in body.values:
-        for origin in sorted(value.origins):
-            name = origin.target.rpartition(".")[2].strip("_")
-            name = "".join(c if c.isalnum() else "_" for c in name)
-            if name and name not in found:
-                found.append(name)
-    return "_".join(found[:NAMED]) or "kernel"
+        origins |= dict.fromkeys(sorted(value.origins))
+    names = dict.fromkeys(origin.target.rpartition(".")[2].strip("_") for origin in origins)
+    plain = dict.fromkeys(re.sub(r"\W", "_", name) for name in names if name)
+    return "_".join(list(plain)[:NAMED]) or "kernel"
 
 
 def arguments_of(
@@ -218,7 +219,7 @@ def arguments_of(
 ) -> tuple[KernelArgument, ...]:
     """Tensor parameters in the order of first use."""
     loaded, stored = ({v.buffer for v in values} for values in (body.loads, body.stores))
-    found: dict[str, KernelArgument] = {}
+    found, counts = dict[str, KernelArgument](), Counter[str]()
     for value in body.values:
         name = value.buffer
         if value.op not in ("load", "store") or name in found:
@@ -226,9 +227,9 @@ def arguments_of(
         role: Literal["in", "out", "inout"] = "in" if value.op == "load" else "out"
         if name in updated or name in loaded & stored:
             role = "inout"
-        number = sum(1 for argument in found.values() if argument.role == role)
         prefix = {"in": "in_ptr", "out": "out_ptr", "inout": "in_out_ptr"}[role]
-        found[name] = KernelArgument(f"{prefix}{number}", name, dtypes[name], role)
+        found[name] = KernelArgument(f"{prefix}{counts[role]}", name, dtypes[name], role)
+        counts[role] += 1
     return tuple(found.values())
 
 

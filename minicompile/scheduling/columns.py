@@ -7,6 +7,8 @@ whole rows adds each to one row of sums, a "fold"; what its programs found is ad
 
 from __future__ import annotations
 
+import itertools
+
 from minicompile.lowering.ir import Template
 from minicompile.ops.handler import Index
 from minicompile.options import Options
@@ -22,7 +24,12 @@ HELD, LEAST_ROWS = 2**15, 2048
 def join_columns(groups: dict[int, ScheduledNode], fuser: Fuser, options: Options) -> None:
     """Let sums of columns ride in kernels that hold the rows, where none must run before the other."""
     mask, ancestors = fuser.mask, fuser.ancestors
-    for i, j in [(i, j) for i in groups for j in groups if i != j]:
+    reductions = [
+        number
+        for number, group in groups.items()
+        if isinstance(group, FusedSchedulerNode) and group.reduction_ranges
+    ]
+    for i, j in itertools.permutations(reductions, 2):
         if i not in groups or j not in groups:
             continue
         if ancestors[i] & mask[j] or ancestors[j] & mask[i]:

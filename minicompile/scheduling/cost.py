@@ -20,12 +20,12 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from minicompile import compat
-from minicompile.lowering.ir import Buffer, ExternKernel, Layout, LoopGraph, View
+from minicompile.lowering.ir import Buffer, ExternKernel, Layout, View
 from minicompile.ops.device import DeviceSpec
 from minicompile.ops.display import bytes_text
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, loop_level
-from minicompile.scheduling.nodes import FusedSchedulerNode, MemoryPlan, Schedule, ScheduledNode
+from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule, ScheduledNode
 from minicompile.shapes.expr import bounds, size_hint
 
 Hints = Mapping[sympy.Symbol, int]
@@ -74,15 +74,15 @@ Places = dict[str, set[Touched]]
 
 def costs_of(schedule: Schedule) -> list[Cost]:
     """What each node of a schedule moves and computes, in running order."""
-    return [cost_of(node, schedule.graph, schedule.memory) for node in schedule.nodes]
+    return [cost_of(node, schedule) for node in schedule.nodes]
 
 
-def cost_of(node: ScheduledNode, graph: LoopGraph, memory: MemoryPlan) -> Cost:
+def cost_of(node: ScheduledNode, schedule: Schedule) -> Cost:
     """What one scheduled node moves and computes."""
-    hints, buffers = graph.size_hints, graph.buffers
+    hints, layouts = schedule.graph.size_hints, schedule.layouts
     if isinstance(node, FusedSchedulerNode):
         flops = loop_flops(node, hints)
-        read, written = touched_by_loops(node.bodies, hints, memory.internal)
+        read, written = touched_by_loops(node.bodies, hints, schedule.memory.internal)
     else:
         flops, read, written = library_flops(node.kernel, hints), {}, {}
         for view in node.kernel.views():
@@ -90,7 +90,7 @@ def cost_of(node: ScheduledNode, graph: LoopGraph, memory: MemoryPlan) -> Cost:
         for output in filter(None, node.kernel.outputs):
             written[output.name] = {touched_by_view(output.layout, hints)}
     bytes_read, bytes_written = (
-        sum(bytes_of(found, buffers[name].layout, hints) for name, found in places.items())
+        sum(bytes_of(found, layouts[name], hints) for name, found in places.items())
         for places in (read, written)
     )
     return Cost(bytes_read, bytes_written, flops)

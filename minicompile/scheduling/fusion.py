@@ -71,14 +71,15 @@ class FusionContext:
 
     def __init__(self, graph: LoopGraph, options: Options, nodes: Sequence[SingleNode]) -> None:
         self.graph, self.options, self.hints = graph, options, graph.size_hints
-        self.readers: dict[str, set[str]] = {name: set() for name in graph.buffers}
+        self.buffers = graph.buffers
+        self.readers: dict[str, set[str]] = {name: set() for name in self.buffers}
         """Names of the nodes that read each buffer."""
         for node in nodes:
             for dependency in node.reads:
                 self.readers[dependency.buffer].add(node.name)
         self.kept = kept_buffers(graph)
         """Buffers that must reach memory whoever reads them: graph outputs, scatter targets and results."""
-        self.itemsize = {name: b.layout.dtype.itemsize for name, b in graph.buffers.items()}
+        self.itemsize = {name: b.layout.dtype.itemsize for name, b in self.buffers.items()}
         self.bodies = {n.name: size_of(n.body) for n in nodes if isinstance(n, SchedulerNode)}
         """Operations of each body, and how many of its values are alive at once."""
         self.windows = {n.name for n in nodes if isinstance(n, SchedulerNode) and has_windows(n)}
@@ -336,7 +337,7 @@ class Fuser:
         context, inside = self.context, {node.name for node in readers}
         saved = {}
         for name in buffers:
-            elements = size_hint(context.graph.buffers[name].layout.storage_size, context.hints)
+            elements = size_hint(context.buffers[name].layout.storage_size, context.hints)
             alone = name not in context.kept and context.readers[name] <= inside
             saved[name] = (1 + alone) * elements * context.itemsize[name]
         return saved

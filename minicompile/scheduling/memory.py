@@ -246,7 +246,7 @@ def written_back(
     graph: LoopGraph, alive: Liveness, nodes: Sequence[ScheduledNode]
 ) -> list[InPlaceDecision]:
     """For each result that becomes an input's contents, whether its kernel can write it there at once."""
-    found, lives = [], {life.name: life for life in alive.lives}
+    found, lives, buffers = [], {life.name: life for life in alive.lives}, graph.buffers
     fails = [step for step, node in enumerate(nodes) if may_raise(node)]
     for output_number, number in graph.written_back.items():
         output, old = graph.outputs[output_number], graph.inputs[number]
@@ -255,7 +255,7 @@ def written_back(
         life, last = lives.get(output.buffer), alive.last.get(old.name, -1)
         if life is None:
             continue
-        node, layout, why = nodes[life.born], graph.buffers[life.name].layout, None
+        node, layout, why = nodes[life.born], buffers[life.name].layout, None
         if not isinstance(node, FusedSchedulerNode):
             why = f"a library makes {life.name}"
         elif last > life.born or graph.returned.count(life.name) > 1 or old.name in alive.lent:

@@ -16,6 +16,7 @@ The real compiler: torch/_inductor/scheduler.py, dependencies.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -24,7 +25,7 @@ import sympy
 import torch
 
 from minicompile.aot.result import OutputGroup
-from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph
+from minicompile.lowering.ir import ComputedBuffer, ExternKernel, Layout, LoopGraph
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, listed
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
@@ -390,6 +391,16 @@ class Schedule(Shown):
 
     def __post_init__(self) -> None:
         listed(self, "before", "nodes", "decisions")
+
+    @functools.cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """How each buffer lies in memory."""
+        return {name: buffer.layout for name, buffer in self.graph.buffers.items()}
+
+    @functools.cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Each buffer's dtype."""
+        return {name: layout.dtype for name, layout in self.layouts.items()}
 
     @property
     def kernels(self) -> list[FusedSchedulerNode]:

@@ -54,7 +54,7 @@ def lines_as_numbers(trace: Trace) -> dict[str, list[Any]]:
 
 def costs(found: Schedule) -> dict[str, str]:
     """Kernels and memory traffic of a schedule, as the views write them."""
-    moved = (cost_of(node, found.graph, found.memory).bytes for node in found.nodes)
+    moved = (cost_of(node, found).bytes for node in found.nodes)
     return {"kernels": str(len(found.kernels)), "bytes moved": bytes_text(sum(moved))}
 
 

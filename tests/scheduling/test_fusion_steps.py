@@ -37,7 +37,7 @@ def lesson() -> Trace:
 
 
 def moved(found: Schedule) -> int:
-    return sum(cost_of(node, found.graph, found.memory).bytes for node in found.nodes)
+    return sum(cost_of(node, found).bytes for node in found.nodes)
 
 
 def check(run: FusionSteps) -> None:
