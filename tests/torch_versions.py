@@ -27,15 +27,23 @@ ALWAYS, NEVER = (0, 0), (99, 0)
 DIFFERENCES: dict[str, Difference] = {
     "batch_norm takes an eps of 0": Difference((2, 12), NEVER, "2.11 raises a ValueError"),
     "a row of NaN stays in its row": Difference(
-        (2, 12), NEVER, "2.11's product of bfloat16 matrices on a CPU spreads NaN to the row before it"
+        (2, 12),
+        NEVER,
+        "2.11's product of bfloat16 matrices on a CPU spreads NaN to the row before it",
     ),
     "saved tensors are unpacked one by one": Difference(
-        (2, 12), NEVER, "2.11 has SavedTensor without unpack: a write to one saved tensor spoils all"
+        (2, 12),
+        NEVER,
+        "2.11 has SavedTensor without unpack: a write to one saved tensor spoils all",
     ),
     "bfloat16 batch_norm is rounded once": Difference(
-        (2, 12), NEVER, "2.11's kernel for half types rounds the normalized values before it scales them"
+        (2, 12),
+        NEVER,
+        "2.11's kernel for half types rounds the normalized values before it scales them",
     ),
-    "Inductor has a rule for stable sort": Difference((2, 12), NEVER, "2.11 calls aten.sort.stable"),
+    "Inductor has a rule for stable sort": Difference(
+        (2, 12), NEVER, "2.11 calls aten.sort.stable"
+    ),
     "rfft gives the strides that its fake has": Difference(
         (2, 12), NEVER, "2.11's eager kernel leaves the transformed dimension in another place"
     ),
