@@ -18,6 +18,7 @@ from minicompile.aot.passes.flash_attention import flash_attention
 from minicompile.ops.registry import scoped
 from minicompile.passes.manager import graph_pass
 from tests.codegen.test_attention import TEMPLATE, compiled, errors, kernel_texts, made, reason
+from tests.torch_versions import needs
 
 Form = Callable[[Tensor, Tensor, Tensor], Tensor]
 BATCH, HEADS, TOKENS, HEAD = 2, 3, 40, 16
@@ -310,7 +311,10 @@ def test_what_is_in_a_callers_memory_is_written_there(write: Callable[..., Tenso
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, pytest.param(torch.bfloat16, marks=needs("a row of NaN stays in its row"))],
+)
 def test_a_mask_is_rounded_as_the_scores_that_it_is_added_to(dtype: torch.dtype) -> None:
     q, k, v = (x.detach() for x in made(TOKENS, TOKENS, HEAD, dtype)[:3])
     mask = torch.zeros(TOKENS, TOKENS)

@@ -78,11 +78,11 @@ STRIDES: dict[str, Case] = {
     "logsigmoid": (lambda x: F.logsigmoid(x * 0), [column_major()]),
     "rrelu": (F.rrelu, [column_major()]),
     "batch_norm": (
-        lambda x: F.batch_norm(x, torch.zeros(2), torch.ones(2), eps=0.0),
+        lambda x: F.batch_norm(x, torch.zeros(2), torch.ones(2), eps=1e-9),
         [column_major()],
     ),
     "batch_norm, channels last": (
-        lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3), eps=0.0),
+        lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3), eps=1e-9),
         [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)],
     ),
     "two layouts": (
