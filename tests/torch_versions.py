@@ -47,7 +47,7 @@ DIFFERENCES: dict[str, Difference] = {
     "the fake of rfft has eager's strides": Difference(
         (2, 12),
         NEVER,
-        "2.11's fake keeps the order of the dimensions; values are right, strides are the fake's",
+        "2.11's fake keeps the order of the dimensions; our results have its strides",
     ),
     "the encoder layer's fast path has a fake": Difference(
         (2, 12), NEVER, "2.11 has no fake of aten._transformer_encoder_layer_fwd"
