@@ -89,6 +89,8 @@ def test_an_amd_gpu_has_a_listing_too(name: str) -> None:
         lines = zip(listing.splitlines(), assembly.kernel_lines("amdgcn"), strict=True)
         loads = {n for text, n in lines if re.search(r"\t(global|buffer)_load", text)}
         texts = {kernel.lines[n].text for n in loads if n is not None}
+        # an assertion loads the address that it reports to; Triton 3.9 shows this at its line
+        texts = {text for text in texts if "tl.device_assert" not in text}
         # what is loaded a tile ahead may be loaded where it is first used
         found = ["tl.load" in text for text in texts]
         assert any(found) if kernel.plan.loads_ahead else all(found) and found
