@@ -62,7 +62,7 @@ def test_every_error_has_an_id_of_its_own_a_cause_and_a_cure():
         kind for kind in errors_below(MinicompileError) if kind.__module__ == "minicompile.errors"
     ]
     assert (
-        len({kind.id for kind in public}) == len(public) == len({kind.cure for kind in public}) == 8
+        len({kind.id for kind in public}) == len(public) == len({kind.cure for kind in public}) == 9
     )
     for kind in public:
         assert kind.__doc__ and kind.id.startswith("MC-") and kind.cure.endswith(".")
@@ -79,6 +79,7 @@ CARRIERS = {
     "dynamo.breaks.Cut": "out of the interpreter, where a capture ends",
     "dynamo.snapshot.NotCoveredError": "a guard that is evaluated on every call",
     "lessons.exercise.Wrong": "a wrong answer: what check cells raise",
+    "lessons.wire.Raised": "an exception of an answer, sent to the judge as text",
     "runtime.graph_cache.NoText": "a graph that is not kept on disk",
 }
 

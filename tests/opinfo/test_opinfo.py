@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,12 @@ def test_operator(backend: str, name: str) -> None:
     assert any(v.in_graph for v in found) == (name != "nonzero")
 
 
+def called_by_ours() -> bool:
+    """Is a frame of the compiler below this one? Capture breaks here, and Python asks."""
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    return any(frame.f_globals["__name__"] == "minicompile.dynamo.dispatch" for frame in frames)
+
+
 MISTAKES: dict[str, Callable[..., Any]] = {
     "values": lambda x: x + 1e-4 if compiling() else x + 0,
     "dtype": lambda x: x.double() if compiling() else x + 0,
@@ -70,7 +77,7 @@ MISTAKES: dict[str, Callable[..., Any]] = {
     "input 0": lambda x: x.detach().mul_(1 if compiling() else 2).sum() * 0,
     "requires grad": lambda x: x.detach() + 0 if compiling() else x + 0,
     "gradient 0": lambda x: x.detach() + 0 * x if compiling() else x + 0,
-    "raises": lambda x: x.view(5) if compiling() else x + 0,
+    "raises": lambda x: x.view(5) if called_by_ours() else x + 0,
 }
 
 
