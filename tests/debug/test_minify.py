@@ -15,6 +15,7 @@ import torch
 
 import minicompile as mc
 from minicompile.__main__ import main
+from minicompile.compat import triton_api
 from minicompile.debug.minify import Minified, reduction
 from minicompile.debug.program import Given, Program
 from minicompile.extension import call_rules, graph_pass
@@ -347,6 +348,7 @@ def test_an_internal_error_leaves_a_report_without_triton(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(triton_api, "triton_identity", triton_api.triton_identity.__wrapped__)
     options = {**LOOPS, "debug_dir": str(tmp_path / "mine")}
     with planted("no table"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
