@@ -70,6 +70,7 @@ from minicompile.compat.functions import (
 )
 from minicompile.compat.graphs import (
     boxed_function,
+    graph_function,
     graph_module,
     map_aggregate,
     releasing_text,

@@ -48,6 +48,16 @@ def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphM
     return releasing_text(LazyGraphModule(root, graph, class_name=name))
 
 
+def graph_function(gm: fx.GraphModule) -> Callable[..., Any]:
+    """Return a graph as a function. Calling its module would run the user's hooks on all modules.
+
+    Reading `code` generates it: until then, `forward` of a lazy module is a call of the module.
+    """
+    assert gm.code
+    forward: Callable[..., Any] = gm.forward
+    return forward
+
+
 def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return a graph as a function of one list, which it empties, so that values die after their last use."""
     if BoxedCodeGen is None:  # values live until the end
@@ -55,7 +65,7 @@ def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
         def run_all(inputs: list[Any]) -> Any:
             values = tuple(inputs)
             inputs.clear()
-            return gm.forward(*values)
+            return graph_function(gm)(*values)
 
         return run_all
     gm.graph.set_codegen(BoxedCodeGen())

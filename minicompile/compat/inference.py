@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from minicompile.compat.private import take
+from minicompile.compat.private import relies_on, take
 
 # Without it, tensors made in inference mode are refused where fakes are made.
 plain_fakes: Any = take(
@@ -18,6 +18,7 @@ plain_fakes: Any = take(
 )
 InferenceMode: Any = take("torch._C._InferenceMode", "capture")
 """The context manager in C++ behind `torch.inference_mode`."""
+relies_on("torch.Tensor._version", "capture")
 
 
 @contextlib.contextmanager

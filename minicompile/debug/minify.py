@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from minicompile import api
+from minicompile import api, compat
 from minicompile.debug import script
 from minicompile.debug.accuracy import Copier, name_of
 from minicompile.debug.bisect import BROKEN, PLAIN, Trial, run_script
@@ -420,7 +420,7 @@ def captured_programs(
     def keep(gm: fx.GraphModule, fakes: Any) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
             found.setdefault(id(gm), (gm, []))[1].append(Copier()(list(inputs)))
-            return gm.forward(*inputs)
+            return compat.graph_function(gm)(*inputs)
 
         return run
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import fx
 
-from minicompile import api
+from minicompile import api, compat
 from minicompile.debug.accuracy import Copier
 from minicompile.debug.bisect import least
 from minicompile.debug.program import Program, subgraph
@@ -57,7 +57,7 @@ class Partly:
         self.counts.append(len(operations))
         chosen = operations[self.part.first : self.part.end]
         if len(self.counts) - 1 != self.part.graph or not chosen:
-            return gm.forward
+            return compat.graph_function(gm)
         inner, inputs, outputs = cut(gm, chosen)
         compiled = api.compile(inner, **self.settings)
 

@@ -72,7 +72,7 @@ _lock = threading.RLock()
 
 def plain_backend(capture: Capture) -> BoxedGraph:
     """Runs the captured graph as it is: backend "eager"."""
-    return AtOnce(capture.graph.gm.forward)
+    return AtOnce(capture.graph.function)
 
 
 def capture_alone(

@@ -132,7 +132,7 @@ class Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, function: CustomFunction, closure: Any, *given: torch.Tensor) -> Any:
         tensors = (*closure, *given)
-        outputs = function.graph.gm(*(tensors[i] for i in function.feeds))
+        outputs = function.graph.function(*(tensors[i] for i in function.feeds))
         results, saved = outputs[: function.results], outputs[function.results :]
         ctx.function = function
         ctx.strides = [torch.empty_like(x, device="meta").stride() for x in results]
@@ -150,7 +150,7 @@ class Replay(torch.autograd.Function):
         function.check()
         saved = dict(zip(function.checked, ctx.saved_tensors)) | ctx.others
         laid_out = map(as_expected, gradients, ctx.strides)
-        found = function.backward.gm(*laid_out, *(saved[i] for i in range(len(saved))))
+        found = function.backward.function(*laid_out, *(saved[i] for i in range(len(saved))))
         return (None, None, *found)
 
 
@@ -301,7 +301,7 @@ class MappedFunction(Called):
         tensors = (*closure, *given)
 
         def one(*examples: torch.Tensor) -> Any:
-            return self.graph.gm(*(examples[i] for i in self.feeds))
+            return self.graph.function(*(examples[i] for i in self.feeds))
 
         in_dims: Any = self.in_dims
         return torch.vmap(one, in_dims, self.out_dims, self.randomness)(*tensors)
@@ -378,8 +378,8 @@ class Checkpointed(Called):
     def __call__(self, closure: tuple[torch.Tensor, ...]) -> Any:
         tensors = [closure[i] for i in self.feeds]
         if any(isinstance(tensor, compat.FakeTensor) for tensor in tensors):
-            return self.graph.gm(*tensors)
-        return checkpoint.checkpoint(self.graph.gm, *tensors, use_reentrant=False, **self.options)
+            return self.graph.function(*tensors)
+        return checkpoint.checkpoint(self.graph.function, *tensors, use_reentrant=False, **self.options)
 
 
 OPTIONS = ("preserve_rng_state", "determinism_check", "debug", "early_stop")

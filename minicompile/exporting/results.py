@@ -10,7 +10,7 @@ import collections
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 
@@ -30,8 +30,6 @@ class Stand:
 
     of: str
     number: int
-    _version: ClassVar[int] = 0
-    """Which a frame's code notes of inputs that the graph changes."""
 
 
 class Structure:
@@ -70,7 +68,8 @@ class Structure:
         self.paths = {id(value): path for path, value in leaves(arguments, containers=True)}
         self.paths |= {id(v): p for p, v in leaves(arguments) if isinstance(v, torch.Tensor)}
         values = call.frame(arguments)
-        names |= {"graph": lambda inputs: outs, "held_by": lambda inputs: ()}
+        names |= {"graph": lambda inputs: outs}
+        names |= {"held_by": lambda inputs: (), "version": lambda stand: 0}
         given = ", ".join(["inputs", *(f"L_{name}" for name in values)])
         run = generate(f"replay({given})", captured.lines, names)
         modules = [] if owner is None else list(owner.modules())

@@ -119,6 +119,11 @@ class Graph(Listing, Shown):
     made_by: str
 
     @property
+    def function(self) -> Callable[..., Any]:
+        """The graph as a function."""
+        return compat.graph_function(self.gm)
+
+    @property
     def nodes(self) -> Iterator[fx.Node]:
         return iter(self.gm.graph.nodes)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from typing import Any
@@ -20,15 +21,16 @@ def differences(name: str) -> list[str]:
     make, _, backend = PROGRAMS[name]
     compiled: Any = None
     found: list[str] = []
-    for number, (function, arguments) in enumerate(make()):
-        if compiled is None:
-            options = {"recompile_limit": 40}
-            compiled = mc.compile(function, backend=backend, options=options)
-        right = outcome(function, *arguments())
-        for attempt in (1, 2):
-            given = outcome(compiled, *arguments())
-            if not equal(comparable(given), comparable(right)):
-                found.append(f"state {number}, call {attempt}: {given} instead of {right}")
+    with contextlib.closing(make()) as states:  # a program's own cleanup runs whatever happens here
+        for number, (function, arguments) in enumerate(states):
+            if compiled is None:
+                options = {"recompile_limit": 40}
+                compiled = mc.compile(function, backend=backend, options=options)
+            right = outcome(function, *arguments())
+            for attempt in (1, 2):
+                given = outcome(compiled, *arguments())
+                if not equal(comparable(given), comparable(right)):
+                    found.append(f"state {number}, call {attempt}: {given} instead of {right}")
     assert explained(compiled).graph_count, f"{name} was never captured"
     return found
 

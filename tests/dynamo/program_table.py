@@ -269,7 +269,8 @@ def called(
         except Exception as error:
             cause, context = type(error.__cause__).__name__, type(error.__context__).__name__
             result = ("raised", (type(error).__name__, str(error), cause, context))
-        modes.close()
+        finally:
+            modes.close()
     messages = [str(w.message) for w in warned if not str(w.message).startswith("minicompile")]
     return record(result), printed.getvalue(), messages, record(args), surroundings()
 

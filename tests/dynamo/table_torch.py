@@ -2,6 +2,8 @@
 
 # ruff: noqa
 # mypy: ignore-errors
+import contextlib
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -86,11 +88,15 @@ def hook_registered_in_the_frame(a):
     return result, len(net.first._forward_hooks)
 
 
-every = []
-hook_all = nn.modules.module.register_module_forward_hook
+every, modes = [], contextlib.ExitStack()
 
 
-@program(x, change="every.append(hook_all(lambda m, args, out: out + 1))")
+def hook_all():
+    every.append(nn.modules.module.register_module_forward_hook(lambda m, args, out: out + 1))
+    modes.callback(every[-1].remove)
+
+
+@program(x, change="hook_all()")
 def hooks_on_all_modules(a):
     try:
         return net(a)
