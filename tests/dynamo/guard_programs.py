@@ -93,7 +93,7 @@ def one_class_or_another_with_the_same_attributes() -> Any:
     yield run, lambda: (x, thing)
 
 
-@program("identity")
+@program("equals")
 def another_module_of_the_same_class() -> Any:
     class Scale(nn.Module):
         def __init__(self, k: int) -> None:
