@@ -1,4 +1,4 @@
-"""What torch's Python kernels of composite operators leave out: dropout between recurrent layers, a check.
+"""What torch's kernels of composite operators leave out: dropout between recurrent layers, checks.
 
     torch.gru(x, ..., num_layers=2, dropout=0.5, train=True)    is traced as
     y, first = torch.gru(x, ..., num_layers=1, dropout=0.0)
@@ -32,7 +32,9 @@ def padded(
     """The network on sequences of one length."""
 
     def layers(x: torch.Tensor, hx: Any, params: Any, count: int = 1) -> tuple[torch.Tensor, ...]:
-        return network(x, hx, params, has_biases, count, 0.0, train, bidirectional, False)
+        y, *states = network(x, hx, params, has_biases, count, 0.0, train, bidirectional, False)
+        # torch 2.11's kernel of LSTMs keeps a dimension of 1 in their states
+        return (y, *(state.squeeze(1) if state.dim() > 3 else state for state in states))
 
     x = input.transpose(0, 1) if batch_first else input
     rate = dropout if train else 0.0
@@ -81,9 +83,23 @@ def multilabel_margin_loss(
     return loss(input, target, reduction)
 
 
+def one_hot(kernel: Callable[..., Any], classes: torch.Tensor, count: int = -1) -> torch.Tensor:
+    """Eager refuses classes outside of 0 to `count` - 1; torch 2.11's kernel for fake tensors does not."""
+    if count == -1:
+        count = int(classes.max().item()) + 1
+    torch._check(count > 0, lambda: "one_hot: there must be a class")
+    for holds, rule in (
+        (classes >= 0, "non-negative"),
+        (classes < count, "smaller than num_classes"),
+    ):
+        aten._assert_async.msg(holds.all(), f"Class values must be {rule}.")
+    return (classes.unsqueeze(-1) == torch.arange(count, device=classes.device)).long()
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(aten_ops("gru.input lstm.input rnn_tanh.input rnn_relu.input"), padded),
     **dict.fromkeys(aten_ops("gru.data lstm.data rnn_tanh.data rnn_relu.data"), packed),
+    aten.one_hot.default: one_hot,
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
 }
 

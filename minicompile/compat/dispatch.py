@@ -105,19 +105,19 @@ def autograd_kernels(
 def composite_kernels(
     kernels: Mapping[Any, Callable[..., Any]],
 ) -> contextlib.AbstractContextManager[None]:
-    """Inside, `kernels[op]` replaces torch's own Python kernel, which is its first argument.
+    """Inside, `kernels[op]` replaces torch's own kernel, which is its first argument: in Python, else in C++."""
+    composite = DispatchKey.CompositeImplicitAutograd
 
-    Where an operator has no Python kernel, its kernel in C++ stays.
-    """
-    keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+    def own(op: Any) -> dict[Any, Callable[..., Any]]:
+        keys = {DispatchKey.Autograd, composite} & op.py_kernels.keys()
+        if not keys and op.has_kernel_for_dispatch_key(composite):
+            return {composite: functools.partial(op._op_dk, composite)}
+        return {key: op.py_kernels[key] for key in keys}
+
     return python_kernels(
         {
             op: op.py_kernels
-            | {
-                key: functools.partial(kernel, op.py_kernels[key])
-                for key in keys
-                if key in op.py_kernels
-            }
+            | {key: functools.partial(kernel, old) for key, old in own(op).items()}
             for op, kernel in kernels.items()
         }
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import minicompile as mc
 from minicompile.api import dispatcher_of
+from tests.torch_versions import needs
 
 
 @torch.library.custom_op("mc_writes::add_to", mutates_args={"x"})
@@ -66,9 +67,13 @@ def several(x: Tensor, y: Tensor) -> Any:
     return both(x, y, z), z, x + 1
 
 
-def given_or_not(x: Tensor, y: Tensor) -> Any:
+def given(x: Tensor, y: Tensor) -> Any:
     z = torch.zeros_like(x)
-    return optional(y, z) + z, optional(y)
+    return optional(y, z) + z
+
+
+def left_out(x: Tensor, y: Tensor) -> Any:
+    return optional(y) + optional(x, None)
 
 
 def returned(x: Tensor, y: Tensor) -> Any:
@@ -110,8 +115,11 @@ def itself(x: Tensor, y: Tensor) -> Any:
     return x
 
 
-PROGRAMS: list[Callable[[Tensor, Tensor], Any]] = [
-    *(argument, several, given_or_not, returned, results, out, part, turned, computed, itself),
+PROGRAMS: list[Any] = [
+    *(argument, several, given, returned, results, out, part, turned, computed, itself),
+    pytest.param(
+        left_out, marks=needs("an argument that is written may be left out"), id="left_out"
+    ),
 ]
 
 

@@ -38,6 +38,8 @@ REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
     "bernoulli": torch.bernoulli,
     "normal": lambda x: torch.normal(x, -x),
     "one_hot": lambda x: F.one_hot(x[0].long(), 2).float(),
+    "one_hot, negative": lambda x: F.one_hot(x[0].long() - 2, 2).float(),
+    "one_hot, no class": lambda x: F.one_hot(x[0, :0].long(), 0).float(),
     "embedding": lambda x: F.embedding(LABELS + 1, x),
     "index_add": lambda x: x.index_add(0, LABELS + 1, x),
     "scatter": lambda x: x.scatter(1, LABELS[:, None] + 2, 1.0),
