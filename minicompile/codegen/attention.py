@@ -21,8 +21,7 @@ and subtracts the largest exponent, later the logarithm of the whole sum. Others
 mask is, so that their exponents no longer differ: then the largest score is subtracted first. Where they are
 BOUNDED, as by a soft cap, no power overflows and nothing is subtracted; but a row's largest weight isn't 1
 then, and is rounded as all are: so the result is divided by the sum of rounded ones, and what goes to the
-backward, which computes them anew, is that of `exact` ones. A RAMP, what grows evenly along keys, is put
-together from `steepness` and places (codegen/ramp.py).
+backward, which computes them anew, is that of `exact` ones.
 
 Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Dao et al., FlashAttention (2022);
 Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.
@@ -39,7 +38,6 @@ import torch
 
 from minicompile.codegen.plan import INT32_END, KernelArgument, KernelPlan, power_of_two
 from minicompile.codegen.printing import LinePrinter
-from minicompile.codegen.ramp import GROUP, Ramp
 from minicompile.codegen.score import BATCH, EVERYWHERE, HEAD, KEY, QUERY, Band, Scores, scores_of
 from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
@@ -57,7 +55,7 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     turn = tl.program_id(0) % (blocks * {together})
     first = {block} * XBLOCK
     pair = tl.program_id(0) // (blocks * {together}) * {together} + turn % {together}
-    b, h = {pair}{numbers}{steep}"""
+    b, h = {pair}{numbers}"""
 
 FORWARD = """
 @triton.jit
@@ -65,13 +63,13 @@ def attend(
     sums, total, {kept}, queries, k, v, b, h, i, rows,{others}
     begin, left, right, end, RBLOCK: tl.constexpr,
 ):
-    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]{rise}
+    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
     for start in range(begin, end, RBLOCK):
         j = start + tl.arange(0, RBLOCK)[None, :]
         columns = (j < {keys}) | ({keys} % RBLOCK == 0)
         keys = tl.load(k + ({place(k, j, dc)}), {mask(columns, dc)}, other=0.0)
         s = tl.dot(queries, keys{precision})
-        s = score(s, b, h, i, j, rows, columns{passed}){risen}
+        s = score(s, b, h, i, j, rows, columns{passed})
         if (start < left) | (start >= right):
             s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
         {weigh}
@@ -109,7 +107,7 @@ def gather(
     sums, queries, down, most, log, delta, k, v, b, h, i, rows,{others}
     begin, left, right, end, RBLOCK: tl.constexpr,
 ):
-    dc = tl.arange(0, {width})[:, None]{rise}
+    dc = tl.arange(0, {width})[:, None]
     for start in range(begin, end, RBLOCK):
         j = start + tl.arange(0, RBLOCK)[None, :]
         columns = (j < {keys}) | ({keys} % RBLOCK == 0)
@@ -117,7 +115,7 @@ def gather(
         values = tl.load(v + ({place(v, j, dc)}), {mask(columns, dc)}, other=0.0)
         products = tl.dot(queries, keys{precision})
         ds = tl.dot(down, values{precision})
-        s = score(products, b, h, i, j, rows, columns{passed}){risen}
+        s = score(products, b, h, i, j, rows, columns{passed})
         if (start < left) | (start >= right):
             s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
         weights = tl.exp2({share})
@@ -155,7 +153,7 @@ def spread(
     sums_k, sums_v, keys, values, q, gradient, peak, logs, delta, b, h, j, columns,{others}
     begin, left, right, end, RBLOCK: tl.constexpr,
 ):
-    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]{rise}
+    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
     for start in range(begin, end, RBLOCK):
         i = start + tl.arange(0, RBLOCK)[None, :]
         rows = (i < {queries}) | ({queries} % RBLOCK == 0)
@@ -165,7 +163,7 @@ def spread(
         down = tl.load(gradient + ({place(gradient, n, dr)}), {mask(there, dr)}, other=0.0)
         products = tl.dot(keys, queries{precision})
         ds = tl.dot(values, tl.trans(down){precision})
-        s = score(products, b, h, i, j, rows, columns{passed}){risen}
+        s = score(products, b, h, i, j, rows, columns{passed})
         if (start < left) | (start >= right):
             s = tl.where(rows, score_at_edge(s, b, h, i, j), float("-inf"))
         most = tl.load(peak + {place(peak, i)}, rows, other=0.0)
@@ -248,29 +246,6 @@ BOUNDED = SMALL | {
     "least": "0.0",
     "logs": "tl.log2(exact)[:, None]",
 }
-RAMP = {
-    "top": " + tile",
-    "power": "s - (base - tile)[:, None]",
-    "step": "most - base",
-    "peak": "most[:, None]",
-    "logs": "tl.log2(total)[:, None]",
-    "share": "s - (most - tile) - log",
-    "steep": "\n    steep = steepness(b, h{passed})\n    tl.static_assert({rows} <= {group})",
-    "rise": "\n    rise = {column}",
-    "risen": " + rise\n        tile = {tile}",
-}
-
-
-def ramp_parts(ramp: Ramp, part: str) -> dict[str, str]:
-    """The shares of a tile's columns, and of the tile."""
-    rows, q, k, j = "XBLOCK", "first", "start", "tl.arange(0, RBLOCK)[None, :]"
-    if part == "keys":
-        rows, q, k, j = "RBLOCK", "start", "first", "(j - first)"
-    group = sympy.Symbol(f"({q} // {GROUP} * {GROUP})")
-    tile = ramp.key * sympy.Symbol(k) + ramp.query * group + ramp.start
-    column = j if ramp.key == 1 else f"({ramp.key} * {j})"
-    shares = {"column": f"steep * {column}", "tile": f"steep * ({tile})"}
-    return {**shares, "rows": rows, "group": str(GROUP)}
 
 
 @dataclass(frozen=True)
@@ -289,7 +264,6 @@ HOPPER = {
     ("keys", 64): [Block(64, 128, 4, 2), Block(64, 64, 4, 2)],
     ("forward", 128): [Block(128, 64, 4, 2)],
     ("bounded", 128): [Block(64, 64, 4, 3)],
-    ("ramp", 128): [Block(128, 128, 8, 3)],
     ("queries", 128): [Block(128, 64, 8, 3)],
     ("keys", 128): [Block(64, 64, 4, 2)],
 }
@@ -317,7 +291,7 @@ def block_for(part: str, width: int, dtype: torch.dtype, scores: Scores, gpu: Gp
     """Small where products take plain registers. What scores read is loaded ahead, too, so with it less fits
     into shared memory."""
     known, size = HOPPER if gpu.capability == (9, 0) else OTHERS, max(width, 64)
-    form = "ramp" if scores.ramp else "bounded" if is_bounded(scores, dtype) else part
+    form = "bounded" if is_bounded(scores, dtype) else part
     own = part == "forward" and (form, size) in known
     block = known[form if own else part, size][0 if scores.is_plain else -1]
     if dtype not in HALF_TYPES:
@@ -405,12 +379,9 @@ class AttentionPrinter(LinePrinter):
         form = SMALL if small else LARGE
         if is_bounded(self.scores, q.dtype):
             form = BOUNDED
-        ramp = self.scores.ramp
-        held = ("steep", "first") if ramp else ()
         self.known = {
-            **dict.fromkeys(("steep", "rise", "risen"), ""),
             **SHRINKING,
-            **(RAMP | ramp_parts(ramp, self.part) if ramp else form),
+            **form,
             "name": plan.name,
             "parameters": ", ".join(a.name for a in plan.arguments),
             "queries": str(q.size[2]),
@@ -427,7 +398,7 @@ class AttentionPrinter(LinePrinter):
             if self.scores.may_end and band != EVERYWHERE
             else "",
             "factor": repr(self.scores.factors.get("y1", 1.0)),
-            "others": "".join(f" {name}," for name in (*self.scores.others, *held)),
+            "others": "".join(f" {name}," for name in self.scores.others),
             "passed": "".join(f", {name}" for name in self.scores.others),
             # the longest first
             "block": f"({'blocks - 1 - ' if later else ''}turn // {plan.together})",
@@ -510,7 +481,7 @@ def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan
     q, k = views["q"].layout, views["k"].layout
     batch, heads, rows, columns = (int(size) for size in (*q.size[:3], k.size[2]))  # type: ignore[arg-type]
     sizes, read = (batch, heads, rows, columns), [view.layout for view in others]
-    scores = scores_of(kernel, sizes, read, ramps=q.dtype in HALF_TYPES)
+    scores = scores_of(kernel, sizes, read)
     views |= dict(zip(scores.others, others))
     made = ["out", "peak", "logs"] if forward else ["dq", "dk", "dv"]
     results = {n: o for n, o in zip(made, kernel.outputs) if o is not None}
