@@ -36,7 +36,6 @@ from minicompile.codegen.triton_ops import (
 )
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, TemplateKernel, loop_index
-from minicompile.ops.attention import LOG2E
 from minicompile.ops.origin import Origins
 from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, names
 from minicompile.shapes.expr import ZERO, Size, bounds, contiguous_strides, simplify_index
@@ -186,37 +185,6 @@ def is_small(value: Value, mask: float | None = None) -> bool:
         return value.op in GENTLE and not powers and all(map(small, parts))
 
     return small(value)
-
-
-def reach(value: Value) -> float:
-    """How far from 0 a score can be: inf if without end. Conditions aren't part of it, nor is -inf, unless it
-    may become inf."""
-
-    @functools.cache
-    def is_masked(value: Value) -> bool:
-        return any(map(is_masked, value.inputs)) or value.constant == -math.inf
-
-    @functools.cache
-    def far(value: Value) -> float:
-        parts = value.inputs[1:] if value.op == "where" else value.inputs
-        ends = [far(v) for v in parts]
-        turned = {"neg": parts, "mul": parts, "sub": parts[1:]}.get(value.op, ())
-        if any(map(is_masked, turned)):
-            return math.inf
-        match value.op:
-            case "constant":
-                return 0.0 if value.constant == -math.inf else abs(value.constant)
-            case "tanh" | "sigmoid":
-                return 1.0
-            case "add" | "sub":
-                return sum(ends)
-            case "mul" if 0 not in ends:
-                return math.prod(ends)
-            case "where" | "neg" | "relu" | "maximum" | "minimum":
-                return max(ends)
-        return math.inf
-
-    return far(value)
 
 
 def multiplier(value: Value) -> float | None:
@@ -448,11 +416,6 @@ class Scores:
     def small(self) -> bool:
         """Are scores products, times numbers or of a bounded function, or else -inf?"""
         return self.factors["y0"] < MODERATE and is_small(self.edge.stores[0].inputs[0])
-
-    @functools.cached_property
-    def reach(self) -> float:
-        """How far from 0 exponents, to base 2, can be."""
-        return self.factors["y0"] * LOG2E * reach(self.edge.stores[0].inputs[0])
 
     def functions(self, quick: bool, origins: Origins) -> list[CodeLine]:
         """Their text."""

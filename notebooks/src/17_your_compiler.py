@@ -607,8 +607,6 @@ slides(
 
 # %% [markdown]
 # The loop is an *online softmax* (lesson 14): where a larger score comes, what was summed is scaled down.
-# (With the cap alone, and in bfloat16, the kernel would leave that out: no power of such a score
-# overflows. These scores are `BOUNDED` in `codegen/attention.py`.)
 # Here the same in PyTorch, for one head. It also notes which tiles of scores count.
 
 # %% name="online"
