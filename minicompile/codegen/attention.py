@@ -18,11 +18,7 @@ from there; `{mask(rows, d)}`, which of them exist; `{ends(keys)}`, where tiles 
 to `right` need no masks; numbers. A factor of all scores, `{times}`, is left out until they go into the
 exponent: {scale} is that times log2(e). Where scores are SMALL, as products are, one instruction multiplies
 and subtracts the largest exponent, later the logarithm of the whole sum. Others may be LARGE, as a finite
-mask is, so that their exponents no longer differ: then the largest score is subtracted first. Where they are
-BOUNDED, as by a soft cap, no power overflows and nothing is subtracted; but a row's largest weight isn't 1
-then, and is rounded as all are: so the result is divided by the sum of rounded ones, and what goes to the
-backward, which computes them anew, is that of `exact` ones. A RAMP, what grows evenly along keys, is put
-together from `steepness` and places (codegen/ramp.py).
+mask is, so that their exponents no longer differ: then the largest score is subtracted first.
 
 Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Dao et al., FlashAttention (2022);
 Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.
@@ -39,7 +35,6 @@ import torch
 
 from minicompile.codegen.plan import INT32_END, KernelArgument, KernelPlan, power_of_two
 from minicompile.codegen.printing import LinePrinter
-from minicompile.codegen.ramp import GROUP, Ramp
 from minicompile.codegen.score import BATCH, EVERYWHERE, HEAD, KEY, QUERY, Band, Scores, scores_of
 from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
@@ -57,29 +52,34 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     turn = tl.program_id(0) % (blocks * {together})
     first = {block} * XBLOCK
     pair = tl.program_id(0) // (blocks * {together}) * {together} + turn % {together}
-    b, h = {pair}{numbers}{steep}"""
+    b, h = {pair}{numbers}"""
 
 FORWARD = """
 @triton.jit
 def attend(
-    sums, total, {kept}, queries, k, v, b, h, i, rows,{others}
+    sums, total, most, queries, k, v, b, h, i, rows,{others}
     begin, left, right, end, RBLOCK: tl.constexpr,
 ):
-    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]{rise}
+    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
     for start in range(begin, end, RBLOCK):
         j = start + tl.arange(0, RBLOCK)[None, :]
         columns = (j < {keys}) | ({keys} % RBLOCK == 0)
         keys = tl.load(k + ({place(k, j, dc)}), {mask(columns, dc)}, other=0.0)
         s = tl.dot(queries, keys{precision})
-        s = score(s, b, h, i, j, rows, columns{passed}){risen}
+        s = score(s, b, h, i, j, rows, columns{passed})
         if (start < left) | (start >= right):
             s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
-        {weigh}
+        new = tl.maximum(most, tl.max(s, 1){top})
+        base = tl.where(new == float("-inf"), 0.0, new)
+        weights = tl.exp2({power})
+        shrink = tl.exp2({step})
+        total = total * shrink + tl.sum(weights, 1)
+        most = new
         n = start + tl.arange(0, RBLOCK)[:, None]
         there = (n < {keys}) | ({keys} % RBLOCK == 0)
         values = tl.load(v + ({place(v, n, dr)}), {mask(there, dr)}, other=0.0)
-        sums = tl.dot(weights.to(values.dtype), values, sums{shrunk}{precision})
-    return sums, total, {kept}
+        sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None]{precision})
+    return sums, total, most
 
 
 {program(queries)}
@@ -91,10 +91,10 @@ def attend(
     queries = tl.load(q + {start(q)} + ({place(q, i, dr)}), {mask(rows, dr)}, other=0.0)
     sums = tl.zeros([XBLOCK, {width}], tl.float32)
     total = tl.zeros([XBLOCK], tl.float32)
-    {kept} = tl.full([XBLOCK], {least}, tl.float32)
+    most = tl.full([XBLOCK], float("-inf"), tl.float32)
     {ends(keys)}
-    sums, total, {kept} = attend(
-        sums, total, {kept}, queries, k, v, b, h, i, rows,{others}
+    sums, total, most = attend(
+        sums, total, most, queries, k, v, b, h, i, rows,{others}
         begin, left, right, end, RBLOCK,
     )
     result = sums / total[:, None]
@@ -109,7 +109,7 @@ def gather(
     sums, queries, down, most, log, delta, k, v, b, h, i, rows,{others}
     begin, left, right, end, RBLOCK: tl.constexpr,
 ):
-    dc = tl.arange(0, {width})[:, None]{rise}
+    dc = tl.arange(0, {width})[:, None]
     for start in range(begin, end, RBLOCK):
         j = start + tl.arange(0, RBLOCK)[None, :]
         columns = (j < {keys}) | ({keys} % RBLOCK == 0)
@@ -117,7 +117,7 @@ def gather(
         values = tl.load(v + ({place(v, j, dc)}), {mask(columns, dc)}, other=0.0)
         products = tl.dot(queries, keys{precision})
         ds = tl.dot(down, values{precision})
-        s = score(products, b, h, i, j, rows, columns{passed}){risen}
+        s = score(products, b, h, i, j, rows, columns{passed})
         if (start < left) | (start >= right):
             s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
         weights = tl.exp2({share})
@@ -155,7 +155,7 @@ def spread(
     sums_k, sums_v, keys, values, q, gradient, peak, logs, delta, b, h, j, columns,{others}
     begin, left, right, end, RBLOCK: tl.constexpr,
 ):
-    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]{rise}
+    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
     for start in range(begin, end, RBLOCK):
         i = start + tl.arange(0, RBLOCK)[None, :]
         rows = (i < {queries}) | ({queries} % RBLOCK == 0)
@@ -165,7 +165,7 @@ def spread(
         down = tl.load(gradient + ({place(gradient, n, dr)}), {mask(there, dr)}, other=0.0)
         products = tl.dot(keys, queries{precision})
         ds = tl.dot(values, tl.trans(down){precision})
-        s = score(products, b, h, i, j, rows, columns{passed}){risen}
+        s = score(products, b, h, i, j, rows, columns{passed})
         if (start < left) | (start >= right):
             s = tl.where(rows, score_at_edge(s, b, h, i, j), float("-inf"))
         most = tl.load(peak + {place(peak, i)}, rows, other=0.0)
@@ -207,17 +207,6 @@ NO_SLOPE = """
             ds = tl.where({}, ds, 0.0)"""
 """Outside of the band, for rows of which no score counts: their weights aren't 0 but no numbers."""
 
-SHRINKING = {
-    "kept": "most",
-    "weigh": """new = tl.maximum(most, tl.max(s, 1){top})
-        base = tl.where(new == float("-inf"), 0.0, new)
-        weights = tl.exp2({power})
-        shrink = tl.exp2({step})
-        total = total * shrink + tl.sum(weights, 1)
-        most = new""",
-    "shrunk": " * shrink[:, None]",
-    "least": 'float("-inf")',
-}
 # up to 10^5 weights keep the precision of half types; from 10^9 on they overflow
 SMALL = {
     "top": " * {scale}",
@@ -235,42 +224,6 @@ LARGE = {
     "logs": "tl.log2(total)[:, None]",
     "share": "(s{times} - most) * {log2e} - log",
 }
-HIGHEST = 73
-"""Exponents, to base 2, that bfloat16 takes as BOUNDED: those of a soft cap of 50. Values up to 10^12 and
-down to 10^-13 are left room in float32."""
-BOUNDED = SMALL | {
-    "kept": "exact",
-    "weigh": """powers = tl.exp2(s * {scale})
-        weights, numbers = rounded(powers)
-        total += tl.sum(numbers, 1){sum_exact}""",
-    "sum_exact": "\n        exact += tl.sum(powers, 1)",
-    "shrunk": "",
-    "least": "0.0",
-    "logs": "tl.log2(exact)[:, None]",
-}
-RAMP = {
-    "top": " + tile",
-    "power": "s - (base - tile)[:, None]",
-    "step": "most - base",
-    "peak": "most[:, None]",
-    "logs": "tl.log2(total)[:, None]",
-    "share": "s - (most - tile) - log",
-    "steep": "\n    steep = steepness(b, h{passed})\n    tl.static_assert({rows} <= {group})",
-    "rise": "\n    rise = {column}",
-    "risen": " + rise\n        tile = {tile}",
-}
-
-
-def ramp_parts(ramp: Ramp, part: str) -> dict[str, str]:
-    """The shares of a tile's columns, and of the tile."""
-    rows, q, k, j = "XBLOCK", "first", "start", "tl.arange(0, RBLOCK)[None, :]"
-    if part == "keys":
-        rows, q, k, j = "RBLOCK", "start", "first", "(j - first)"
-    group = sympy.Symbol(f"({q} // {GROUP} * {GROUP})")
-    tile = ramp.key * sympy.Symbol(k) + ramp.query * group + ramp.start
-    column = j if ramp.key == 1 else f"({ramp.key} * {j})"
-    shares = {"column": f"steep * {column}", "tile": f"steep * ({tile})"}
-    return {**shares, "rows": rows, "group": str(GROUP)}
 
 
 @dataclass(frozen=True)
@@ -288,8 +241,6 @@ HOPPER = {
     ("queries", 64): [Block(64, 64, 4, 3)],
     ("keys", 64): [Block(64, 128, 4, 2), Block(64, 64, 4, 2)],
     ("forward", 128): [Block(128, 64, 4, 2)],
-    ("bounded", 128): [Block(64, 64, 4, 3)],
-    ("ramp", 128): [Block(128, 128, 8, 3)],
     ("queries", 128): [Block(128, 64, 8, 3)],
     ("keys", 128): [Block(64, 64, 4, 2)],
 }
@@ -308,18 +259,11 @@ MARGIN = 4096
 """Bytes for numbers of rows."""
 
 
-def is_bounded(scores: Scores, dtype: torch.dtype) -> bool:
-    """Can nothing be subtracted from exponents? Only bfloat16 has float32's range."""
-    return dtype is torch.bfloat16 and scores.reach <= HIGHEST
-
-
 def block_for(part: str, width: int, dtype: torch.dtype, scores: Scores, gpu: Gpu) -> Block:
     """Small where products take plain registers. What scores read is loaded ahead, too, so with it less fits
     into shared memory."""
     known, size = HOPPER if gpu.capability == (9, 0) else OTHERS, max(width, 64)
-    form = "ramp" if scores.ramp else "bounded" if is_bounded(scores, dtype) else part
-    own = part == "forward" and (form, size) in known
-    block = known[form if own else part, size][0 if scores.is_plain else -1]
+    block = known[part, size][0 if scores.is_plain else -1]
     if dtype not in HALF_TYPES:
         r = 16 if part == "keys" or width > 64 else 32
         block = Block(32, r, 4 if width <= 64 else 8, 1)
@@ -402,15 +346,8 @@ class AttentionPrinter(LinePrinter):
         later = self.part != "keys" and band.low is not None and band.high is None
         unit = self.scores.factors["y0"]
         small = self.scores.small and q.dtype in HALF_TYPES
-        form = SMALL if small else LARGE
-        if is_bounded(self.scores, q.dtype):
-            form = BOUNDED
-        ramp = self.scores.ramp
-        held = ("steep", "first") if ramp else ()
         self.known = {
-            **dict.fromkeys(("steep", "rise", "risen"), ""),
-            **SHRINKING,
-            **(RAMP | ramp_parts(ramp, self.part) if ramp else form),
+            **(SMALL if small else LARGE),
             "name": plan.name,
             "parameters": ", ".join(a.name for a in plan.arguments),
             "queries": str(q.size[2]),
@@ -427,7 +364,7 @@ class AttentionPrinter(LinePrinter):
             if self.scores.may_end and band != EVERYWHERE
             else "",
             "factor": repr(self.scores.factors.get("y1", 1.0)),
-            "others": "".join(f" {name}," for name in (*self.scores.others, *held)),
+            "others": "".join(f" {name}," for name in self.scores.others),
             "passed": "".join(f", {name}" for name in self.scores.others),
             # the longest first
             "block": f"({'blocks - 1 - ' if later else ''}turn // {plan.together})",
@@ -440,8 +377,6 @@ class AttentionPrinter(LinePrinter):
         origins, given = self.plan.node.origins, {a.name for a in self.plan.arguments}
         self.lines += self.scores.functions(self.tensors["q"].dtype in HALF_TYPES, origins)
         unread = tuple(f"    tl.store({name} " for name in made if name not in given)
-        if "logs" not in given:
-            self.known["sum_exact"] = ""
         kept = (line for line in text.splitlines() if not line.startswith(unread))
         for line in self.fill("\n".join(kept)).strip().splitlines():
             self.line(line, origins)
@@ -510,7 +445,7 @@ def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan
     q, k = views["q"].layout, views["k"].layout
     batch, heads, rows, columns = (int(size) for size in (*q.size[:3], k.size[2]))  # type: ignore[arg-type]
     sizes, read = (batch, heads, rows, columns), [view.layout for view in others]
-    scores = scores_of(kernel, sizes, read, ramps=q.dtype in HALF_TYPES)
+    scores = scores_of(kernel, sizes, read)
     views |= dict(zip(scores.others, others))
     made = ["out", "peak", "logs"] if forward else ["dq", "dk", "dv"]
     results = {n: o for n, o in zip(made, kernel.outputs) if o is not None}

@@ -18,7 +18,7 @@ import functools
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -27,7 +27,6 @@ import torch
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.pieces import settled
 from minicompile.codegen.plan import INT32_END, CodeLine
-from minicompile.codegen.ramp import Ramp, without_ramp
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
     TritonIndex,
@@ -37,7 +36,6 @@ from minicompile.codegen.triton_ops import (
 )
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, TemplateKernel, loop_index
-from minicompile.ops.attention import LOG2E
 from minicompile.ops.origin import Origins
 from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, names
 from minicompile.shapes.expr import ZERO, Size, bounds, contiguous_strides, simplify_index
@@ -187,37 +185,6 @@ def is_small(value: Value, mask: float | None = None) -> bool:
         return value.op in GENTLE and not powers and all(map(small, parts))
 
     return small(value)
-
-
-def reach(value: Value) -> float:
-    """How far from 0 a score can be: inf if without end. Conditions aren't part of it, nor is -inf, unless it
-    may become inf."""
-
-    @functools.cache
-    def is_masked(value: Value) -> bool:
-        return any(map(is_masked, value.inputs)) or value.constant == -math.inf
-
-    @functools.cache
-    def far(value: Value) -> float:
-        parts = value.inputs[1:] if value.op == "where" else value.inputs
-        ends = [far(v) for v in parts]
-        turned = {"neg": parts, "mul": parts, "sub": parts[1:]}.get(value.op, ())
-        if any(map(is_masked, turned)):
-            return math.inf
-        match value.op:
-            case "constant":
-                return 0.0 if value.constant == -math.inf else abs(value.constant)
-            case "tanh" | "sigmoid":
-                return 1.0
-            case "add" | "sub":
-                return sum(ends)
-            case "mul" if 0 not in ends:
-                return math.prod(ends)
-            case "where" | "neg" | "relu" | "maximum" | "minimum":
-                return max(ends)
-        return math.inf
-
-    return far(value)
 
 
 def multiplier(value: Value) -> float | None:
@@ -396,8 +363,6 @@ class Scores:
     core: Value
     others: dict[str, Layout] = field(default_factory=dict)
     """The tensors that they read, by their names "x1", "x2", ..."""
-    ramp: Ramp | None = None
-    """What these scores lack, if anything; they are exponents of 2 then."""
 
     @property
     def read(self) -> int:
@@ -412,8 +377,7 @@ class Scores:
     @functools.cached_property
     def loads(self) -> list[Value]:
         """From `others`."""
-        bodies = [self.edge, self.inside, *([self.ramp.steepness] if self.ramp else [])]
-        values = [value for body in bodies for value in body.values]
+        values = [*self.edge.values, *self.inside.values]
         return [v for v in values if v.op == "load" and v.buffer in self.others]
 
     @functools.cached_property
@@ -453,26 +417,12 @@ class Scores:
         """Are scores products, times numbers or of a bounded function, or else -inf?"""
         return self.factors["y0"] < MODERATE and is_small(self.edge.stores[0].inputs[0])
 
-    @functools.cached_property
-    def reach(self) -> float:
-        """How far from 0 exponents, to base 2, can be."""
-        if self.ramp:
-            return math.inf
-        return self.factors["y0"] * LOG2E * reach(self.edge.stores[0].inputs[0])
-
     def functions(self, quick: bool, origins: Origins) -> list[CodeLine]:
         """Their text."""
         places = [*COORDINATES.values()]
         passed = [*places, "rows", "columns", *self.others]
         edge, inside = (Printer(self, body, quick) for body in (self.edge, self.inside))
-        lines: list[str] = []
-        if self.ramp:
-            steep = self.ramp.steepness
-            given = [*places[:2], *self.others]
-            lines += Printer(self, steep, quick).function(
-                "steepness", given, steep.stores[0].inputs[0], {}
-            )
-        lines += edge.function("score", ["s", *passed], self.core, {})
+        lines = edge.function("score", ["s", *passed], self.core, {})
         whole = self.edge.stores[0].inputs[0]
         lines += edge.function("score_at_edge", ["s", *places], whole, {self.core: "s"})
         for store in self.inside.stores[1:]:
@@ -481,9 +431,9 @@ class Scores:
 
 
 def scores_of(
-    kernel: TemplateKernel, sizes: tuple[int, int, int, int], others: list[Layout], ramps: bool
+    kernel: TemplateKernel, sizes: tuple[int, int, int, int], others: list[Layout]
 ) -> Scores:
-    """Record and simplify what a kernel's holes take, with `ramps` taken out. Raises Unsupported."""
+    """Record and simplify what a kernel's holes take. Raises Unsupported."""
     ranges: dict[sympy.Symbol, Size] = dict(zip((BATCH, HEAD, QUERY), sizes))
     body = LoopBody("score", ranges, {KEY: sizes[3]})
     known = {f"x{n}": layout for n, layout in enumerate(others, 1)}
@@ -501,25 +451,20 @@ def scores_of(
         if own and value.index != simplify_index(place, body.all_ranges):
             raise Unsupported("scores that read other scores")
     simple = Simplifier(body, {}, factor=True)
-    ramp, level = without_ramp(simple.body, simple.factors["y0"])
-    if not (ramps and is_small(level.stores[0].inputs[0])):
-        ramp, level = None, simple.body
-    band = counting(level.stores[0].inputs[0])
+    band = counting(simple.body.stores[0].inputs[0])
     if not band.covers(*sizes[2:]):
         band = EVERYWHERE
     settled = {
         value: wanted
-        for value in level.values
+        for value in simple.body.values
         for wanted in (True, False)
         if value.op in COMPARED
         and (half := truth(value, wanted)) != EVERYWHERE
         and band.within(half)
     }
-    inside = Simplifier(level, settled, factor=False).body
-    edge, inside = (legalize(part, dtypes)[0] for part in (level, inside))
-    if ramp:
-        ramp = replace(ramp, steepness=legalize(ramp.steepness, dtypes)[0])
-    return Scores(band, simple.factors, edge, inside, core(edge, inside), known, ramp)
+    inside = Simplifier(simple.body, settled, factor=False).body
+    edge, inside = (legalize(part, dtypes)[0] for part in (simple.body, inside))
+    return Scores(band, simple.factors, edge, inside, core(edge, inside), known)
 
 
 class Printer:

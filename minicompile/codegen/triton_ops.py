@@ -99,14 +99,6 @@ def quick_tanh(x):
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
 
 @triton.jit
-def rounded(x):
-    # the nearest bfloat16, and it as a float32; of two numbers at once
-    return tl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $4, $3; shl.b32 $1, $0, 16; and.b32 $2, $0, 0xffff0000;",
-        "=r,=r,=r,r,r", [x], (tl.bfloat16, tl.float32), True, 2,
-    )
-
-@triton.jit
 def prod_combine(a, b):
     return a * b
 

@@ -63,12 +63,8 @@ def stand_ins() -> dict[str, Any]:
     """What a kernel's module finds here instead of a GPU's. Triton patches the modules among it, of which
     `tl.max` uses the last one."""
 
-    def rounded(x: Any) -> tuple[Any, Any]:
-        half = x.to(tl.bfloat16)
-        return half, half.to(tl.float32)
-
     libdevice = TorchLibdevice()
-    names = {"libdevice": libdevice, "quick_tanh": libdevice.tanh, "rounded": rounded}
+    names = {"libdevice": libdevice, "quick_tanh": libdevice.tanh}
     return {**names, "range": interpreted_range, "core": tl.core}
 
 

@@ -607,8 +607,6 @@ slides(
 
 # %% [markdown]
 # The loop is an *online softmax* (lesson 14): where a larger score comes, what was summed is scaled down.
-# (With the cap alone, and in bfloat16, the kernel would leave that out: no power of such a score
-# overflows. These scores are `BOUNDED` in `codegen/attention.py`.)
 # Here the same in PyTorch, for one head. It also notes which tiles of scores count.
 
 # %% name="online"
@@ -1194,8 +1192,8 @@ def keys_of(band, keys):
 # - `minicompile/extension.py`: every table and its decorator. `minicompile rules` prints what they hold.
 # - `minicompile/codegen/cpp_loops.py`: your plain loops, made fast; `minicompile/codegen/triton.py`: a grid.
 # - `minicompile/aot/vjps.py`, `minicompile/lowering/rules/pointwise.py`: where rules live.
-# - `minicompile/aot/passes/flash_attention.py` finds attention, `minicompile/codegen/score.py` bands and
-#   `minicompile/codegen/ramp.py` linear biases; `minicompile/codegen/attention.py` holds the templates.
+# - `minicompile/aot/passes/flash_attention.py` finds attention, `minicompile/codegen/score.py` bands;
+#   `minicompile/codegen/attention.py` holds the templates.
 # - `torch/_inductor/lowering.py` has `register_lowering`; `torch/_inductor/decomposition.py` has an `mm` that
 #   is exercise 5; `torch/_inductor/codegen/common.py` has `OpOverrides` and `register_backend_for_device`.
 #

@@ -22,7 +22,7 @@ from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.passes.manager import graph_pass
 from minicompile.runtime.assembly import cross_compile
-from tests.bench.attention import CASES, attention, causal, error, positions
+from tests.bench.attention import CASES, attention, error, positions
 from tests.torch_versions import needs
 
 TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
@@ -278,7 +278,7 @@ def test_only_small_scores_are_multiplied_before_the_largest_is_subtracted() -> 
         text = kernel_texts(partial(attention, score), given)[0]
         return next(line for line in text.splitlines() if " weights = " in line)
 
-    for name in ("causal", "windowed"):
+    for name in ("causal", "windowed", "capped"):
         assert "- base[:, None])" in first_line(CASES[name])
     for score in (
         CASES["biased"],
@@ -288,88 +288,6 @@ def test_only_small_scores_are_multiplied_before_the_largest_is_subtracted() -> 
     ):
         assert "(s - base[:, None]) *" in first_line(score)
     assert "(s - base[:, None]) *" in first_line(CASES["causal"], made(40, 40, 32))
-
-
-def cap(most: float) -> Function:
-    return lambda s, *more: most * torch.tanh(s / most)
-
-
-def test_from_bounded_scores_nothing_is_subtracted() -> None:
-    """Of a cap of 50 no power overflows in bfloat16; of one of 60 some could, and in float16 any."""
-    given, keep = made(40, 40, 32, torch.bfloat16), torch.rand(40, 40) < 0.5
-
-    def is_bounded(score: Function, given: Sequence[Tensor] = given) -> bool:
-        [forward, *_] = kernel_texts(partial(attention, score), given)
-        assert ("tl.max(s, 1)" in forward) != ("rounded(powers)" in forward)
-        return "rounded(powers)" in forward
-
-    for score in (
-        CASES["capped"],
-        cap(50),
-        cap(-30),
-        lambda s, *more: 9 * torch.sigmoid(s) - torch.tanh(s) * 3,
-        lambda s, *more: torch.where(keep, cap(20)(s), -10.0).masked_fill(keep, -torch.inf),
-    ):
-        assert is_bounded(score)
-    for score in (
-        cap(60),
-        CASES["causal"],
-        lambda s, bias, *more: cap(20)(s) + bias,
-        lambda s, *more: cap(20)(s).masked_fill(keep, -1e4),
-        lambda s, *more: torch.tanh(s) - torch.where(keep, -torch.inf, 0.0),
-        lambda s, *more: torch.tanh(s) + -torch.where(keep, -torch.inf, 0.0),
-    ):
-        assert not is_bounded(score)
-    assert not is_bounded(CASES["capped"], made(40, 40, 32, torch.float16))
-
-
-@pytest.mark.parametrize("size", [1, 2.2, 8], ids=str)
-@pytest.mark.parametrize("most", [20, 50], ids=str)
-def test_bounded_scores_are_as_exact_where_few_keys_weigh(most: int, size: float) -> None:
-    """No weight is exactly 1 then: what rounds them must not stay in the result."""
-    q, k, v = (x.detach() for x in made(150, 150, 32, torch.bfloat16)[:3])
-    given = [(x * factor).requires_grad_() for x, factor in ((q, size), (k, size), (v, 1))]
-    library = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
-    plain = partial(attention, lambda s: causal(s, s, s))
-    fn = partial(attention, lambda s: causal(cap(most)(s), s, s))
-    limits = errors(library, plain, given)
-    assert all(a <= 2 * b for a, b in zip(errors(compiled(fn), fn, given), limits, strict=True))
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_row_at_either_end_of_a_cap_is_exact(sign: int) -> None:
-    """All weights of a row are 2^72, or 2^-72; of others one is."""
-    q = torch.ones(1, 1, 192, 16) * torch.linspace(-9, 9, 192)[:, None]
-    k = torch.full((1, 1, 192, 16), 9.0 * sign)
-    k[:, :, 150] *= -1
-    given = [x.bfloat16() for x in (q, k, torch.ones(1, 1, 192, 16))]
-    out = compiled(partial(attention, cap(50)))(*given)
-    assert out.equal(torch.ones_like(out))
-    # weights that are all alike, and exact, are so in the backward
-    q, k, v = (
-        torch.full((1, 1, 128, 16), n).bfloat16().requires_grad_() for n in (16.0, 16.0 * sign, 1.0)
-    )
-    out = compiled(partial(attention, cap(50)))(q, k, v)
-    [dv] = torch.autograd.grad(out.sum(), v)
-    assert dv.equal(torch.ones_like(dv))
-
-
-def test_a_bounded_score_that_is_alone_weighs_one_in_the_backward() -> None:
-    """Gradients of values that cancel show it: 130 weights that are off alike would add up."""
-    q, k, v = (x.detach().requires_grad_() for x in made(130, 1, 16, torch.bfloat16)[:3])
-    down = torch.cos(torch.arange(q.numel(), dtype=torch.float64)).view(q.shape).bfloat16()
-    for most in (5, 20, 50):
-        out = compiled(partial(attention, cap(most)))(q, k, v)
-        [dv] = torch.autograd.grad(out, v, down)
-        right = down.double().sum(2, keepdim=True)
-        assert out.equal(v.expand(out.shape)) and (dv - right).abs().max() < 2e-3
-
-
-def test_without_a_backward_rounded_weights_alone_are_summed() -> None:
-    fn, given = partial(attention, cap(20)), made(40, 40, 32, torch.bfloat16)[:3]
-    assert "exact += tl.sum" in kernel_texts(fn, given)[0]
-    with torch.no_grad():
-        assert "exact +=" not in kernel_texts(fn, given)[0]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Random written-out attention through the template of kernels: `python -m tests.fuzz.attention --minutes 5`.
 
-What is done to the scores is drawn: caps, biases, ramps, masks, tensors made and written to in between; so
+What is done to the scores is drawn: caps, biases, masks, tensors made and written to in between; so
 are sizes, dtypes and where inputs lie. Result and gradients are held against the same program in float64:
 ours may be off by three times what eager is, or by some last digits of the dtype. Interpreted without a GPU.
 """
