@@ -275,13 +275,7 @@ def finished(
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
     free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(fakes[tracker]))}
-    call = ["out = graph(inputs)"]
-    if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
-        code.names["restored_modes"] = restored_modes
-        call = ["with restored_modes():", "    out = graph(inputs)"]
-    if recorder.region not in (None, recorder.inference):
-        code.names["InferenceMode"] = InferenceMode
-        call = [f"with InferenceMode({recorder.region}):", *(f"    {line}" for line in call)]
+    call = graph_call(recorder, code)
     if recorder.calls:
         acts = bool(stores) or any(step.handler for _, step, *_ in tracer.log.steps)
         call = or_in_eager(call, recorder, code, parameters, acts)
@@ -304,6 +298,18 @@ def finished(
         make_state_check=make_state_check,
         runs_rest=traced.rest is not None and not resumed,
     )
+
+
+def graph_call(recorder: Recorder, code: SourceCode) -> list[str]:
+    """Return the lines that run the graph in the modes of the frame."""
+    call = ["out = graph(inputs)"]
+    if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
+        code.names["restored_modes"] = restored_modes
+        call = ["with restored_modes():", "    out = graph(inputs)"]
+    if recorder.region not in (None, recorder.inference):
+        code.names["InferenceMode"] = InferenceMode
+        call = [f"with InferenceMode({recorder.region}):", *(f"    {line}" for line in call)]
+    return call
 
 
 def or_in_eager(

@@ -268,6 +268,8 @@ class Interpreter:
     """(function, index): a positional default."""
     keyword_default: Operation
     """(function, name): a keyword-only default, UNBOUND if there is none."""
+    tracker: Operation
+    """Where an outside object came from; None for others."""
     realize: Operation
     """A Lazy argument at its first use; other values unchanged."""
     load_global: Operation

@@ -13,6 +13,7 @@ import sys
 import types
 from typing import Any
 
+from minicompile.dynamo.attributes import C_METHODS
 from minicompile.dynamo.bytecode import Instruction
 from minicompile.dynamo.interpreter import (
     NULL,
@@ -224,7 +225,14 @@ def load_classderef(frame: Frame, ins: Instruction) -> None:
 
 
 def push_method(frame: Frame, method: Any) -> None:
-    """A bound method and the NULL in place of its instance, as this CPython orders them."""
+    """A method of C code below its instance; another, bound, and a NULL, as this CPython orders them.
+
+    A frame cut above `rows.append` goes on with `list.append`, the same each time, not with a new bound method.
+    """
+    if type(method) is types.MethodType and isinstance(method.__func__, C_METHODS):
+        if frame.world.tracker(method) is None:
+            frame.stack.extend((method.__func__, method.__self__))
+            return
     frame.stack.extend((NULL, method) if sys.version_info < (3, 13) else (method, NULL))
 
 
