@@ -31,7 +31,7 @@ without_python_dispatcher = take("torch._C._DisablePythonDispatcher", "different
 has_kernel = take("torch._C._dispatch_has_kernel_for_dispatch_key", "differentiation")
 relies_on(
     """torch.ops.aten.relu.default.py_kernels torch.ops.aten.relu.default._dispatch_cache
-    torch.ops.aten.relu.default._overloadname""",
+    torch.ops.aten.relu.default._overloadname torch.ops.aten.relu.default._op_dk""",
     "differentiation",
 )
 
@@ -105,12 +105,15 @@ def autograd_kernels(
 def composite_kernels(
     kernels: Mapping[Any, Callable[..., Any]],
 ) -> contextlib.AbstractContextManager[None]:
-    """Inside, `kernels[op]` replaces torch's own kernel, which is its first argument: in Python, else in C++."""
+    """Inside, `kernels[op]` replaces torch's own kernel, which is its first argument.
+
+    That kernel is in Python, or in C++ for an operator without one in Python.
+    """
     composite = DispatchKey.CompositeImplicitAutograd
 
     def own(op: Any) -> dict[Any, Callable[..., Any]]:
         keys = {DispatchKey.Autograd, composite} & op.py_kernels.keys()
-        if not keys and op.has_kernel_for_dispatch_key(composite):
+        if not keys and is_composite(op):
             return {composite: functools.partial(op._op_dk, composite)}
         return {key: op.py_kernels[key] for key in keys}
 
