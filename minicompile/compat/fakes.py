@@ -38,6 +38,7 @@ FakeTensorConverter = take(f"{FAKE}.FakeTensorConverter", "capture")
 without_dispatch = take("torch._C._DisableTorchDispatch", "capture")
 relies_on(f"{FAKE}.FakeTensorMode.__torch_dispatch__", "capture")
 relies_on("torch.Tensor._has_symbolic_sizes_strides", "capture")
+relies_on("torch.ops.aten._unique", "capture")
 
 FAKE_LIMITS: tuple[type[BaseException], ...] = tuple(
     kind
