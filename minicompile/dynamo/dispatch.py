@@ -28,6 +28,7 @@ from minicompile import compat
 from minicompile.compat import settings
 from minicompile.compat.inference import without_inference_mode
 from minicompile.compat.settings import restored_modes
+from minicompile.dynamo.arguments import is_large, signature_of
 from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import CapturedFrame, capture_frame, deep_stack
@@ -522,20 +523,6 @@ def all_dispatchers() -> list[Dispatcher]:
         return list(_all)
 
 
-LARGE_MODULE = 24
-"""Modules in a module from which on its identity is guarded first: looking at each takes too long."""
-
-
-def is_large(module: torch.nn.Module) -> bool:
-    """Whether a module has many modules below it. Runs no code of theirs."""
-    waiting, count = [module], 0
-    while waiting and count < LARGE_MODULE:
-        below = vars(waiting.pop()).get("_modules") or {}
-        waiting += [inner for inner in dict.values(below) if isinstance(inner, torch.nn.Module)]
-        count += 1
-    return count >= LARGE_MODULE
-
-
 MAX_REFUSED = 64
 CAPTURES_PER_CALL, CALLS_THAT_CAPTURE = 2, 3
 """Where guards change while a frame is captured: how often one call captures it, and how many calls do
@@ -555,14 +542,6 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
     if isinstance(value, torch.nn.Module):
         return type(value), id(value), value.training, torch.is_grad_enabled()
     return type(value)
-
-
-def signature_of(function: types.FunctionType) -> inspect.Signature:
-    """A function's own signature, whatever it wraps or pretends to be."""
-    code, defaults, cells = function.__code__, function.__defaults__, function.__closure__
-    bare = types.FunctionType(code, {}, "bare", defaults, cells)
-    bare.__kwdefaults__ = function.__kwdefaults__
-    return inspect.signature(bare)
 
 
 def compiled_function(dispatcher: Dispatcher) -> types.FunctionType:

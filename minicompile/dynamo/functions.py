@@ -379,7 +379,9 @@ class Checkpointed(Called):
         tensors = [closure[i] for i in self.feeds]
         if any(isinstance(tensor, compat.FakeTensor) for tensor in tensors):
             return self.graph.function(*tensors)
-        return checkpoint.checkpoint(self.graph.function, *tensors, use_reentrant=False, **self.options)
+        return checkpoint.checkpoint(
+            self.graph.function, *tensors, use_reentrant=False, **self.options
+        )
 
 
 OPTIONS = ("preserve_rng_state", "determinism_check", "debug", "early_stop")

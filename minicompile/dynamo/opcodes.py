@@ -227,12 +227,12 @@ def load_classderef(frame: Frame, ins: Instruction) -> None:
 def push_method(frame: Frame, method: Any) -> None:
     """A method of C code below its instance; another, bound, and a NULL, as this CPython orders them.
 
-    A frame cut above `rows.append` goes on with `list.append`, the same each time, not with a new bound method.
+    A frame cut above `rows.append` goes on with `list.append`, not with a method that is new each time.
     """
-    if type(method) is types.MethodType and isinstance(method.__func__, C_METHODS):
-        if frame.world.tracker(method) is None:
-            frame.stack.extend((method.__func__, method.__self__))
-            return
+    ours = type(method) is types.MethodType and frame.world.tracker(method) is None
+    if ours and isinstance(method.__func__, C_METHODS):
+        frame.stack.extend((method.__func__, method.__self__))
+        return
     frame.stack.extend((NULL, method) if sys.version_info < (3, 13) else (method, NULL))
 
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast
 import torch
 
 from minicompile.aot.layout import is_dense
-from minicompile.dynamo.dispatch import signature_of
+from minicompile.dynamo.arguments import signature_of
 from minicompile.dynamo.module import call_module, calling
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import MARK

@@ -354,7 +354,11 @@ def forbidden_uses(text: str, exercise: Exercise) -> list[str]:
         elif isinstance(node, ast.MatchClass):
             found.update(node.kwd_attrs)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
-            found.update(c.value for c in node.args if isinstance(c, ast.Constant))
+            found.update(
+                c.value
+                for c in node.args
+                if isinstance(c, ast.Constant) and isinstance(c.value, str)
+            )
         elif isinstance(node, ast.alias):
             found.update((node.name, node.name.rpartition(".")[2]))
         elif isinstance(node, ast.ImportFrom) and node.module:
