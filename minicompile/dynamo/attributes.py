@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.interpreter import DELETED, UNBOUND, TracedGenerator
+from minicompile.dynamo.interpreter import C_METHODS, DELETED, UNBOUND, TracedGenerator
 from minicompile.dynamo.outside import ABSENT, Outside
 from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.result import Source
@@ -38,7 +38,6 @@ from minicompile.dynamo.variables import (
     words,
 )
 
-C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 CACHED = type(functools.lru_cache(len))
 OWN_LOOKUP = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
 """Classes whose attributes C code looks up in a way of its own."""

@@ -25,9 +25,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
-from minicompile.dynamo.attributes import C_METHODS, CACHED, TENSOR_METADATA, unknown
+from minicompile.dynamo.attributes import CACHED, TENSOR_METADATA, unknown
 from minicompile.dynamo.containers import Containers, python_method
-from minicompile.dynamo.interpreter import BINARY, METHOD_OF, Args, Kwargs, TracedGenerator
+from minicompile.dynamo.interpreter import (
+    BINARY,
+    C_METHODS,
+    METHOD_OF,
+    Args,
+    Kwargs,
+    TracedGenerator,
+)
 from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.variables import (
     OBJECT_HASH,

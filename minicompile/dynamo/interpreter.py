@@ -39,6 +39,8 @@ class Marker:
         return self.name
 
 
+C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+"""Types of methods that C code defines, as a class has them."""
 NULL = Marker("NULL")
 """CPython's NULL beside a callable on the stack."""
 UNBOUND = Marker("UNBOUND")

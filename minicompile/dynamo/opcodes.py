@@ -13,9 +13,9 @@ import sys
 import types
 from typing import Any
 
-from minicompile.dynamo.attributes import C_METHODS
 from minicompile.dynamo.bytecode import Instruction
 from minicompile.dynamo.interpreter import (
+    C_METHODS,
     NULL,
     UNBOUND,
     Frame,

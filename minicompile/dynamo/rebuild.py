@@ -20,12 +20,11 @@ from typing import Any, NoReturn
 import torch
 from torch import fx
 
-from minicompile.dynamo.attributes import C_METHODS
 from minicompile.dynamo.breaks import StandIn
 from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.containers import Lazily
 from minicompile.dynamo.guards import SourceCode
-from minicompile.dynamo.interpreter import DELETED, Frame, Lazy, TracedGenerator
+from minicompile.dynamo.interpreter import C_METHODS, DELETED, Frame, Lazy, TracedGenerator
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source, describe
 from minicompile.dynamo.tracer import Tracer
