@@ -250,8 +250,8 @@ def right_is_decided(run: Run, can_fuse: CanFuse) -> str:
             with contextlib.suppress(VerifyError):  # of two loops that may not be one kernel
                 apart(function, torch.randn(8, 8))
             judge_verdicts(run, asked, f"{function.__name__}, ")
-        mc.reset()
-        after = apart(transposed_sum, x), apart(block, h)
+    mc.reset()
+    after = apart(transposed_sum, x), apart(block, h)
     run.changed(kernels_text(before[1]), kernels_text(after[1]), "the block's kernels")
     compiled = mc.compile(block, options={"inline": "never"})
     run.close(compiled(h), block(h), "the block", rtol=1e-4, atol=1e-5)
