@@ -758,9 +758,16 @@ def live_names(code, point):
     return set(slot_names(code))
 
 
-# %% name="ex4-wrong-below" tags=["wrong"] kind="visible-only" says="UnboundLocalError"
+# %% name="ex4-wrong-below" tags=["wrong"] kind="misconception" says="in_a_loop: expected what eager"
 def live_names(code, point):
     return set().union(*(unit.reads for unit in flow(code)[point:]))
+
+
+# %% name="ex4-wrong-loops-only" tags=["wrong"] kind="visible-only" says="read later, got also big"
+def live_names(code, point):
+    every = flow(code)
+    first = min([point, *(target for unit in every[point:] for target in unit.next)])
+    return set().union(*(unit.reads for unit in every[first:]))
 
 
 # %% name="ex4-wrong-one" tags=["wrong"] kind="misconception" says="got UnboundLocalError"

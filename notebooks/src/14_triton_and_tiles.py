@@ -646,7 +646,7 @@ def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     tl.store(out_ptr + rows, tl.max(tile, 1)[:, None], rows < xnumel)
 
 
-# %% name="ex2-wrong-zero" tags=["wrong"] kind="visible-only" says="got float32[5] of [0, 0"
+# %% name="ex2-wrong-zero" tags=["wrong"] kind="misconception" says="got float32[8] of [0, 0"
 def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
     columns = tl.arange(0, RBLOCK)[None, :]

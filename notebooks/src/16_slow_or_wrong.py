@@ -457,7 +457,13 @@ def blame(report):
     return ""
 
 
-# %% name="ex1-wrong-table-order" tags=["wrong"] kind="visible-only" says="got 'lowering'"
+# %% name="ex1-wrong-only-wrong" tags=["wrong"] kind="visible-only" says="expected 'dynamo', got 'aot'"
+def blame(report):
+    rooms = {"captured": "dynamo", "aot": "aot", "loops": "lowering", "compiled": "codegen"}
+    return next((room for stage, room in rooms.items() if report[stage].verdict == "wrong"), "")
+
+
+# %% name="ex1-wrong-table-order" tags=["wrong"] kind="misconception" says="got 'lowering'"
 def blame(report):
     if report["loops"].verdict in ("wrong", "raised", "far from eager"):
         return "lowering"
