@@ -32,6 +32,7 @@ import inspect
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ from notebooks.reading import (
     Course,
     Text,
     covered,
+    minutes,
     read_course,
     where,
 )
@@ -520,6 +522,23 @@ def shared_faults(course: Course) -> Iterator[Finding]:
         in_order = sorted(set(words), key=str.lower)
         if len(words) != len(in_order) or (file == "words.txt" and list(words) != in_order):
             yield Finding("--", file, "its words are not sorted, or one stands there twice")
+    for number, row, right in stale_rows(course):
+        yield Finding("--", "README.md", f"lesson {number}: says {row}, expected {right}")
+
+
+def stale_rows(course: Course) -> Iterator[tuple[str, str, str]]:
+    """Of the README's table: lessons whose minutes or exercises are others, what it says, what is so."""
+    readme = course.folder / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    rows = re.findall(r"^\| (\d\d)[^|]*\|[^|]*\| ([^|]*\|[^|]*) \|", text, re.M)
+    for number, row in rows:
+        lesson = next((lesson for lesson in course.lessons if lesson.number == number), None)
+        checks = checks_of(number, course.folder)
+        if lesson is not None and checks is not None:
+            levels = Counter(DIFFICULTY[exercise.level] for exercise in checks.exercises.values())
+            counts = ", ".join(f"{count} {level}" for level, count in levels.items())
+            if row != (right := f"{minutes(lesson)} | {counts}"):
+                yield number, row, right
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
