@@ -49,7 +49,7 @@ Cases = Sequence[Any] | Callable[[], Sequence[Any]]
 LEVELS = ("read", "construct", "implement", "real", "stretch")
 """Kinds of exercise, in rising difficulty."""
 
-DIFFICULTY = dict(zip(LEVELS, ("easy", "easy", "solid", "hard", "hard"), strict=True))
+DIFFICULTY = dict(zip(LEVELS, ("easy", "solid", "solid", "hard", "hard"), strict=True))
 """What a learner is told of an exercise's kind."""
 
 VERDICT = "application/vnd.minicompile.verdict+json"

@@ -358,7 +358,7 @@ def kernels_saved(fused, unfused):
 
 
 # %% [markdown]
-# **Exercise 2 · as many kernels as you like** (easy, 2 points). Fusion is eager to make one kernel of
+# **Exercise 2 · as many kernels as you like** (solid, 2 points). Fusion is eager to make one kernel of
 # everything. Write `with_kernels(count)`: it gives a function of two square tensors `x` and `w` that
 # minicompile, with its usual settings, compiles to exactly `count` kernels. Your function may do
 # whatever you like, but it must give one tensor.

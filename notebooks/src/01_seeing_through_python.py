@@ -391,7 +391,7 @@ def stack_heights(instructions):
 
 
 # %% [markdown]
-# **Exercise 2 · two paths, two graphs** (easy, 2 points). Write `two_paths(x)`: it gives `torch.relu(x)` if
+# **Exercise 2 · two paths, two graphs** (solid, 2 points). Write `two_paths(x)`: it gives `torch.relu(x)` if
 # `x` has at least four rows, else `torch.tanh(x)`. The compiler must capture it whole, without a break,
 # and each graph must hold the one operation that is needed and not the other.
 

@@ -312,7 +312,7 @@ for guard in torch._dynamo.explain(f)(x, 3).out_guards:
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · provoke a miss** (easy, 2 points). `mixed` was compiled, with fixed sizes, for the arguments
+# **Exercise 1 · provoke a miss** (solid, 2 points). `mixed` was compiled, with fixed sizes, for the arguments
 # `torch.ones(3), 2, [1, 2], {"bias": 1}`. Write `arguments_that_miss(kind)`: the arguments (a tuple) of
 # a call whose first failing guard is of that kind: `"equals"`, `"tensor"`, `"type"` or `"length"`.
 

@@ -519,7 +519,7 @@ def bytes_over_the_gap(explanation):
 
 
 # %% [markdown]
-# **Exercise 2 · Mend three breaks** (easy, 4 points). Write `mended(x, training=True)`: it returns what
+# **Exercise 2 · Mend three breaks** (solid, 4 points). Write `mended(x, training=True)`: it returns what
 # `broken_model` returns, for every `x`, in a single graph. Nothing needs to be printed. The check
 # compiles it with `fullgraph=True`.
 
@@ -594,7 +594,7 @@ def mended(x, training=True):
 
 
 # %% [markdown]
-# **Exercise 3 · A break inside a `with`** (easy, 4 points). Write `cut_inside(reason)`. It returns a
+# **Exercise 3 · A break inside a `with`** (solid, 4 points). Write `cut_inside(reason)`. It returns a
 # function of a tensor `x` and a list `trail`. That function appends `"before"`, `"inside"` and
 # `"after"` to the trail: before a `with torch.no_grad()`, behind a break inside of it, and after
 # it; it returns a tensor. The break must be of the given kind: `"print"`, `"item"` or

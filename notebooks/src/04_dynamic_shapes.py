@@ -428,7 +428,7 @@ def read_history(timeline):
 
 
 # %% [markdown]
-# **Exercise 2 · Force a guard** (easy, 3 points). Write `needing(fact, number)`. It gives a function of a
+# **Exercise 2 · Force a guard** (solid, 3 points). Write `needing(fact, number)`. It gives a function of a
 # tensor `x` with two dimensions whose capture relies on exactly this fact about `x.size(0)`, and
 # fixes no size. `fact` is `"at most"`, `"at least"` or `"a multiple of"`. Inputs in the check fulfil it.
 
@@ -514,7 +514,7 @@ def needing(fact, number):
 
 
 # %% [markdown]
-# **Exercise 3 · Free a size** (easy, 4 points). This function adds its position to each row. It is compiled
+# **Exercise 3 · Free a size** (solid, 4 points). This function adds its position to each row. It is compiled
 # anew for every number of rows. Write `freed(x)`, which gives the same result, but whose graph serves
 # all numbers of rows from two on.
 

@@ -509,7 +509,7 @@ def what_it_does(op):
 
 
 # %% [markdown]
-# **Exercise 2 · an alias pattern to order** (easy, 2 points). `build(x, pattern)` gives a tuple with one
+# **Exercise 2 · an alias pattern to order** (solid, 2 points). `build(x, pattern)` gives a tuple with one
 # tensor for each letter of `pattern`. Tensors with the same letter share memory, those with
 # different letters don't, and the letter `x` means the memory of the input. So `build(x, "xaab")`
 # is a view of `x`, two views of one new memory, and one tensor by itself. The check reads what the

@@ -458,7 +458,7 @@ def without_gradient(aot):
 
 
 # %% [markdown]
-# **Exercise 2 · What does backward read?** (easy, 2 points). Write three functions of one tensor, each with
+# **Exercise 2 · What does backward read?** (solid, 2 points). Write three functions of one tensor, each with
 # a result of the same shape through which a gradient flows. The backward of `reads_nothing` reads
 # no forward value; that of `reads_input` reads the input `x` and nothing else; that of `reads_result`
 # reads what the function returns and nothing else. `backward_reads` above is the judge.

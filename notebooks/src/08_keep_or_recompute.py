@@ -455,7 +455,7 @@ def cheapest(sizes, made_of, fixed, read):
 
 
 # %% [markdown]
-# **Exercise 2 · Worth a cut** (easy, 2 points). Write a function of a matrix `x` of shape (n, k) and a square
+# **Exercise 2 · Worth a cut** (solid, 2 points). Write a function of a matrix `x` of shape (n, k) and a square
 # matrix `w` of shape (k, k), both of which want a gradient, for which the minimum cut saves something
 # beside the inputs, but at most a quarter of the bytes that the backward reads.
 

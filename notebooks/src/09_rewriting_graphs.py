@@ -354,7 +354,7 @@ def fired(aot):
 
 
 # %% [markdown]
-# **Exercise 2 · Break the careless one** (easy, 2 points). Write `broken_by(x)`: a function of a tensor of floats
+# **Exercise 2 · Break the careless one** (solid, 2 points). Write `broken_by(x)`: a function of a tensor of floats
 # for which the pass `careless` above changes the answer, whatever the numbers in `x` are. The check
 # compiles it with that pass (it must differ from eager) and with the package's own pattern (it must
 # not). Make it another one than `counted`: `x` itself must not be among what you write to.

@@ -469,7 +469,7 @@ def bytes_moved(loops):
 
 
 # %% [markdown]
-# **Exercise 2 · A quarter turn by index alone** (easy, 2 points). `torch.rot90` turns a table by a quarter,
+# **Exercise 2 · A quarter turn by index alone** (solid, 2 points). `torch.rot90` turns a table by a quarter,
 # against the clock. Write `quarter_turn(x)` that gives the same for any table, without `rot90` or
 # `as_strided` and without an index tensor, so that the compiler makes exactly one loop, which reads `x` at
 # `6*p1 - p0 + 5` if it has six columns.

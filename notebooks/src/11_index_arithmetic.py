@@ -397,7 +397,7 @@ def steps(body):
 
 
 # %% [markdown]
-# **Exercise 2 · Thirty-two bits are not enough** (easy, 2 points). Write `overflows(x)` for a row `x` of any
+# **Exercise 2 · Thirty-two bits are not enough** (solid, 2 points). Write `overflows(x)` for a row `x` of any
 # number of int64 values, at least two of them. A compiler that takes 32 bits for granted must give another
 # result than eager; the honest one the same. The numbers in `x` are small: only an index may grow.
 
@@ -458,7 +458,7 @@ def overflows(x):
 
 
 # %% [markdown]
-# **Exercise 3 · A handler that counts loads** (easy, 3 points). Write a class `CountLoads` that inherits
+# **Exercise 3 · A handler that counts loads** (solid, 3 points). Write a class `CountLoads` that inherits
 # `FormulaOps` and counts, in a dict `counts`, how many loads one element of a loop body makes of each buffer.
 # What is loaded twice at the same index counts once: the compiler shares it. Loads under a mask count.
 

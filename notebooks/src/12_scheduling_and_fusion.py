@@ -446,7 +446,7 @@ def in_registers(schedule):
 
 
 # %% [markdown]
-# **Exercise 2 · A cycle without a library** (easy, 3 points). Above, a matrix product stood between two
+# **Exercise 2 · A cycle without a library** (solid, 3 points). Above, a matrix product stood between two
 # loops. Write `cyclic(x)` for a table of floats, in which two loops are kept apart because *a loop of
 # ours* must run between them. No library call may be left, and the answer must equal eager's.
 

@@ -511,7 +511,7 @@ def stops_vectors(plan):
 
 
 # %% [markdown]
-# **Exercise 2 · Turn the vectors** (easy, 2 points). `columns_first(rows, length)` gives a float tensor of
+# **Exercise 2 · Turn the vectors** (solid, 2 points). `columns_first(rows, length)` gives a float tensor of
 # that shape for which the kernel of `x.sum(-1)` has its vectors along `x`, not along `r`.
 
 # %% [markdown]

@@ -549,7 +549,7 @@ def count_calls(wrapper):
 
 
 # %% [markdown]
-# **Exercise 2 · Cut the calls** (easy, 3 points). `[torch.relu(x @ w) for w in weights]` makes two launches a
+# **Exercise 2 · Cut the calls** (solid, 3 points). `[torch.relu(x @ w) for w in weights]` makes two launches a
 # weight. Write two functions that together give the same: `prepare(*weights)` is called once and gives
 # one tensor; `heads_at_once(x, prepared, widths)` is compiled and may make two launches in all,
 # whatever the weights. `widths` has the number of columns of each weight.

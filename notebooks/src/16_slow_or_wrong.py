@@ -489,7 +489,7 @@ def blame(report):
 
 
 # %% [markdown]
-# **Exercise 2 · Inputs for a regression test** (easy, 3 points). Random numbers find few bugs. Construct
+# **Exercise 2 · Inputs for a regression test** (solid, 3 points). Random numbers find few bugs. Construct
 # `hard_inputs()`: at most five tensors `f32[n, m]` such that a function of one operator, compiled with
 # a planted bug, differs from eager on at least one of them. The check plants bugs in activations and
 # in `-x`: among them those of a tail that was forgotten, an overflow on the way, a lost NaN.

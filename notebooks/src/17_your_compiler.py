@@ -781,7 +781,7 @@ def kernels_of(trace, operator):
 
 
 # %% [markdown]
-# **Exercise 2 · Make it worth it** (easy, 2 points). Construct `worth_it(x)`: a function of a tensor
+# **Exercise 2 · Make it worth it** (solid, 2 points). Construct `worth_it(x)`: a function of a tensor
 # `f32[n]`, any `n`, that calls `torch.ops.lesson17.snake` once, for which the lowering of snake is
 # worth most: with it all is one kernel, and that kernel moves less than a tenth of the bytes that
 # the kernels move without it. The result is for you to choose.

@@ -146,7 +146,7 @@ VIEW = """<style>.x{}</style><div class="mc "><div class="head"><b>guards</b> <s
 FILES = {
     "notebooks/src/00_clean.py": SOURCE.replace(
         "EXERCISES\n",
-        "# %% [markdown]\n# **Exercise 2 · Next** (easy, 1 point). Once more.\n\n".join(
+        "# %% [markdown]\n# **Exercise 2 · Next** (solid, 1 point). Once more.\n\n".join(
             EXERCISE.replace("exN", f"ex{n}") for n in (1, 2)
         )
         + "".join(
@@ -160,7 +160,7 @@ FILES = {
     "notebooks/terms/words.txt": "",
     "notebooks/terms/labels.toml": '"bytes read" = "how much a kernel loads"\n',
     "minicompile/rule.py": "def rule(): ...\n",
-    "notebooks/README.md": "| 00 **c** | What? | 0 | 2 easy, 1 solid, 1 hard | one |\n",
+    "notebooks/README.md": "| 00 **c** | What? | 0 | 1 easy, 2 solid, 1 hard | one |\n",
     "view": VIEW,
 }
 README = "notebooks/README.md"
@@ -254,7 +254,7 @@ FAULTS = {
     "another difficulty": Fault(
         LESSON, "(easy, 1 point)", "(hard, 1 point)", "says hard, 1 point, its check easy, 1 point"
     ),
-    "stale minutes": Fault(README, "| 0 |", "| 30 |", "lesson 00: says 30 . 2 easy, 1 solid, 1 hard"),
+    "stale minutes": Fault(README, "| 0 |", "| 30 |", "lesson 00: says 30 . 1 easy, 2 solid, 1 hard"),
     "no statement": Fault(
         LESSON, "**Exercise 3 · Next**", "**Three**", "no text begins `\\*\\*Exercise 3"
     ),
