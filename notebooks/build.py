@@ -270,8 +270,8 @@ def why_stale(source: Path, folder: Path) -> str:
 def validate(source: Path, folder: Path) -> str:
     """Execute a lesson under nbval, unanswered and with its answers: "" if all is well, else the report.
 
-    One kernel does both: cells above the first answer, then the rest of what a learner opens, as "Run All" does
-    (every check says "no answer yet", and the last cell is reached), then the rest of the solution.
+    One kernel does both: cells above the first answer, then the rest of what a learner opens, as "Run All"
+    does (every check says "no answer yet", and the last cell is reached), then the rest of the solution.
     """
     nbformat = need("nbformat")
     solution = nbformat.read(folder / "solutions" / f"{source.stem}.ipynb", as_version=4)

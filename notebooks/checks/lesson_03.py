@@ -292,20 +292,12 @@ def in_a_try(x: torch.Tensor) -> torch.Tensor:
         return spare
 
 
-def returns_early(x: torch.Tensor, early: bool = True) -> torch.Tensor:
-    big, half = x.exp(), x / 2
-    if early:
-        pause()
-        return x + half
-    return big
-
-
 @lesson.exercise(
     "ex4",
     points=5,
     level="implement",
     visible=[dead_and_alive, in_a_loop],
-    hidden=[in_a_try, returns_early, talking_model],
+    hidden=[in_a_try, talking_model],
     forbidden=["breaks"],
 )
 def names_that_are_alive(run: Run, live_names: Callable[..., Any]) -> str:

@@ -456,8 +456,8 @@ def two_paths(x):
 
 
 # %% [markdown]
-# **Exercise 3 · operators** (solid, 3 points). The check takes the handler of `BINARY_OP` away; then the block
-# falls into pieces at each `*` and `//`. Write it: a function of the running frame and the
+# **Exercise 3 · operators** (solid, 3 points). The check takes the handler of `BINARY_OP` away; then the
+# block falls into pieces at each `*` and `//`. Write it: a function of the running frame and the
 # instruction. `frame.stack` is a list; `ins.value` is the operator as text, such as `"+"` or `"-="`;
 # `frame.world.binary(operator, left, right)` does what it means while capturing.
 

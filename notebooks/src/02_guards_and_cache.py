@@ -403,10 +403,10 @@ def arguments_that_miss(kind):
 
 
 # %% [markdown]
-# **Exercise 2 · the first failure** (solid, 3 points). The check takes the rules for `equals` and `type` away, and
-# lets the cache ask you: `first_failure(guards, args)` gets the guards of these two kinds of an entry,
-# in order, and the values of the call by the name of their Source (`args[guard.sources[0].name]`). Give
-# the first guard that does not hold, or None. A guard of kind `type` expects a class, one of kind
+# **Exercise 2 · the first failure** (solid, 3 points). The check takes the rules for `equals` and `type`
+# away, and lets the cache ask you: `first_failure(guards, args)` gets the guards of these two kinds of an
+# entry, in order, and the values of the call by the name of their Source (`args[guard.sources[0].name]`).
+# Give the first guard that does not hold, or None. A guard of kind `type` expects a class, one of kind
 # `equals` a constant.
 
 # %% [markdown]
@@ -505,9 +505,9 @@ def first_failure(guards, args):
 
 
 # %% [markdown]
-# **Exercise 3 · one recompile** (solid, 3 points). `decay` below is called with `step` running from two upwards,
-# and is compiled again and again: the index of a Python list must be a plain number. Write `steady(x,
-# step)` with the same results, of which `mc.compile` makes no more than two versions (so: one
+# **Exercise 3 · one recompile** (solid, 3 points). `decay` below is called with `step` running from two
+# upwards, and is compiled again and again: the index of a Python list must be a plain number. Write
+# `steady(x, step)` with the same results, of which `mc.compile` makes no more than two versions (so: one
 # recompile), whatever steps come.
 
 # %% name="ex3-setup" tags=["setup"]
@@ -571,8 +571,8 @@ def steady(x, step):
 
 
 # %% [markdown]
-# **Exercise 4 · the hook's callback** (hard, 4 points). Now you are asked below eager code, in the place of the
-# compiler's own callback. `decide(function, known, compile_it)` gives `hook.NEVER` for functions of
+# **Exercise 4 · the hook's callback** (hard, 4 points). Now you are asked below eager code, in the place of
+# the compiler's own callback. `decide(function, known, compile_it)` gives `hook.NEVER` for functions of
 # PyTorch, of the standard library and of minicompile, and for each other function an entry, made by
 # `compile_it(function)`. The hook refers to entries weakly: one that nobody keeps is gone, and you are
 # asked again at every call. So keep them, by code object, in the dict `known`.

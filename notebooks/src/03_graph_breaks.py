@@ -829,11 +829,16 @@ def live_names(code, point):
     return set().union(*(unit.reads for unit in flow(code)[point:]))
 
 
-# %% name="ex4-wrong-loops-only" tags=["wrong"] kind="visible-only" says="read later, got also big"
+# %% name="ex4-wrong-no-handlers" tags=["wrong"] kind="visible-only" says="UnboundLocalError"
 def live_names(code, point):
-    every = flow(code)
-    first = min([point, *(target for unit in every[point:] for target in unit.next)])
-    return set().union(*(unit.reads for unit in every[first:]))
+    every, found, seen, waiting = flow(code), set(), set(), [point]
+    while waiting:
+        number = waiting.pop()
+        if number not in seen:
+            seen.add(number)
+            found |= every[number].reads
+            waiting += [after for after in every[number].next if after <= number + 1]
+    return found
 
 
 # %% name="ex4-wrong-one" tags=["wrong"] kind="misconception" says="got UnboundLocalError"

@@ -578,8 +578,8 @@ def freed(x):
 
 
 # %% [markdown]
-# **Exercise 4 · Shapes of `cat` and `reshape`** (solid, 5 points). Every operator has a rule that computes its
-# result's shape, long before there is data. Write two. Sizes may be ints or symbols: compute with
+# **Exercise 4 · Shapes of `cat` and `reshape`** (solid, 5 points). Every operator has a rule that computes
+# its result's shape, long before there is data. Write two. Sizes may be ints or symbols: compute with
 # them as with numbers, and compare them where you must.
 #
 # - `shape_of_cat(shapes, dim)`: tensors of these shapes, joined along `dim`. Raises `ValueError` if

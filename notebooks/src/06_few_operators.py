@@ -438,8 +438,8 @@ def vocabulary(traces, level):
 
 
 # %% [markdown]
-# **Exercise 2 · spoil the naive softmax** (solid, 2 points). `spoilers(dtype)` gives two rows of that type, all
-# of their numbers finite. Eager's softmax of both is fine. The compiler with the naive rule of above
+# **Exercise 2 · spoil the naive softmax** (solid, 2 points). `spoilers(dtype)` gives two rows of that type,
+# all of their numbers finite. Eager's softmax of both is fine. The compiler with the naive rule of above
 # must give NaN for both: for the first since an `exp` is too large; the second has no number above
 # zero. Half types are widened to float32 first.
 

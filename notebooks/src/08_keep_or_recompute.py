@@ -368,8 +368,8 @@ for divide in (default_partition, min_cut_rematerialization_partition):
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · The cheapest set** (easy, 2 points). Write `cheapest(sizes, made_of, fixed, read)`, which solves
-# puzzles like the one above: the set of names that costs the fewest bytes and from which everything
+# **Exercise 1 · The cheapest set** (easy, 2 points). Write `cheapest(sizes, made_of, fixed, read)`, which
+# solves puzzles like the one above: the set of names that costs the fewest bytes and from which everything
 # in `read` can be made. Values in `fixed` can't be made again; all others from what `made_of` says,
 # once that is there. There are at most ten values, so you may try all sets.
 
@@ -455,8 +455,8 @@ def cheapest(sizes, made_of, fixed, read):
 
 
 # %% [markdown]
-# **Exercise 2 · Worth a cut** (solid, 2 points). Write a function of a matrix `x` of shape (n, k) and a square
-# matrix `w` of shape (k, k), both of which want a gradient, for which the minimum cut saves something
+# **Exercise 2 · Worth a cut** (solid, 2 points). Write a function of a matrix `x` of shape (n, k) and a
+# square matrix `w` of shape (k, k), both of which want a gradient, for which the minimum cut saves something
 # beside the inputs, but at most a quarter of the bytes that the backward reads.
 
 # %% [markdown]
@@ -522,8 +522,8 @@ def worth_a_cut(x, w):
 
 
 # %% [markdown]
-# **Exercise 3 · What may be made again?** (solid, 3 points). Write `may_recompute(node)` for the running example:
-# true for a node of the joint graph (a `torch.fx.Node`; inputs and views are not asked for) if
+# **Exercise 3 · What may be made again?** (solid, 3 points). Write `may_recompute(node)` for the running
+# example: true for a node of the joint graph (a `torch.fx.Node`; inputs and views are not asked for) if
 # the backward may make its value again. A random operator must not run twice, a matrix product should
 # not; everything else may. The check puts your rule in the place of the partitioner's, divides the
 # example and a block with dropout, and compares masks and gradients.
@@ -596,8 +596,8 @@ def may_recompute(node):
 
 
 # %% [markdown]
-# **Exercise 4 · Fill the budget** (hard, 4 points). Write `keep(values, room)`: of a list of `Value`s, the names
-# (a set) of those to keep, so that together they take at most `room` bytes and spare the most work. The
+# **Exercise 4 · Fill the budget** (hard, 4 points). Write `keep(values, room)`: of a list of `Value`s, the
+# names (a set) of those to keep, so that together they take at most `room` bytes and spare the most work. The
 # check tries it alone, then makes it the partitioner's choice under a memory budget for the block:
 # some thirty values, so trying all subsets takes too long.
 
@@ -681,9 +681,9 @@ def keep(values, room):
 
 
 # %% [markdown]
-# **Exercise 5 · Weigh a value** (hard, 2 points, optional). How wide is a pipe? Write `weight(node)`: the bytes that
-# keeping the value of a node takes, from `node.meta["val"]`: a tensor, or something else (a tuple of
-# tensors, a number), which takes none. The partitioner uses it for every value of the block.
+# **Exercise 5 · Weigh a value** (hard, 2 points, optional). How wide is a pipe? Write `weight(node)`: the
+# bytes that keeping the value of a node takes, from `node.meta["val"]`: a tensor, or something else (a tuple
+# of tensors, a number), which takes none. The partitioner uses it for every value of the block.
 
 # %% [markdown]
 # **You will need**
@@ -740,10 +740,10 @@ def weight(node):
 
 
 # %% [markdown]
-# **Exercise 6 · A loss in chunks** (hard, 3 points, optional). Write `losses_and_slopes(logits, labels, ignore)`,
-# the inside of such a chunk, as formulas: the sum of the rows' cross-entropy losses, and the gradient of
-# that sum by `logits`, a tensor as large. A row whose label is `ignore` doesn't count. The check tries it
-# alone, then makes it the pass's, and compares a model's loss and gradients with eager's.
+# **Exercise 6 · A loss in chunks** (hard, 3 points, optional). Write `losses_and_slopes(logits, labels,
+# ignore)`, the inside of such a chunk, as formulas: the sum of the rows' cross-entropy losses, and the
+# gradient of that sum by `logits`, a tensor as large. A row whose label is `ignore` doesn't count. The check
+# tries it alone, then makes it the pass's, and compares a model's loss and gradients with eager's.
 
 # %% [markdown]
 # **You will need**

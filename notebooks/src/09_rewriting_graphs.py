@@ -292,8 +292,8 @@ print("after: ", [str(n.target) for n in graph.graph.nodes if n.op == "call_func
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · Who fired?** (easy, 2 points). Write `fired(aot)`: a dict from a pattern's name (without stage and
-# the word before the colon) to the number of places that it rewrote, for patterns that rewrote
+# **Exercise 1 · Who fired?** (easy, 2 points). Write `fired(aot)`: a dict from a pattern's name (without
+# stage and the word before the colon) to the number of places that it rewrote, for patterns that rewrote
 # something. `aot.passes` has a record for each pass: `name`, such as `joint.pattern:relu_of_relu`, and
 # `changed`.
 
@@ -354,8 +354,8 @@ def fired(aot):
 
 
 # %% [markdown]
-# **Exercise 2 · Break the careless one** (solid, 2 points). Write `broken_by(x)`: a function of a tensor of floats
-# for which the pass `careless` above changes the answer, whatever the numbers in `x` are. The check
+# **Exercise 2 · Break the careless one** (solid, 2 points). Write `broken_by(x)`: a function of a tensor of
+# floats for which the pass `careless` above changes the answer, whatever the numbers in `x` are. The check
 # compiles it with that pass (it must differ from eager) and with the package's own pattern (it must
 # not). Make it another one than `counted`: `x` itself must not be among what you write to.
 

@@ -632,8 +632,8 @@ def floor_div(base, divisor, ranges):
 
 
 # %% [markdown]
-# **Exercise 5 · Merge two loops** (hard, 4 points). Write `mergeable(indices, sizes)`. `indices` lists, for each
-# index of a loop nest, its strides: a dict from loops to numbers, without those that it doesn't use.
+# **Exercise 5 · Merge two loops** (hard, 4 points). Write `mergeable(indices, sizes)`. `indices` lists, for
+# each index of a loop nest, its strides: a dict from loops to numbers, without those that it doesn't use.
 # `sizes` is a dict from loops to extents, outermost first. Give a pair `(outer, inner)` that no index can
 # tell from one loop of both extents together, or None. The scheduler asks you until you say None.
 

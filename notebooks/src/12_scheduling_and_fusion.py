@@ -523,8 +523,8 @@ fusion_rule("policy")(AlwaysCyclic)
 
 
 # %% [markdown]
-# **Exercise 3 · can_fuse** (solid, 5 points). The policy is taken away: the scheduler asks you. `p` and `c` are
-# lists of nodes; those of each list share a kernel already, and `c` may read what `p` writes. `nodes`
+# **Exercise 3 · can_fuse** (solid, 5 points). The policy is taken away: the scheduler asks you. `p` and `c`
+# are lists of nodes; those of each list share a kernel already, and `c` may read what `p` writes. `nodes`
 # are all nodes in an order in which they can run. Write `can_fuse(p, c, nodes)`, which gives a verdict
 # and a reason in words. Say yes if it is right: all nodes have equal ranges; whatever `c` reads of `p`
 # it reads at the index at which it was written; no path leads from `p` through a third node to `c`.

@@ -1055,10 +1055,10 @@ def share(plan, options):
 
 
 # %% [markdown]
-# **Exercise 7 · Write the template** (hard, 4 points, optional). `template(printer, total)` prints what a program
-# of a product does; `total` is the name of its tile. Holes are methods of `printer`: `tile()` prints which
-# tile it is; `with printer.steps():` prints the loop over the terms; inside it `left()` and `right()` print
-# the loads of a step and return the names of both tiles; `epilogue()` prints all that follows the
+# **Exercise 7 · Write the template** (hard, 4 points, optional). `template(printer, total)` prints what a
+# program of a product does; `total` is the name of its tile. Holes are methods of `printer`: `tile()` prints
+# which tile it is; `with printer.steps():` prints the loop over the terms; inside it `left()` and `right()`
+# print the loads of a step and return the names of both tiles; `epilogue()` prints all that follows the
 # product. `printer.line(text)` prints a line of yours. `kernel_template("product")` gets your template.
 
 # %% [markdown]

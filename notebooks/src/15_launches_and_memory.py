@@ -467,8 +467,8 @@ for line in code.splitlines():
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · Count the calls** (easy, 2 points). `count_calls(wrapper)` gives what a wrapper's text calls, as
-# `{"kernel": ..., "library": ..., "memory": ...}`. Kernels are those of `wrapper.kernels`, by their
+# **Exercise 1 · Count the calls** (easy, 2 points). `count_calls(wrapper)` gives what a wrapper's text
+# calls, as `{"kernel": ..., "library": ..., "memory": ...}`. Kernels are those of `wrapper.kernels`, by their
 # `name`; library calls begin with `torch.` or `aten`; memory calls are `empty_strided_cpu`,
 # `reinterpret`, `pooled` and `to_layout`. `wrapper.lines` are lines with a `text`; count in `def call`.
 
@@ -549,8 +549,8 @@ def count_calls(wrapper):
 
 
 # %% [markdown]
-# **Exercise 2 · Cut the calls** (solid, 3 points). `[torch.relu(x @ w) for w in weights]` makes two launches a
-# weight. Write two functions that together give the same: `prepare(*weights)` is called once and gives
+# **Exercise 2 · Cut the calls** (solid, 3 points). `[torch.relu(x @ w) for w in weights]` makes two launches
+# a weight. Write two functions that together give the same: `prepare(*weights)` is called once and gives
 # one tensor; `heads_at_once(x, prepared, widths)` is compiled and may make two launches in all,
 # whatever the weights. `widths` has the number of columns of each weight.
 
@@ -626,8 +626,8 @@ def heads_at_once(x, prepared, widths):
 
 
 # %% [markdown]
-# **Exercise 3 · Liveness** (solid, 3 points). `last_use(touched)` gets a list with the names of the buffers that
-# each step touches, and gives the last step of each buffer: `{"a": 1, ...}`, steps counted from 0. The
+# **Exercise 3 · Liveness** (solid, 3 points). `last_use(touched)` gets a list with the names of the buffers
+# that each step touches, and gives the last step of each buffer: `{"a": 1, ...}`, steps counted from 0. The
 # compiler's own is replaced by yours; the block must stay right and its peak as low as it was.
 
 # %% [markdown]
@@ -694,8 +694,8 @@ def last_use(touched):
 
 
 # %% [markdown]
-# **Exercise 4 · In place, if that is right** (hard, 4 points). `why_not(node, old, new)` says why the kernel of
-# `node` can't write buffer `new` over buffer `old`, or `None` if it can. `node.bodies` are the loop
+# **Exercise 4 · In place, if that is right** (hard, 4 points). `why_not(node, old, new)` says why the kernel
+# of `node` can't write buffer `new` over buffer `old`, or `None` if it can. `node.bodies` are the loop
 # bodies that share the kernel; each has `loads` and `stores`: values with `buffer`, `index`, `mask`
 # and `indirect`. You may refuse every kernel that has `node.reduction_ranges`. The compiler uses your
 # rule, and its second look is off.

@@ -823,9 +823,9 @@ def why_slow(told):
 
 
 # %% [markdown]
-# **Exercise 6 · How far is too far?** (hard, 3 points, optional). Write `too_far(rows, stages)` for rows as above:
-# each has `operator`, `largest` (its largest value), `dtype`, `roundings` and `errors`, by stage and of
-# "eager". A stage may err twice as much as eager, or by two times `roundings` times one rounding of the
+# **Exercise 6 · How far is too far?** (hard, 3 points, optional). Write `too_far(rows, stages)` for rows as
+# above: each has `operator`, `largest` (its largest value), `dtype`, `roundings` and `errors`, by stage and
+# of "eager". A stage may err twice as much as eager, or by two times `roundings` times one rounding of the
 # largest value, `torch.finfo(dtype).eps` times that value; the larger of the two counts. Return the first
 # of `stages` that errs more, with the first operator at which it does; None if there is none.
 

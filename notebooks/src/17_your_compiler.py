@@ -1035,9 +1035,9 @@ def plain_module(print_loops):
 # - `printer.compute(phase.values)`: a line for each value; with `printer.accumulate` as second argument,
 #   reductions take in one more element.
 # - `printer.begin(value)`: declares the accumulator of a reduction, `value.op == "reduction"`.
-# - `[(phase.level, [value.op for value in phase.values][-1]) for phase in mc.trace(softmax_of_relu, x, w).plans[0].phases]`
-#   gives `[('loop', 'reduction'), ('loop', 'reduction'), ('loop', 'store')]`: level and last value of each
-#   phase.
+# - `[(phase.level, [value.op for value in phase.values][-1]) for phase in mc.trace(softmax_of_relu, x,
+#   w).plans[0].phases]` gives `[('loop', 'reduction'), ('loop', 'reduction'), ('loop', 'store')]`: level and
+#   last value of each phase.
 
 # %% [markdown]
 # <details><summary>Hint 1 of 3</summary>
@@ -1195,8 +1195,8 @@ def thin_product(a, b):
 
 
 # %% [markdown]
-# **Exercise 6 · Which keys count?** (hard, 4 points, optional). A program of attention's kernel has the queries
-# `first` to `first + XBLOCK - 1`, and goes over keys in steps of `RBLOCK`. A score counts only where
+# **Exercise 6 · Which keys count?** (hard, 4 points, optional). A program of attention's kernel has the
+# queries `first` to `first + XBLOCK - 1`, and goes over keys in steps of `RBLOCK`. A score counts only where
 # `band.low <= i - j <= band.high`; None is no bound. `keys_of(band, keys)` gives two Triton expressions,
 # as text: where the keys begin (never below 0, a multiple of `RBLOCK`) and where they end (at most
 # `keys`). No tile may be missing, and none may be gone over that holds no score that counts. Your

@@ -249,12 +249,17 @@ FAULTS = {
     "nothing that is needed": Fault(LESSON, "**You will need**", "**Notes**", "You will need"),
     "an empty hint": Fault(LESSON, "# It is easy.\n#\n", "", "needs .*Hint 1 of 2"),
     "other points": Fault(
-        LESSON, "(easy, 1 point)", "(easy, 2 points)", "says easy, 2 points, its check easy, 1 point"
+        LESSON,
+        "(easy, 1 point)",
+        "(easy, 2 points)",
+        "says easy, 2 points, its check easy, 1 point",
     ),
     "another difficulty": Fault(
         LESSON, "(easy, 1 point)", "(hard, 1 point)", "says hard, 1 point, its check easy, 1 point"
     ),
-    "stale minutes": Fault(README, "| 0 |", "| 30 |", "lesson 00: says 30 . 1 easy, 2 solid, 1 hard"),
+    "stale minutes": Fault(
+        README, "| 0 |", "| 30 |", "lesson 00: says 30 . 1 easy, 2 solid, 1 hard"
+    ),
     "no statement": Fault(
         LESSON, "**Exercise 3 · Next**", "**Three**", "no text begins `\\*\\*Exercise 3"
     ),
@@ -263,13 +268,22 @@ FAULTS = {
         LESSON, '# %% name="ex4-wrong-int" tags=["wrong"]', '# %% name="extra"', "2 wrong answers"
     ),
     "three exercises": Fault(
-        CHECK, '("ex1", "ex2", "ex3", "ex4")', '("ex1", "ex2", "ex3")', "3 exercises|fewer than two|README"
+        CHECK,
+        '("ex1", "ex2", "ex3", "ex4")',
+        '("ex1", "ex2", "ex3")',
+        "3 exercises|fewer than two|README",
     ),
     "falling levels": Fault(
-        CHECK, '"construct", "implement"', '"implement", "construct"', "levels don't rise|its check (easy|solid)"
+        CHECK,
+        '"construct", "implement"',
+        '"implement", "construct"',
+        "levels don't rise|its check (easy|solid)",
     ),
     "nothing to implement": Fault(
-        CHECK, '"implement", "real"', '"construct", "construct"', "fewer than two implement|its check easy|README"
+        CHECK,
+        '"implement", "real"',
+        '"construct", "construct"',
+        "fewer than two implement|its check easy|README",
     ),
     # spelling
     "typing error": Fault(LESSON, "It may fail", "It may faill", "spelling: faill"),
