@@ -160,7 +160,7 @@ FILES = {
     "notebooks/terms/words.txt": "",
     "notebooks/terms/labels.toml": '"bytes read" = "how much a kernel loads"\n',
     "minicompile/rule.py": "def rule(): ...\n",
-    "notebooks/README.md": "| 00 **c** | What? | 0 | 1 easy, 2 solid, 1 hard | one |\n",
+    "notebooks/README.md": "| 00 **c** | What? | 5 | 1 easy, 2 solid, 1 hard | one |\n",
     "view": VIEW,
 }
 README = "notebooks/README.md"
@@ -258,7 +258,7 @@ FAULTS = {
         LESSON, "(easy, 1 point)", "(hard, 1 point)", "says hard, 1 point, its check easy, 1 point"
     ),
     "stale minutes": Fault(
-        README, "| 0 |", "| 30 |", "lesson 00: says 30 . 1 easy, 2 solid, 1 hard"
+        README, "| 5 |", "| 30 |", "lesson 00: says 30 . 1 easy, 2 solid, 1 hard"
     ),
     "no statement": Fault(
         LESSON, "**Exercise 3 · Next**", "**Three**", "no text begins `\\*\\*Exercise 3"
@@ -283,7 +283,7 @@ FAULTS = {
         CHECK,
         '"implement", "real"',
         '"construct", "construct"',
-        "fewer than two implement|its check easy|README",
+        "fewer than two implement|its check solid|README",
     ),
     # spelling
     "typing error": Fault(LESSON, "It may fail", "It may faill", "spelling: faill"),
