@@ -37,6 +37,8 @@ KEPT = (
 CACHED = ("HOME", "XDG_CACHE_HOME", "MINICOMPILE_CACHE_DIR")
 """Variables by which the judge finds kernels that were compiled before."""
 
+FORGED = "something wrote into the results of grading, perhaps an answer"
+
 Row = dict[str, Any]
 Told = Callable[[str], None]
 
@@ -123,6 +125,9 @@ def run_notebooks(folder: Path, names: Sequence[str], seconds: float, told: Told
         raise MinicompileError("grading took too long")
     if not rows:
         raise MinicompileError(f"nbval did not run: {said}")
+    passed = [(row["notebook"], row["cell"]) for row in rows if row["passed"]]
+    if len(set(passed)) < len(passed):
+        raise MinicompileError(FORGED)
     return rows
 
 
@@ -160,7 +165,7 @@ def row_of(line: bytes) -> Row:
     except (ValueError, AttributeError):
         fits = False
     if not fits:
-        raise MinicompileError("something wrote into the results of grading, perhaps an answer")
+        raise MinicompileError(FORGED)
     found: Row = row
     return found
 

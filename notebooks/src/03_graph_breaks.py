@@ -57,9 +57,9 @@ from minicompile.api import dispatcher_of
 from minicompile.lessons.pictures import corridor, slides
 
 
-def generated(dispatcher, name="run_entry"):
+def generated(dispatcher):
     """The generated Python of a dispatcher's first version."""
-    return inspect.getsource(dispatcher.entries[0].captured.code.names[name])
+    return inspect.getsource(dispatcher.entries[0].begin)
 
 
 compiled = mc.compile(f, backend="eager")

@@ -165,12 +165,13 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 
 DESCRIPTORS = """
-import ctypes, json, os, resource, socket
+import ctypes, json, os, resource, stat
 row = {"notebook": "ex4", "cell": "x", "passed": True, "message": "", "last": True, "data": "[[],[]]"}
 row = json.dumps(row).encode() + b"\\n"
 for number in range(3, 64):
     try:
-        os.write(number, row)
+        if stat.S_ISFIFO(os.fstat(number).st_mode):  # the kernel's own sockets would stop it
+            os.write(number, row)
     except OSError:
         pass
 parent = os.getppid()
