@@ -72,6 +72,7 @@ from minicompile.compat.graphs import (
     boxed_function,
     graph_module,
     map_aggregate,
+    releasing_text,
     tree_flatten,
     tree_leaves,
     tree_map,

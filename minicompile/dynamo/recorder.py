@@ -72,7 +72,9 @@ def finished(
     for node in reversed(placeholders):
         next(iter(graph.nodes)).prepend(node)
     graph.output(tuple(outputs))
-    return Graph(compat.graph_module(torch.nn.Module(), graph, name), name, "capture")
+    # not lazy: a captured graph may be captured again, and then its code must be there
+    gm = compat.releasing_text(fx.GraphModule(torch.nn.Module(), graph))
+    return Graph(gm, name, "capture")
 
 
 def largest(expr: sympy.Basic) -> Any:

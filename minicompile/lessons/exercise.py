@@ -268,6 +268,8 @@ class Exercise:
     """Names that an answer may not use: the built-in way to have the result."""
     without: tuple[str, ...]
     """Rules taken away while the answer is checked."""
+    computed_names: bool = False
+    """Whether an answer may look up attributes whose names its text doesn't show, as a graph's methods."""
 
     @functools.cached_property
     def hidden_count(self) -> int:
@@ -456,14 +458,16 @@ class Lesson:
         hidden: Cases,
         forbidden: Sequence[str] = (),
         without: Sequence[str] = (),
+        computed_names: bool = False,
     ) -> Callable[[Callable[..., str]], Exercise]:
         """Decorator of the function that checks exercise `name`; see `Exercise`. `level` is one of LEVELS."""
         if level not in LEVELS:
             raise OptionError(f"level={level!r} must be one of {', '.join(LEVELS)}")
 
         def add(test: Callable[..., str]) -> Exercise:
+            names, rules = frozenset(forbidden), tuple(without)
             exercise = Exercise(
-                name, points, level, test, visible, hidden, frozenset(forbidden), tuple(without)
+                name, points, level, test, visible, hidden, names, rules, computed_names
             )
             self.exercises[name] = exercise
             return exercise

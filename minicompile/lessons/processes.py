@@ -125,14 +125,14 @@ def run_notebooks(folder: Path, names: Sequence[str], seconds: float, told: Told
         raise MinicompileError("grading took too long")
     if not rows:
         raise MinicompileError(f"nbval did not run: {said}")
-    passed = [(row["notebook"], row["cell"]) for row in rows if row["passed"]]
-    if len(set(passed)) < len(passed):
-        raise MinicompileError(FORGED)
     return rows
 
 
 def rows_from(reader: int, deadline: float, told: Told) -> list[Row] | None:
-    """Rows until the runner closes the pipe; None if that is too late."""
+    """Rows until the runner closes the pipe; None if that is too late.
+
+    Raises MinicompileError where it was not the runner alone that wrote.
+    """
     text, rows = b"", list[Row]()
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
@@ -141,6 +141,9 @@ def rows_from(reader: int, deadline: float, told: Told) -> list[Row] | None:
                 return None
             piece = os.read(reader, 1 << 20)
             if not piece:
+                passed = [(row["notebook"], row["cell"]) for row in rows if row["passed"]]
+                if len(set(passed)) < len(passed):
+                    raise MinicompileError(FORGED)
                 return rows
             *lines, text = (text + piece).split(b"\n") if b"\n" in piece else (text + piece,)
             rows += map(row_of, lines)
