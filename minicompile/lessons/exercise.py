@@ -411,7 +411,8 @@ def forbidden_uses(text: str, exercise: Exercise) -> list[str]:
         elif isinstance(node, ast.MatchClass):
             found.update(node.kwd_attrs)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
-            found.update(c.value for c in node.args if isinstance(c, ast.Constant))
+            names = [part.value for part in node.args if isinstance(part, ast.Constant)]
+            found.update(name for name in names if isinstance(name, str))
         elif isinstance(node, ast.alias):
             found.update((node.name, node.name.rpartition(".")[2]))
         elif isinstance(node, ast.ImportFrom) and node.module:
