@@ -2,8 +2,7 @@
 
     notebooks/src/NAME.py (jupytext's percent format)
         -> notebooks/solutions/NAME.ipynb   executed, with the reference answers
-        -> notebooks/NAME.ipynb             what a learner opens: without answers, and without outputs
-                                            but those of check cells: what a right answer prints
+        -> notebooks/NAME.ipynb             what a learner opens: without answers, without outputs
 
 Tags of cells: "setup" (what exercises need), "answer" (its part between `### BEGIN SOLUTION` and `### END
 SOLUTION` is taken out), "nbval-check-output" (a check), "wrong" (an answer that must be rejected: only in
@@ -11,8 +10,9 @@ the source, for `python -m notebooks.mutants`), "varies" (its output has times i
 
 The same source gives the same bytes: cells are called by name or by place, execution times are left out, the
 hash seed is fixed. A notebook records what it was made with. `--check` compares the sources with what is
-saved; `--validate` also executes every solution under nbval and compares its outputs: all of them on the
-same versions and kind of processor, otherwise those of check cells.
+saved; `--validate` also executes every lesson under nbval. What a learner opens must run to its last cell,
+with nothing answered; a solution's outputs must be those that are saved: all of them on the same versions
+and kind of processor, otherwise those of check cells.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from minicompile.errors import MinicompileError
-from minicompile.lessons.notebook import need, tags
+from minicompile.lessons.exercise import VERDICT, Verdict
+from minicompile.lessons.notebook import exercise_of, need, tags
 from minicompile.ops.toolchain import processor_features
 from minicompile.options import child_environment, environment
 
@@ -56,6 +58,7 @@ SOLUTION = re.compile(
 )
 MARKERS = re.compile(r"^[ \t]*### (BEGIN|END) SOLUTION[^\n]*(\n|\Z)", re.M)
 ANSI = re.compile(r"\x1b\[\d*m")
+CHECK = re.compile(r"^check\(", re.M)
 
 KERNEL_ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
@@ -126,6 +129,23 @@ def execute(notebook: Any, source: Path) -> None:
             raise MinicompileError(f"{source.name}: a cell failed:\n{error}") from error
 
 
+def is_check(cell: Any) -> bool:
+    """Whether a cell is the check of an exercise."""
+    return cell.cell_type == "code" and bool(exercise_of(cell) and CHECK.search(cell.source))
+
+
+def not_passed(notebook: Any) -> str:
+    """Of an executed solution: the check cells whose output is not a verdict that the answer passed."""
+    failed = []
+    for cell in notebook.cells:
+        if is_check(cell):
+            found = [output["data"] for output in cell.outputs if VERDICT in output.get("data", {})]
+            if [data[VERDICT]["passed"] for data in found] != [True]:
+                said = [data["text/plain"] for data in found]
+                failed.append(f"{cell['id']}: {' '.join(said) or 'no verdict'}")
+    return "\n".join(failed)
+
+
 def tidy(notebook: Any) -> None:
     """Take out what differs between two runs."""
     notebook.metadata.pop("widgets", None)
@@ -178,6 +198,8 @@ def build(source: Path) -> Built:
     for cell in notebook.cells:
         cell.source = MARKERS.sub("", cell.source)
     execute(notebook, source)
+    if failed := not_passed(notebook):
+        raise MinicompileError(f"{source.name}: a reference answer does not pass:\n{failed}")
     seconds = tuple(map(duration, notebook.cells))
     tidy(notebook)
     nbformat.validate(notebook)
@@ -199,16 +221,12 @@ def duration(cell: Any) -> float:
 
 
 def release(source: Path, solution: str) -> str:
-    """The learner's notebook: the solution without answers and outputs, checks with what a pass prints."""
+    """The learner's notebook: the solution without answers and outputs."""
     nbformat = need("nbformat")
     notebook = nbformat.reads(solution, as_version=4)
     answers = {cell["id"]: cell.source for cell in read_source(source).cells}
     for cell in notebook.cells:
         if cell.cell_type != "code":
-            continue
-        if "nbval-check-output" in tags(cell):
-            for output in cell.outputs:
-                output["text"] = ANSI.sub("", output.get("text", ""))
             continue
         cell.outputs, cell.execution_count = [], None
         if "answer" in tags(cell):
@@ -241,6 +259,8 @@ def why_stale(source: Path, folder: Path) -> str:
     here = stamp(source)
     if json.loads(text)["metadata"].get(STAMP, {}).get("source") != here["source"]:
         return f"{solution.name} was built from another version of {source.name}"
+    if failed := not_passed(need("nbformat").reads(text, as_version=4)):
+        return f"{solution.name} shows a reference answer that does not pass: {failed}"
     given, saved = release(source, text), released.read_text(encoding="utf-8")
     if given != saved:
         return f"{released.name} is not what {source.name} gives: {difference(saved, given)}"
@@ -248,14 +268,34 @@ def why_stale(source: Path, folder: Path) -> str:
 
 
 def validate(source: Path, folder: Path) -> str:
-    """Execute a solution under nbval: "" if its outputs are those that are saved, else the report."""
-    solution = folder / "solutions" / f"{source.stem}.ipynb"
-    saved = json.loads(solution.read_text(encoding="utf-8"))["metadata"].get(STAMP, {})
-    same = saved == stamp(source)
-    how = ["--nbval" if same else "--nbval-lax", f"--nbval-cell-timeout={TIMEOUT_SECONDS}"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *how, str(solution)]
+    """Execute a lesson under nbval, unanswered and with its answers: "" if all is well, else the report.
+
+    One kernel does both: cells above the first answer, then the rest of what a learner opens, as "Run All"
+    does (every check says "no answer yet", and the last cell is reached), then the rest of the solution.
+    """
+    nbformat = need("nbformat")
+    solution = nbformat.read(folder / "solutions" / f"{source.stem}.ipynb", as_version=4)
+    opened = nbformat.read(folder / f"{source.stem}.ipynb", as_version=4).cells
+    places = [place for place, cell in enumerate(opened) if "answer" in tags(cell)]
+    first = min(places, default=len(opened))
+    for cell in opened[first:]:
+        if is_check(cell):
+            verdict = Verdict(exercise_of(cell), passed=False, answered=False, says="")
+            data = verdict._repr_mimebundle_()
+            cell.execution_count = 1
+            cell.outputs = [nbformat.v4.new_output("execute_result", data, execution_count=1)]
+        cell["id"] = f"unanswered-{cell['id']}"[:64]
+    solution.cells[first:first] = opened[first:]
+    same = solution.metadata.get(STAMP, {}) == stamp(source)
     around = child_environment(**KERNEL_ENVIRONMENT)
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=around)
+    with tempfile.TemporaryDirectory(prefix="minicompile_validate_") as place:
+        file, settings = Path(place, f"{source.stem}.ipynb"), Path(place, "pytest.ini")
+        nbformat.write(solution, file)
+        settings.write_text("[pytest]\n")
+        how = ["--nbval" if same else "--nbval-lax", f"--nbval-cell-timeout={TIMEOUT_SECONDS}"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *how]
+        command += ["-c", str(settings), "--rootdir", place, str(file)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=around)
     return "" if ran.returncode == 0 else ran.stdout[-6000:] + ran.stderr[-2000:]
 
 

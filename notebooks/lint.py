@@ -4,9 +4,10 @@ For contributors, in the order in which it is checked:
 
 structure   A question as title, goals ("After this lesson you can ..."), a picture within the first three
             code cells, "Predict, then run", "Break it", a box "In torch.compile" with a live cell, a recap
-            of five sentences, four or more exercises of rising level (statement with its points, hint,
-            answer, check, three wrong answers), "Go deeper", the strip; two views that move; every code
-            cell has a name; no text of more than eight lines (twelve for exercises, hints and lists).
+            of five sentences, four or more exercises of rising level (statement with its difficulty and
+            points, "You will need", two or three hints, each to be opened, answer, check, three wrong
+            answers), "Go deeper", the strip; two views that move; every code cell has a name; no text of
+            more than eight lines (twelve for exercises, hints and lists).
 spelling    Every word of the prose is in a dictionary, British or American, or in `terms/words.txt`, or in
             `words = [...]` of the lesson's `terms/NN.toml`, or a term.
 links       Relative links and files in backticks exist, here or in the installed PyTorch; web addresses are
@@ -31,13 +32,15 @@ import inspect
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from minicompile.errors import MinicompileError
-from minicompile.lessons.exercise import LEVELS, Lesson
+from minicompile.lessons.exercise import DIFFICULTY, LEVELS, Exercise, Lesson
+from minicompile.ops.display import count_text
 from notebooks import names
 from notebooks.build import find_folder
 from notebooks.reading import (
@@ -51,6 +54,7 @@ from notebooks.reading import (
     Course,
     Text,
     covered,
+    minutes,
     read_course,
     where,
 )
@@ -229,13 +233,13 @@ def exercises(lesson: Text, course: Course) -> Iterator[tuple[str, str]]:
     if sum(exercise.level in ("implement", "real") for exercise in found) < 2:
         yield "exercises", "fewer than two implement something that the compiler then uses"
     for exercise in found:
-        for problem in parts_of(lesson, exercise.name, exercise.points):
+        for problem in parts_of(lesson, exercise):
             yield exercise.name, problem
 
 
-def parts_of(lesson: Text, name: str, points: int) -> Iterator[str]:
+def parts_of(lesson: Text, exercise: Exercise) -> Iterator[str]:
     """What an exercise lacks."""
-    cells = list(lesson.cells)
+    cells, name = list(lesson.cells), exercise.name
     number = re.sub(r"\D", "", name)
     starts = [i for i, c in enumerate(cells) if not c.code and f"**Exercise {number} " in c.text]
     own = [i for i, c in enumerate(cells) if c.exercise == name and c.code]
@@ -243,16 +247,20 @@ def parts_of(lesson: Text, name: str, points: int) -> Iterator[str]:
     checking = [i for i in own if "nbval-check-output" in cells[i].tags]
     wrong = [i for i in own if "wrong" in cells[i].tags]
     if not starts:
-        yield f"no text begins `**Exercise {number} · title** ({points} points).`"
+        yield f"no text begins `**Exercise {number} · title** (easy, 1 point).`"
     else:
-        said = re.search(
-            rf"\*\*Exercise {number} .*?\((\d+) points?\b", cells[starts[0]].text, re.S
+        told = re.search(
+            rf"\*\*Exercise {number} .*?\((\w+, \d+ points?(?:, optional)?)\)",
+            cells[starts[0]].text,
+            re.S,
         )
-        if said is None or int(said[1]) != points:
-            yield f"its text says {said[1] if said else 'no'} points, its check {points}"
-        hints = [i for i, c in enumerate(cells) if not c.code and i >= starts[0] and hinted(c)]
-        if not answers or not hints or hints[0] > (checking or answers)[0]:
-            yield "has no hint `<details><summary>Hint</summary>` before its check"
+        right = f"{DIFFICULTY[exercise.level]}, {count_text(exercise.points, 'point')}"
+        right += ", optional" * (exercise.level == "stretch")
+        if told is None or " ".join(told[1].split()) != right:
+            yield f"its text says {told[1] if told else 'nothing'}, its check {right}"
+        until = answers[0] if answers else len(cells)
+        text = "\n".join(cell.text for cell in cells[starts[0] : until] if not cell.code)
+        yield from help_in(text)
     if len(answers) != 1:
         yield f'{len(answers)} cells tagged "answer", expected one'
     if not any(f'check("{name}")' in cells[i].text for i in checking):
@@ -261,8 +269,17 @@ def parts_of(lesson: Text, name: str, points: int) -> Iterator[str]:
         yield f"{len(wrong)} wrong answers, expected three or more"
 
 
-def hinted(cell: Cell) -> bool:
-    return re.search(r"<details>\s*<summary>[^<]*Hint", cell.text) is not None
+def help_in(text: str) -> Iterator[str]:
+    """What the text of an exercise lacks above its answer: what is needed, and hints, one at a time."""
+    needed = re.search(r"\*\*You will need\*\*\n\n- .*`", text)
+    hints = re.findall(r"<details><summary>Hint (\d) of (\d)</summary>\n\n(?!</)", text)
+    steps = [(str(n), str(len(hints))) for n in range(1, len(hints) + 1)]
+    if needed is None:
+        yield "has no list `**You will need**` of names, with an example each, before its answer"
+    if len(hints) not in (2, 3) or hints != steps or text.count("</details>") != len(hints):
+        yield "needs `<details><summary>Hint 1 of 2</summary>` and one or two more before its answer"
+    elif needed is not None and needed.start() > text.index("<details>"):
+        yield "opens with hints: what the reader needs comes first"
 
 
 # ------------------------------------------------------------------------------------------------- spelling
@@ -438,7 +455,8 @@ NO_CLAIM: tuple[re.Pattern[str], ...] = (
     re.compile(
         r"\b(?:versions?|dims?|dimensions?|axis|rows?|columns?|elements?|lanes?)\s+\d+(?: and \d+)*"
     ),
-    re.compile(r"\(\d+ points?\b"),
+    re.compile(r"\(\w+, \d+ points?\b"),
+    re.compile(r"Hint \d of \d"),
     re.compile(r"\d+-?(?:bit|byte|D)\b"),
     re.compile(r"\bC\+\+\d+"),
     re.compile(r"\bfrom [01]\b"),
@@ -504,6 +522,23 @@ def shared_faults(course: Course) -> Iterator[Finding]:
         in_order = sorted(set(words), key=str.lower)
         if len(words) != len(in_order) or (file == "words.txt" and list(words) != in_order):
             yield Finding("--", file, "its words are not sorted, or one stands there twice")
+    for number, row, right in stale_rows(course):
+        yield Finding("--", "README.md", f"lesson {number}: says {row}, expected {right}")
+
+
+def stale_rows(course: Course) -> Iterator[tuple[str, str, str]]:
+    """Of the README's table: lessons whose minutes or exercises are others, what it says, what is so."""
+    readme = course.folder / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    rows = re.findall(r"^\| (\d\d)[^|]*\|[^|]*\| ([^|]*\|[^|]*) \|", text, re.M)
+    for number, row in rows:
+        lesson = next((lesson for lesson in course.lessons if lesson.number == number), None)
+        checks = checks_of(number, course.folder)
+        if lesson is not None and checks is not None:
+            levels = Counter(DIFFICULTY[exercise.level] for exercise in checks.exercises.values())
+            counts = ", ".join(f"{count} {level}" for level, count in levels.items())
+            if row != (right := f"{minutes(lesson)} | {counts}"):
+                yield number, row, right
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -216,6 +216,23 @@ def read(source: Path, folder: Path) -> Text:
     return Text(source.stem[:2], source, tuple(found), solution.exists())
 
 
+def minutes(lesson: Text) -> int:
+    """How long reading takes up to the exercises, rounded to five minutes.
+
+    A minute for 120 words or for a picture, four seconds for a line of code, one for a line of output.
+    """
+    seconds = 0.0
+    for cell in lesson.cells:
+        if "**Exercise 1" in cell.text:
+            break
+        if not cell.code:
+            seconds += len(re.findall(r"\w[\w'.-]*", cell.text)) / 2
+            continue
+        seconds += 4 * sum(1 for line in cell.text.splitlines() if line.strip())
+        seconds += 60 if cell.shown.picture else cell.shown.text.count("\n")
+    return 5 * round(seconds / 300)
+
+
 @dataclass(frozen=True)
 class Course:
     """All lessons of a checkout in order, their glossary, their folder `notebooks`."""

@@ -115,11 +115,13 @@ class Entry:
             state_holds=captured.make_state_check(),
         )
         given = ", ".join(f"L_{name}" for name in parameters)
-        self.call: Callable[..., Any] = generate(
+        self.begin: Callable[..., Any] = generate(
             f"run_entry({given})", self.lines(), captured.code.names
         )
+        """The call up to the end of the graph; `call` also runs the rest of a frame that was cut there."""
+        self.call = self.begin
         if captured.runs_rest:  # once that function's locals are gone, which may hold much memory
-            names = {"begin": self.call, "MISS": MISS, "run": run}
+            names = {"begin": self.begin, "MISS": MISS, "run": run}
             lines = [f"left = [begin({given})]", "return MISS if left[0] is MISS else run(left)"]
             self.call = generate(f"run_all({given})", lines, names)
 

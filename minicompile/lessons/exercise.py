@@ -13,10 +13,11 @@ notebook and on hidden ones when it is graded, and says in one line what it saw:
             run.expect(got, expected, f"addcmul of shape {shape}")
         return "one kernel, no extern call"
 
-A wrong answer raises `Wrong`, whose message states input, expected and got.
+A wrong answer raises `Wrong`, whose message states input, expected and got. `check("ex3")` in a notebook
+doesn't raise: it gives a `Verdict`, which is shown as a card, so that the cells below it run all the same.
 
 In the notebook a check runs in one process. Grading splits it: the answer's kernel runs the check's probe
-(`lessons/probe.py`) and sends every value that `Run.seen` is given as data; another process, which has no
+(`lessons/probe.py`) and sends every value that `Run.seen` gets as data; another process, which has no
 answer, runs the whole check with the reference answers and gets those data from `Run.seen`.
 
     kernel                       probe: run.seen(got) -> data ----+
@@ -27,11 +28,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
+import html
 import importlib
 import importlib.util
 import inspect
 import io
 import linecache
+import re
 import sys
 import sysconfig
 import types
@@ -47,6 +51,7 @@ import torch
 from minicompile.errors import MinicompileError, OptionError
 from minicompile.lessons import wire
 from minicompile.lessons.wire import Raised, show
+from minicompile.ops.display import count_text
 from minicompile.ops.registry import scoped, without
 
 Cases = Sequence[Any] | Callable[[], Sequence[Any]]
@@ -54,7 +59,11 @@ Cases = Sequence[Any] | Callable[[], Sequence[Any]]
 LEVELS = ("read", "construct", "implement", "real", "stretch")
 """Kinds of exercise, in rising difficulty."""
 
-GREEN, RED, PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
+DIFFICULTY = dict(zip(LEVELS, ("easy", "solid", "solid", "hard", "hard"), strict=True))
+"""What a learner is told of an exercise's kind."""
+
+VERDICT = "application/vnd.minicompile.verdict+json"
+"""The type under which a verdict stands as data among the outputs of a check cell."""
 
 
 class Wrong(AssertionError):
@@ -63,16 +72,56 @@ class Wrong(AssertionError):
     def __init__(self, given_input: str, expected: object, got: object) -> None:
         super().__init__(f"{given_input}: expected {expected}, got {got}")
 
-    def _render_traceback_(self) -> list[str]:
-        """What IPython prints instead of a stack of our own frames."""
-        return [f"{RED}{line}{PLAIN}" for line in str(self).splitlines()]
-
 
 class NotAnswered(Wrong):
     """The answer cell is as it was released."""
 
     def __init__(self, exercise: str) -> None:
         AssertionError.__init__(self, f"{exercise}: no answer yet")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check says of an answer. A notebook shows it as a card, a terminal as a line of text."""
+
+    exercise: str
+    passed: bool
+    answered: bool
+    says: str
+    """What a right answer achieved; otherwise input, expected and got."""
+    hidden: int = 0
+    """How many inputs grading tries that the notebook does not show."""
+
+    @property
+    def title(self) -> str:
+        """The exercise and the verdict: "ex2 pass"."""
+        state = "pass" if self.passed else "wrong" if self.answered else "no answer yet"
+        return f"{self.exercise} {state}"
+
+    @property
+    def outlook(self) -> str:
+        """One sentence on hidden inputs, for an answer that passed the visible ones."""
+        more = count_text(self.hidden, "hidden input")
+        return f"Grading tries {more} more." if self.passed and self.hidden else ""
+
+    def __repr__(self) -> str:
+        said = f"{self.title}: {self.says}" if self.says else self.title
+        return f"{said}\n{self.outlook}" if self.outlook else said
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        """The verdict for a notebook: a card, text, and data (`VERDICT`)."""
+        colour = "#16a34a" if self.passed else "#dc2626" if self.answered else "#9ca3af"
+        mark = "✓" if self.passed else "✗" if self.answered else "…"
+        # Inline styles: a notebook that isn't trusted loses style sheets.
+        card = f'<div style="border-left: 6px solid {colour}; padding: 4px 12px; margin: 4px 0">'
+        card += f'<b style="color: {colour}">{mark} {html.escape(self.title)}</b>'
+        if self.says:
+            said = re.sub(r"\b(expected|got) ", r"<b>\1</b> ", html.escape(self.says))
+            card += f'<div style="white-space: pre-wrap; overflow-wrap: anywhere">{said}</div>'
+        if self.outlook:
+            card += f'<div style="opacity: 0.7">{self.outlook}</div>'
+        data = {"exercise": self.exercise, "passed": self.passed, "answered": self.answered}
+        return {"text/plain": repr(self), "text/html": f"{card}</div>", VERDICT: data}
 
 
 @dataclass
@@ -219,6 +268,14 @@ class Exercise:
     """Names that an answer may not use: the built-in way to have the result."""
     without: tuple[str, ...]
     """Rules taken away while the answer is checked."""
+    computed_names: bool = False
+    """Whether an answer may look up attributes whose names its text doesn't show, as a graph's methods."""
+
+    @functools.cached_property
+    def hidden_count(self) -> int:
+        """How many hidden inputs there are; drawing them leaves the random generator as it was."""
+        with torch.random.fork_rng(devices=[]):
+            return len(self.hidden() if callable(self.hidden) else self.hidden)
 
     @property
     def answers(self) -> list[str]:
@@ -354,11 +411,8 @@ def forbidden_uses(text: str, exercise: Exercise) -> list[str]:
         elif isinstance(node, ast.MatchClass):
             found.update(node.kwd_attrs)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
-            found.update(
-                c.value
-                for c in node.args
-                if isinstance(c, ast.Constant) and isinstance(c.value, str)
-            )
+            names = [part.value for part in node.args if isinstance(part, ast.Constant)]
+            found.update(name for name in names if isinstance(name, str))
         elif isinstance(node, ast.alias):
             found.update((node.name, node.name.rpartition(".")[2]))
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -405,35 +459,49 @@ class Lesson:
         hidden: Cases,
         forbidden: Sequence[str] = (),
         without: Sequence[str] = (),
+        computed_names: bool = False,
     ) -> Callable[[Callable[..., str]], Exercise]:
         """Decorator of the function that checks exercise `name`; see `Exercise`. `level` is one of LEVELS."""
         if level not in LEVELS:
             raise OptionError(f"level={level!r} must be one of {', '.join(LEVELS)}")
 
         def add(test: Callable[..., str]) -> Exercise:
+            names, rules = frozenset(forbidden), tuple(without)
             exercise = Exercise(
-                name, points, level, test, visible, hidden, frozenset(forbidden), tuple(without)
+                name, points, level, test, visible, hidden, names, rules, computed_names
             )
             self.exercises[name] = exercise
             return exercise
 
         return add
 
-    def __call__(self, name: str) -> None:
-        """Check an answer of the notebook that calls this: prints the verdict, or raises Wrong."""
+    def __call__(self, name: str) -> Verdict:
+        """Check an answer of the notebook that calls this, on its visible inputs: a verdict to show."""
+        namespace, printed = sys._getframe(1).f_globals, Printed()
+        with contextlib.redirect_stdout(printed):
+            verdict = self.verdict(name, namespace)
+        if printed.getvalue():
+            print(f"(your answer printed)\n{printed.getvalue()}")
+        return verdict
+
+    def verdict(self, name: str, namespace: Mapping[str, Any], hidden: bool = False) -> Verdict:
+        """Check the answer to exercise `name` in a namespace; a wrong answer raises nothing."""
+        exercise = self.find(name)
+        try:
+            said, _ = exercise.run(namespace, hidden)
+        except NotAnswered:
+            return Verdict(name, False, False, "")
+        except Wrong as wrong:
+            return Verdict(name, False, True, str(wrong).removeprefix(f"{name}: "))
+        return Verdict(name, True, True, said, exercise.hidden_count)
+
+    def find(self, name: str) -> Exercise:
+        """The exercise of this name. Raises MinicompileError with the names of those that there are."""
         if name not in self.exercises:
             raise MinicompileError(
                 f"lesson {self.number} has no {name}; it has {', '.join(self.exercises)}"
             )
-        exercise, namespace = self.exercises[name], sys._getframe(1).f_globals
-        printed = Printed()
-        try:
-            with contextlib.redirect_stdout(printed):
-                said, _ = exercise.run(namespace)
-        finally:
-            if printed.getvalue():
-                print(f"(your answer printed)\n{printed.getvalue()}")
-        print(f"{GREEN}{name} pass: {said}{PLAIN}")
+        return self.exercises[name]
 
 
 def send(name: str, probe: str, namespace: Mapping[str, Any]) -> None:

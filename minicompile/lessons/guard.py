@@ -29,7 +29,9 @@ REACHING = frozenset(
     tempfile mmap runpy atexit linecache faulthandler asyncio site pty posix cpp_extension serialization
     attrgetter methodcaller lambdify parse_expr exercise lessons checks check In Out
     f_back f_globals f_locals f_builtins tb_frame gi_frame ag_frame cr_frame _os _sys _io
-    get_overridable_functions load_library call_method from_file""".split()  # noqa: SIM905
+    get_overridable_functions load_library call_method from_file resolve_name generate
+    Formatter get_field get_type_hints ForwardRef evaluate_forward_ref singledispatch singledispatchmethod
+    sympify""".split()  # noqa: SIM905
 )
 """Names by which an answer would reach outside itself."""
 
@@ -119,7 +121,7 @@ def refusal(text: str, setup: Sequence[Any], exercise: Exercise) -> str:
             return f"it uses {name}, which reaches outside the answer"
         if isinstance(node, ast.Name) and node.id == "getattr" and id(node) not in called:
             return "it uses getattr without a name that can be read"
-        if isinstance(node, ast.Call) and unread_name(node):
+        if isinstance(node, ast.Call) and unread_name(node, exercise.computed_names):
             return "it uses getattr without a name that can be read"
         root, target = changed_by(node)
         if root in outside:
@@ -139,13 +141,13 @@ def imported_by(node: ast.AST) -> str:
     return next((name for name in names if name.split(".")[0] not in MODULES), "")
 
 
-def unread_name(call: ast.Call) -> bool:
+def unread_name(call: ast.Call, computed_names: bool) -> bool:
     """Is it `getattr` or `hasattr` of a name that the text doesn't show, or of one that reaches outside?"""
     if not (isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr")):
         return False
     name = call.args[1] if len(call.args) > 1 else None
     if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
-        return True
+        return not computed_names
     return bool(refused_attribute(name.value))
 
 

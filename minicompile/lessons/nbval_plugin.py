@@ -44,6 +44,9 @@ BECOMES_PARENT = 36
 UNREADABLE = 4
 """Linux's PR_SET_DUMPABLE: at 0 no process of the same user may trace this one or open its descriptors."""
 
+DROP, TRACING = 24, 19
+"""Linux's PR_CAPBSET_DROP of CAP_SYS_PTRACE: kernels that root starts get no exemption from `UNREADABLE`."""
+
 
 class GradingKernel(RunningKernel):  # type: ignore[misc]  # nbval has no types
     """A kernel that is given up once it is dead, silent too long, or too talkative."""
@@ -97,6 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(BECOMES_PARENT, 1, 0, 0, 0)
         ctypes.CDLL(None).prctl(UNREADABLE, 0, 0, 0, 0)
+        ctypes.CDLL(None).prctl(DROP, TRACING, 0, 0, 0)
     nbval.plugin.RunningKernel = GradingKernel
 
 

@@ -37,6 +37,8 @@ KEPT = (
 CACHED = ("HOME", "XDG_CACHE_HOME", "MINICOMPILE_CACHE_DIR")
 """Variables by which the judge finds kernels that were compiled before."""
 
+FORGED = "something wrote into the results of grading, perhaps an answer"
+
 Row = dict[str, Any]
 Told = Callable[[str], None]
 
@@ -127,7 +129,10 @@ def run_notebooks(folder: Path, names: Sequence[str], seconds: float, told: Told
 
 
 def rows_from(reader: int, deadline: float, told: Told) -> list[Row] | None:
-    """Rows until the runner closes the pipe; None if that is too late."""
+    """Rows until the runner closes the pipe; None if that is too late.
+
+    Raises MinicompileError where it was not the runner alone that wrote.
+    """
     text, rows = b"", list[Row]()
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
@@ -136,6 +141,9 @@ def rows_from(reader: int, deadline: float, told: Told) -> list[Row] | None:
                 return None
             piece = os.read(reader, 1 << 20)
             if not piece:
+                passed = [(row["notebook"], row["cell"]) for row in rows if row["passed"]]
+                if len(set(passed)) < len(passed):
+                    raise MinicompileError(FORGED)
                 return rows
             *lines, text = (text + piece).split(b"\n") if b"\n" in piece else (text + piece,)
             rows += map(row_of, lines)
@@ -160,7 +168,7 @@ def row_of(line: bytes) -> Row:
     except (ValueError, AttributeError):
         fits = False
     if not fits:
-        raise MinicompileError("something wrote into the results of grading, perhaps an answer")
+        raise MinicompileError(FORGED)
     found: Row = row
     return found
 

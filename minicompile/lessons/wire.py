@@ -33,7 +33,7 @@ class Other:
         return self.text
 
 
-class Raised(Exception):
+class Raised(MinicompileError):
     """The answer raised this error where it should have given data."""
 
 

@@ -143,6 +143,7 @@ def joined(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     visible=[relu_softmax_of_product],
     hidden=[joined],
     forbidden=["Interpreter", "GraphModule", "forward", "gm", "plain_backend", "owning_module"],
+    computed_names=True,  # of the methods that a graph calls
 )
 def answer_is_the_backend(run: Run, run_graph: Callable[..., Any]) -> str:
     """`mc.compile` gives captured graphs to the answer."""

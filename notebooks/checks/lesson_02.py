@@ -232,7 +232,7 @@ def decay(x: torch.Tensor, step: int) -> torch.Tensor:
     "ex3",
     points=3,
     level="implement",
-    visible=[range(2, 7)],
+    visible=[range(2, 8)],
     hidden=[range(2, 12), (9, 3, 30, 2)],
     forbidden=["disable", "allow_in_graph", "mark_dynamic", "compile", "reset", "exec"],
 )

@@ -305,8 +305,8 @@ def in_a_try(x: torch.Tensor) -> torch.Tensor:
     "ex4",
     points=5,
     level="implement",
-    visible=[dead_and_alive],
-    hidden=[in_a_loop, in_a_try, talking_model],
+    visible=[dead_and_alive, in_a_loop],
+    hidden=[in_a_try, talking_model],
     forbidden=["breaks"],
 )
 def names_that_are_alive(run: Run, live_names: Callable[..., Any]) -> str:

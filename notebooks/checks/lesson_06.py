@@ -285,7 +285,7 @@ def down_the_columns(x: Tensor) -> Tensor:
     visible=lambda: [
         (probabilities, torch.randn(3, 5)),
         (probabilities, torch.tensor([[1.0, 2.0, 100.0], [-200.0, -201.0, -202.0]])),
-        (log_probabilities, torch.randn(3, 5)),
+        (log_probabilities, torch.tensor([[-900.0, 0.0, 3.0], [2000.0, 1.0, 0.0]])),
     ],
     hidden=lambda: [
         (log_probabilities, torch.tensor([[-2000.0, 0.0, 3.0], [1e4, -1e4, 0.0]])),

@@ -148,10 +148,14 @@ def loop_between_loops(run: Run, cyclic: Callable[[Tensor], Any]) -> str:
         calls = run.seen([str(call.op) for call in trace.loops.externs])
         run.that(not calls, what, "no library call", ", ".join(calls))
         loops = {node.name for node in trace.schedule.before if isinstance(node, SchedulerNode)}
-        cycles = [d for d in trace.schedule.decisions if d.cause == "cycle"]
-        causes = run.seen(sorted({d.cause for d in trace.schedule.decisions}))
+        decisions = trace.schedule.decisions
+        cycles = [d for d in decisions if d.cause == "cycle"]
         through = run.seen(any(d.between and set(d.between) <= loops for d in cycles))
-        run.that(through, what, "a pair refused for a cycle", f"decisions for {causes}")
+        kernels = ["+".join(n.name for n in k.nodes) for k in trace.schedule.kernels]
+        kept = [f"{d.producer} and {d.consumer} apart: {d.cause}" for d in decisions if not d.fused]
+        names, apart_from = run.seen(kernels), run.seen(kept)
+        got = f"kernels {', '.join(names)}; {', '.join(apart_from) or 'no two loops kept apart'}"
+        run.that(through, what, "two loops kept apart by a cycle through a third loop", got)
         eager = run.seen(cyclic(x))
         compiled = mc.compile(cyclic, options={"inline": "never"})
         run.close(compiled(x), eager, what, rtol=1e-4, atol=1e-5)
@@ -250,8 +254,8 @@ def right_is_decided(run: Run, can_fuse: CanFuse) -> str:
             with contextlib.suppress(VerifyError):  # of two loops that may not be one kernel
                 apart(function, torch.randn(8, 8))
             judge_verdicts(run, asked, f"{function.__name__}, ")
-        mc.reset()
-        after = apart(transposed_sum, x), apart(block, h)
+    mc.reset()
+    after = apart(transposed_sum, x), apart(block, h)
     run.changed(kernels_text(before[1]), kernels_text(after[1]), "the block's kernels")
     compiled = mc.compile(block, options={"inline": "never"})
     run.close(compiled(h), block(h), "the block", rtol=1e-4, atol=1e-5)
@@ -353,8 +357,8 @@ def halves_and_a_product(x: Tensor) -> tuple[Tensor, ...]:
     "ex5",
     points=3,
     level="stretch",
-    visible=[halves],
-    hidden=[halves_and_a_sum, halves_of_two, halves_and_a_product],
+    visible=[halves, halves_of_two],
+    hidden=[halves_and_a_sum, halves_and_a_product],
     forbidden=["decisions", "fusion_steps", "steps"],
 )
 def forced_for_nothing(run: Run, unwise: Callable[[Explained], tuple[str, str, str]]) -> str:

@@ -307,13 +307,25 @@ print("eager:      ", eager)
 # itself; a wrong answer is told for which input, what was expected and what came.
 
 # %% [markdown]
-# **Exercise 1 · what fusion saves** (1 point). You get two traces of the same function, one compiled
+# **Exercise 1 · what fusion saves** (easy, 1 point). You get two traces of the same function, one compiled
 # with fusion and one without. How many kernels did fusion save?
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# A trace has a list `kernels`. Extern calls are not in it.
+# - `fused.kernels`, `unfused.kernels`: the kernels of a trace, as a list. Extern calls are not in it. For
+#   `f` above, `len(trace.kernels)` gives `1`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# A trace has a list of kernels. You need the lengths of two such lists.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Take the number with fusion from the number without.
 #
 # </details>
 
@@ -346,16 +358,31 @@ def kernels_saved(fused, unfused):
 
 
 # %% [markdown]
-# **Exercise 2 · as many kernels as you like** (2 points). Fusion is eager to make one kernel of
+# **Exercise 2 · as many kernels as you like** (solid, 2 points). Fusion is eager to make one kernel of
 # everything. Write `with_kernels(count)`: it gives a function of two square tensors `x` and `w` that
 # minicompile, with its usual settings, compiles to exactly `count` kernels. Your function may do
 # whatever you like, but it must give one tensor.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Ask the compiler what it did with two `torch.relu` in a row, and with two that have a matrix
-# product between them: `mc.trace(f, x, w).kernels`.
+# - `torch.relu(x)`: a loop. Loops over the same data become one kernel:
+#   `len(mc.trace(lambda x: torch.relu(torch.relu(x)), x).kernels)` gives `1`.
+# - `x @ w`: an extern call. It is no kernel, and loops on either side of it can't fuse.
+# - `len(mc.trace(function, x, w).kernels)`: how many kernels your own function gives. Try it.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Ask the compiler what it did with two `torch.relu` in a row, and with two that have a matrix product
+# between them.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# A Python loop runs while the function is captured, so it may run `count - 1` times, with a product and a
+# `torch.relu` in each round.
 #
 # </details>
 
@@ -411,17 +438,32 @@ def with_kernels(count):
 
 
 # %% [markdown]
-# **Exercise 3 · give gelu back** (3 points). The check takes away the compiler's decomposition of
+# **Exercise 3 · give gelu back** (solid, 3 points). The check takes away the compiler's decomposition of
 # `gelu`. The block still runs (what has no rule is an extern call of PyTorch's kernel), but nothing
 # fuses with that call any more. Write the operator in simpler ones: `x` times the probability that a
 # normal random number is below `x`, which is half of `1 + erf(x / sqrt(2))`. With
 # `approximate="tanh"` PyTorch computes `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Plain torch functions are enough: `torch.erf`, `torch.tanh`, products and sums. `math.sqrt` gives the
-# constants. The check registers your function with `minicompile.extension.decompose`.
+# - `torch.erf(x)`, `torch.tanh(x)`: element by element. `torch.erf(torch.tensor(1.0))` gives
+#   `tensor(0.8427)`.
+# - `math.sqrt(number)`: for constants, after `import math`. `math.sqrt(2 / math.pi)` gives
+#   `0.7978845608028654`.
+# - `approximate`: the text `"none"` or `"tanh"`. Write a plain function of tensors; the check registers it
+#   with `minicompile.extension.decompose`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Both formulas stand above: an `if` on `approximate` chooses between them.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# The first one, in Python: `0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))`. Write `x**3` as `x * x * x`.
 #
 # </details>
 
@@ -459,7 +501,7 @@ def gelu_in_parts(x, approximate="none"):
 
 
 # %% [markdown]
-# **Exercise 4 · the smallest backend** (4 points). Everything behind the first room can be replaced.
+# **Exercise 4 · the smallest backend** (hard, 4 points). Everything behind the first room can be replaced.
 # The check takes the name of the default *backend* (what `mc.compile` does with a captured graph)
 # away and puts your function there: `run_graph` gets the graph's nodes, in order, and the input
 # tensors, and runs one node after the other. A node has `op`, `target`, `args` and `kwargs`; where an
@@ -470,12 +512,35 @@ for node in list(trace.capture.graph.nodes):
     print(f"{node.op:14} {node.target!s:40.40} {node.args} {node.kwargs}")
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Keep a dict from nodes to their values. A *placeholder* stands for an input: it takes the next one;
-# `call_function` calls its target; `call_method` calls the method of that name of its first argument;
-# `output` has in `node.args[0]` what to give back. `torch.fx.map_arg` replaces nodes inside of tuples,
-# lists and dicts.
+# - `node.op`: `"placeholder"` (a *placeholder* stands for an
+#   input), `"call_function"`, `"call_method"` or `"output"`, as in the list
+#   above.
+# - `node.target(*args, **kwargs)`: runs a `"call_function"`. For a `"call_method"` the target is a name:
+#   `getattr(x, "sum")()` calls the method of `x` that is called so.
+# - `torch.fx.map_arg(node.args, function)`: the arguments, with `function(n)` for each node `n`, also
+#   inside of tuples, lists and dicts. `torch.fx.map_arg((node, [node, 2]), lambda n: 5)` gives
+#   `(5, [5, 2])`.
+# - `node.args[0]` of `"output"`: what to give back; it may hold nodes, in a tuple or list.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Keep a dict from nodes to their values, and fill it in the order of the nodes.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# A placeholder takes the next of the inputs: `given = iter(inputs)` once, then `next(given)` each time.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# For all other nodes begin with `args = torch.fx.map_arg(node.args, values.get)`, and the same for
+# `node.kwargs`.
 #
 # </details>
 

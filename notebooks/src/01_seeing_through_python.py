@@ -285,7 +285,7 @@ print(torch.equal(torch.compile(f, backend=show_graph)(x, y), f(x, y)))
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · the height of the stack** (2 points). You get the normalised instructions of a
+# **Exercise 1 · the height of the stack** (easy, 2 points). You get the normalised instructions of a
 # function without jumps: objects with `opname` and `arg`, as printed above by `decode`. Give a list: how
 # many values lie on the stack after each of them? Do it by hand for `ex1_example` first. Only these
 # opcodes occur: LOAD_FAST, LOAD_CONST, LOAD_GLOBAL, LOAD_ATTR, LOAD_METHOD, PUSH_NULL, STORE_FAST,
@@ -302,10 +302,29 @@ def ex1_example(x, y):
 print(decode(ex1_example.__code__))
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Below the arguments of a CALL lie two more values: the function, and beside it either a NULL (which
-# PUSH_NULL put there) or the object whose method it is. LOAD_METHOD takes one value and gives two.
+# - `ins.opname`, `ins.arg`:
+#   `(decode(ex1_example.__code__).instructions[0].opname, decode(ex1_example.__code__).instructions[0].arg)`
+#   gives `('LOAD_GLOBAL', 0)`.
+# - Names that begin with LOAD, and PUSH_NULL, put one value on the stack. LOAD_ATTR takes one first;
+#   LOAD_METHOD takes one and puts two there: the method and its object.
+# - STORE_FAST and RETURN_VALUE take one. BINARY_OP and COMPARE_OP take two and give one, UNARY_NEGATIVE
+#   takes one and gives one, BUILD_TUPLE takes `ins.arg` values and gives one.
+# - CALL takes `ins.arg` arguments, the function below them, and what lies beside the function (a NULL, or
+#   the object whose method it is). It gives one value.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Write the height beside each printed line of `ex1_example`. After RETURN_VALUE the stack is empty: that is
+# a test of your numbers.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Most opcodes change the height by a fixed number: a dict. Only CALL and BUILD_TUPLE look at `ins.arg`.
 #
 # </details>
 
@@ -372,15 +391,29 @@ def stack_heights(instructions):
 
 
 # %% [markdown]
-# **Exercise 2 · two paths, two graphs** (2 points). Write `two_paths(x)`: it gives `torch.relu(x)` if
+# **Exercise 2 · two paths, two graphs** (solid, 2 points). Write `two_paths(x)`: it gives `torch.relu(x)` if
 # `x` has at least four rows, else `torch.tanh(x)`. The compiler must capture it whole, without a break,
 # and each graph must hold the one operation that is needed and not the other.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# What does a FakeTensor know? Ask the compiler what it saw: `mc.explain(two_paths)(x)` lists the
-# operators and the breaks.
+# - `x.size(0)`: the number of rows. While the function is captured it is a plain number, of which a
+#   FakeTensor knows: `two_paths` may ask with `if`.
+# - `mc.explain(two_paths)(x)`: what was captured. `dict(mc.explain(f)(x, y).operators)` gives
+#   `{'operator.mul': 1, 'operator.add': 1, 'torch.relu': 1}`, and `mc.explain(f)(x, y).breaks` are the
+#   breaks.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# What does a FakeTensor know, and what does it not? Decide by something that it knows.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# `torch.where` computes both sides. An `if` on a shape follows one of them, and becomes a guard.
 #
 # </details>
 
@@ -423,15 +456,29 @@ def two_paths(x):
 
 
 # %% [markdown]
-# **Exercise 3 · operators** (3 points). The check takes the handler of `BINARY_OP` away; then the block
-# falls into pieces at each `*` and `//`. Write it: a function of the running frame and the
+# **Exercise 3 · operators** (solid, 3 points). The check takes the handler of `BINARY_OP` away; then the
+# block falls into pieces at each `*` and `//`. Write it: a function of the running frame and the
 # instruction. `frame.stack` is a list; `ins.value` is the operator as text, such as `"+"` or `"-="`;
 # `frame.world.binary(operator, left, right)` does what it means while capturing.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `frame.stack.pop()` takes the top of the stack, `frame.stack.append(value)` puts a value there.
+# - `ins.value`: the operator as text, such as `"+"`.
+# - `frame.world.binary("-", left, right)`: the value of `left - right`, recorded in the graph if there is a
+#   tensor in it. It may lie on the stack.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # Three statements. The cell of the section "Break it" is nearly right.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# In `a - b`, `a` was put on the stack first: what lies on top is the right operand.
 #
 # </details>
 
@@ -479,17 +526,37 @@ def binary_op(frame, ins):
 
 
 # %% [markdown]
-# **Exercise 4 · unpacking** (4 points). Now a real one: `UNPACK_SEQUENCE`, the instruction behind
+# **Exercise 4 · unpacking** (hard, 4 points). Now a real one: `UNPACK_SEQUENCE`, the instruction behind
 # `batch, length, width = x.shape`. It takes the sequence from the stack and puts its `ins.arg` items
 # there, so that the first item comes to lie on top. `frame.world.items(sequence)` gives the items as
 # a tuple or list, and guards their number. Python raises a `ValueError` if there are too many or too few, and
 # users catch that: so must yours. The check takes the built-in handler away, and compiles the block.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# An exception that a handler raises is given to the interpreted code's own handlers, as in Python:
-# just raise it. The order on the stack: the next instruction is a STORE_FAST for the first name.
+# - `frame.stack`: as in exercise 3. The sequence is on top.
+# - `frame.world.items(sequence)`: its items, as a tuple or list; a guard is made on their number.
+# - `ins.arg`: how many names are on the left side. For `a, b = pair` it is `2`.
+# - `raise ValueError(text)`: what a handler raises goes to the `except` of the interpreted code, as in
+#   Python.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Take one value, look at how many items it has, put the items there.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# The next instruction is a STORE_FAST for the first name, and it takes what lies on top.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# So the last item goes first: `reversed(items)`, and `frame.stack.extend` puts several values there.
 #
 # </details>
 

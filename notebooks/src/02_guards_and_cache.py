@@ -312,7 +312,7 @@ for guard in torch._dynamo.explain(f)(x, 3).out_guards:
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · provoke a miss** (2 points). `mixed` was compiled, with fixed sizes, for the arguments
+# **Exercise 1 · provoke a miss** (solid, 2 points). `mixed` was compiled, with fixed sizes, for the arguments
 # `torch.ones(3), 2, [1, 2], {"bias": 1}`. Write `arguments_that_miss(kind)`: the arguments (a tuple) of
 # a call whose first failing guard is of that kind: `"equals"`, `"tensor"`, `"type"` or `"length"`.
 
@@ -327,10 +327,26 @@ def mixed(x, factor, parts, options):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Look at `mc.explain(mixed)(torch.ones(3), 2, [1, 2], {"bias": 1}).captures[0].guards`. The call must work
-# in eager too, so the classes that you give must behave alike.
+# - `mc.explain(mixed)(torch.ones(3), 2, [1, 2], {"bias": 1}).captures[0].guards`: the guards, in order,
+#   with their kinds.
+# - A guard of kind `"equals"` wants one constant, `"tensor"` a dtype and sizes, `"type"` a class,
+#   `"length"` a number of items.
+# - The call must work in eager, too: `mixed(torch.ones(3), 3, [1, 2], {"bias": 1})` gives
+#   `tensor([7., 7., 7.])`, and fails `"equals"` first.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Change one argument at a time. Which guards look at it, and which of them is first?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# For `"type"`: what else than a list can be gone through by `for`? A float in the place of 2 fails
+# `"equals"`, since the class of a number isn't asked apart.
 #
 # </details>
 
@@ -387,17 +403,38 @@ def arguments_that_miss(kind):
 
 
 # %% [markdown]
-# **Exercise 2 · the first failure** (3 points). The check takes the rules for `equals` and `type` away, and
-# lets the cache ask you: `first_failure(guards, args)` gets the guards of these two kinds of an entry,
-# in order, and the values of the call by the name of their Source (`args[guard.sources[0].name]`). Give
-# the first guard that does not hold, or None. A guard of kind `type` expects a class, one of kind
+# **Exercise 2 · the first failure** (solid, 3 points). The check takes the rules for `equals` and `type`
+# away, and lets the cache ask you: `first_failure(guards, args)` gets the guards of these two kinds of an
+# entry, in order, and the values of the call by the name of their Source (`args[guard.sources[0].name]`).
+# Give the first guard that does not hold, or None. A guard of kind `type` expects a class, one of kind
 # `equals` a constant.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# When is an entry made for one value right for another? `x * 2` and `x * 2.0` differ in dtype if `x` is
-# of ints, and `True` is an int for `isinstance`.
+# - `guard.kind`: `"type"` or `"equals"`; `guard.expected`: the class or the constant.
+# - `args[guard.sources[0].name]`: the value that a guard is about. For `f(x, 3)` above, `args["k"]` would
+#   be `3`.
+# - `type(value)`: its class. `(type(True), isinstance(True, int), 2 == 2.0)` gives
+#   `(<class 'bool'>, True, True)`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Go through the guards in order, and return the first that does not hold.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# When is an entry made for one value right for another? `x * 2` and `x * 2.0` differ in dtype if `x` is of
+# ints.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# For `"equals"`, class and value must both agree; compare classes by `is`.
 #
 # </details>
 
@@ -468,9 +505,9 @@ def first_failure(guards, args):
 
 
 # %% [markdown]
-# **Exercise 3 · one recompile** (3 points). `decay` below is called with `step` running from two upwards,
-# and is compiled again and again: the index of a Python list must be a plain number. Write `steady(x,
-# step)` with the same results, of which `mc.compile` makes no more than two versions (so: one
+# **Exercise 3 · one recompile** (solid, 3 points). `decay` below is called with `step` running from two
+# upwards, and is compiled again and again: the index of a Python list must be a plain number. Write
+# `steady(x, step)` with the same results, of which `mc.compile` makes no more than two versions (so: one
 # recompile), whatever steps come.
 
 # %% name="ex3-setup" tags=["setup"]
@@ -482,10 +519,24 @@ def decay(x, step):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# What a tensor holds is no guard. A number becomes the number of a tensor by `torch.full((), step)`;
-# tensors can be compared, clamped, and used as an index.
+# - `torch.tensor(RATES)`: the list as a tensor. A tensor may be its index:
+#   `torch.tensor(RATES)[torch.tensor(2)]` gives `tensor(0.0400)`.
+# - `torch.full((), step)`: a tensor that holds the number `step`. What a tensor holds is no guard.
+#   `torch.full((), 3)` gives `tensor(3)`.
+# - `tensor.clamp(max=7)`: no number above seven. `torch.tensor(9).clamp(max=7)` gives `tensor(7)`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# The value of a Python number is a guard, what a tensor holds is none. Where must `step` become a tensor?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Before it is compared: limit it there, then look up in a tensor of rates.
 #
 # </details>
 
@@ -520,17 +571,32 @@ def steady(x, step):
 
 
 # %% [markdown]
-# **Exercise 4 · the hook's callback** (4 points). Now you are asked below eager code, in the place of the
-# compiler's own callback. `decide(function, known, compile_it)` gives `hook.NEVER` for functions of
+# **Exercise 4 · the hook's callback** (hard, 4 points). Now you are asked below eager code, in the place of
+# the compiler's own callback. `decide(function, known, compile_it)` gives `hook.NEVER` for functions of
 # PyTorch, of the standard library and of minicompile, and for each other function an entry, made by
 # `compile_it(function)`. The hook refers to entries weakly: one that nobody keeps is gone, and you are
 # asked again at every call. So keep them, by code object, in the dict `known`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `is_fixed(function.__module__)` says whether a function belongs to a library, as
-# `minicompile/dynamo/variables.py` has it. `function.__code__` is the key.
+# - `is_fixed(function.__module__)`: does it belong to a library?
+#   `(is_fixed("torch.nn"), is_fixed("__main__"))` gives `(True, False)`.
+# - `function.__code__`: its code object, the same at every call. It can be a key of a dict.
+# - `compile_it(function)`: a new entry, each time that you ask.
+# - `known`: an empty dict at first; what you put there stays. `hook.NEVER`: this function's frames run as
+#   they are.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Two questions, in order: does it belong to a library? Is there an entry already?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Two functions may have one name, and still be two functions. The code object tells them apart.
 #
 # </details>
 

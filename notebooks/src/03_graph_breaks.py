@@ -57,9 +57,9 @@ from minicompile.api import dispatcher_of
 from minicompile.lessons.pictures import corridor, slides
 
 
-def generated(dispatcher, name="run_entry"):
+def generated(dispatcher):
     """The generated Python of a dispatcher's first version."""
-    return inspect.getsource(dispatcher.entries[0].captured.code.names[name])
+    return inspect.getsource(dispatcher.entries[0].begin)
 
 
 compiled = mc.compile(f, backend="eager")
@@ -451,15 +451,29 @@ print("outer:", torch._dynamo.explain(outer)(x).graph_count, "graphs, ours:", ou
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · What crosses the gap** (2 points). Write `bytes_over_the_gap(explanation)`: how many
+# **Exercise 1 · What crosses the gap** (easy, 2 points). Write `bytes_over_the_gap(explanation)`: how many
 # bytes of tensors do the resume functions of an explanation take in, all together? Each capture
 # has a `name` and `inputs`; a `GraphInput` has a `fake`, a tensor with a shape and a dtype.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Names of resume functions end with `resumed`. A tensor of `n` elements needs `n` times
-# `element_size()` bytes.
+# - `explanation.captures`: a list. Names of resume functions end with `resumed`:
+#   `[capture.name for capture in told.captures]` gives `['f', 'f, resumed']`.
+# - `capture.inputs`: a list; `told.captures[0].inputs[0].fake` is a tensor with a shape and a dtype.
+# - `tensor.numel()`, `tensor.element_size()`: `(torch.ones(2, 3).numel(), torch.ones(2, 3).element_size())`
+#   gives `(6, 4)`, elements and bytes of each.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Which captures are resume functions? Their inputs are what crossed the gap.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# A tensor of `n` elements needs `n` times `element_size()` bytes; add them up.
 #
 # </details>
 
@@ -505,15 +519,28 @@ def bytes_over_the_gap(explanation):
 
 
 # %% [markdown]
-# **Exercise 2 · Mend three breaks** (4 points). Write `mended(x, training=True)`: it returns what
+# **Exercise 2 · Mend three breaks** (solid, 4 points). Write `mended(x, training=True)`: it returns what
 # `broken_model` returns, for every `x`, in a single graph. Nothing needs to be printed. The check
 # compiles it with `fullgraph=True`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `torch.where(condition, a, b)` chooses on a captured tensor, also if the condition is one number. Of
-# two things, sorted, the first is the smaller one.
+# - `torch.where(condition, a, b)`: chooses on captured tensors, also if the condition is one number.
+#   `torch.where(torch.tensor(2) > 1, torch.ones(2), torch.zeros(2))` gives `tensor([1., 1.])`.
+# - `y.sum() < other.sum()`: a tensor that holds one truth value.
+# - `mc.explain(mended)(x)`: are there breaks left?
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Leave the print out. Each other break is a choice that Python makes by a number in a tensor.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Of two things, sorted, the first is the smaller one: that is a `torch.where`, too.
 #
 # </details>
 
@@ -567,18 +594,37 @@ def mended(x, training=True):
 
 
 # %% [markdown]
-# **Exercise 3 · A break inside a `with`** (4 points). Write `cut_inside(reason)`. It returns a
+# **Exercise 3 · A break inside a `with`** (solid, 4 points). Write `cut_inside(reason)`. It returns a
 # function of a tensor `x` and a list `trail`. That function appends `"before"`, `"inside"` and
 # `"after"` to the trail: before a `with torch.no_grad()`, behind a break inside of it, and after
 # it; it returns a tensor. The break must be of the given kind: `"print"`, `"item"` or
 # `"branch-on-tensor"`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Three small functions, one for each kind; or one function that looks at `reason`, which is a
-# plain string for it. `x.sum().item()` is of the kind `"item"`. To be sure that a graph begins
-# inside, do something with a tensor there.
+# - A call of `print` is a break of kind `"print"`, `x.sum().item()` one of kind `"item"`, `if x.sum() > 0:`
+#   one of kind `"branch-on-tensor"`.
+# - `reason`: a plain string, known while the function is captured: `if reason == "item":` is no break.
+# - `trail.append("inside")`: no break either; the compiler makes such writes at the end of each graph.
+# - `mc.explain(cut_inside("print"))(x, []).breaks`: the breaks, with their kinds.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Write a function inside of `cut_inside`, with three ways to break in it, and return it.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# The order is: "before", the `with`, the break, "inside", and behind the `with`, "after".
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# A graph must begin inside: do something with a tensor between the break and the end of the `with`.
 #
 # </details>
 
@@ -682,7 +728,7 @@ def cut_inside(reason):
 
 
 # %% [markdown]
-# **Exercise 4 · What is still alive?** (5 points). Write `live_names(code, point)`: the set of
+# **Exercise 4 · What is still alive?** (solid, 5 points). Write `live_names(code, point)`: the set of
 # names that instructions read that can run from unit number `point` on. The compiler will use yours.
 #
 # `flow(code)` below gives the units of a code object, in order. Each has the names that it `reads`
@@ -726,10 +772,30 @@ def flow(code):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Keep a list of units to visit, at first `[point]`, and a set of those that were seen. Take one, add
-# what it reads to the answer, put what may run next on the list. Stop when the list is empty.
+# - `flow(code)`: a list of units. `[unit.next for unit in flow(two_lines.__code__)]` gives
+#   `[[1], [2], [3], [4], [5], [6], [7], [8], []]`.
+# - `unit.reads`: a set of names. `flow(two_lines.__code__)[-3].reads` gives `{'a'}`.
+# - `point`: the number of the unit that runs first. A unit further down need not run, and one further up
+#   may.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Follow `next` from `point`: don't go by the place in the list.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# Keep a list of units to visit, at first `[point]`, and a set of those that were seen: loops lead back.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# Take one, add what it reads to the answer, put what may run next on the list. Stop when the list is empty.
 #
 # </details>
 
@@ -758,9 +824,21 @@ def live_names(code, point):
     return set(slot_names(code))
 
 
-# %% name="ex4-wrong-below" tags=["wrong"] kind="visible-only" says="UnboundLocalError"
+# %% name="ex4-wrong-below" tags=["wrong"] kind="misconception" says="in_a_loop: expected what eager"
 def live_names(code, point):
     return set().union(*(unit.reads for unit in flow(code)[point:]))
+
+
+# %% name="ex4-wrong-no-handlers" tags=["wrong"] kind="visible-only" says="UnboundLocalError"
+def live_names(code, point):
+    every, found, seen, waiting = flow(code), set(), set(), [point]
+    while waiting:
+        number = waiting.pop()
+        if number not in seen:
+            seen.add(number)
+            found |= every[number].reads
+            waiting += [after for after in every[number].next if after <= number + 1]
+    return found
 
 
 # %% name="ex4-wrong-one" tags=["wrong"] kind="misconception" says="got UnboundLocalError"
@@ -776,7 +854,7 @@ def live_names(code, point):
 
 
 # %% [markdown]
-# **Exercise 5 · Cut every open frame** (6 points). Write `go_on_after(frame, resume, fix_cells)`, and
+# **Exercise 5 · Cut every open frame** (hard, 6 points). Write `go_on_after(frame, resume, fix_cells)`, and
 # a break inside inlined calls works by your rule. `frame` is the innermost running frame; its
 # caller is `frame.parent`, whose caller is `frame.parent.parent`, up to `None`. Given to you:
 #
@@ -804,10 +882,31 @@ def at_its_call(frame, stand_in):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# A loop from the inside out. In each round there is a `GoOn` for the frame below; wrap it as
-# `StandIn(go_on.function, go_on.values)` and cut the caller.
+# - `frame.parent`, `frame.pc`, `frame.stack`, `frame.function`: of the innermost frame, and of each caller.
+# - `cut(frame, frame.pc, frame.stack, resume)`: the `GoOn` of the innermost frame, with its `function` and
+#   `values`.
+# - `StandIn(go_on.function, go_on.values)`: what a caller calls, in the place of the frame below it.
+# - `at_its_call(frame, stand_in)`: the stack of a caller, ready to call it at instruction `frame.pc - 1`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Begin with the innermost frame, and go from each frame to its caller in a loop.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# In each round there is a `GoOn` for the frame below: make a `StandIn` of it, and cut the caller so that it
+# calls that.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# Before each step to a parent call `fix_cells(frame.function)`. The last `GoOn` is the answer.
 #
 # </details>
 

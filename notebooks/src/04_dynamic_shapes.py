@@ -370,14 +370,28 @@ for node in counter.graphs[-1].graph.find_nodes(op="placeholder"):
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · Read a history** (2 points). Write `read_history(timeline)`. It gives a pair: the
+# **Exercise 1 · Read a history** (easy, 2 points). Write `read_history(timeline)`. It gives a pair: the
 # list of the numbers of those calls for which a version was made, and how many calls ran in eager.
 # A `Timeline` has `misses`, each with a `call` and `made`, and `answered`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `timeline.misses`: `[miss.call for miss in histories[None].misses]` gives `[1, 2]`. The `made` of a miss
+#   is the version that it made; it is empty where none was made.
+# - `timeline.answered`: how many calls each version answered; number 0 stands for eager.
+#   `histories[None].answered` gives `{0: 0, 1: 1, 2: 9}`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # Not every miss makes a version: print `histories[False].misses[-1].made`.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# The list has a condition: `[... for miss in timeline.misses if miss.made]`.
 #
 # </details>
 
@@ -414,14 +428,29 @@ def read_history(timeline):
 
 
 # %% [markdown]
-# **Exercise 2 · Force a guard** (3 points). Write `needing(fact, number)`. It gives a function of a
+# **Exercise 2 · Force a guard** (solid, 3 points). Write `needing(fact, number)`. It gives a function of a
 # tensor `x` with two dimensions whose capture relies on exactly this fact about `x.size(0)`, and
 # fixes no size. `fact` is `"at most"`, `"at least"` or `"a multiple of"`. Inputs in the check fulfil it.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `x.size(0)`: a symbol, since the check compiles for all sizes. A comparison by `if` makes a guard of the
+#   side that is taken.
+# - `mc.trace(mc.compile(either, dynamic=True), small).capture.shape_env`: the facts that a capture relies
+#   on.
+# - `size % number == 0`: is it a multiple?
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # An `if` on a size guards on the side that it takes. What it does inside doesn't matter.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# The check's inputs fulfil the fact: ask for just that fact, by `<=`, `>=` or `%`.
 #
 # </details>
 
@@ -485,7 +514,7 @@ def needing(fact, number):
 
 
 # %% [markdown]
-# **Exercise 3 · Free a size** (4 points). This function adds its position to each row. It is compiled
+# **Exercise 3 · Free a size** (solid, 4 points). This function adds its position to each row. It is compiled
 # anew for every number of rows. Write `freed(x)`, which gives the same result, but whose graph serves
 # all numbers of rows from two on.
 
@@ -498,9 +527,22 @@ def with_positions(x):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Which torch function makes the numbers from zero up to a size? Let it make floats.
+# - `range(x.size(0))` needs a plain number, and fixes the size. Functions of PyTorch that make tensors
+#   don't: `torch.zeros(x.size(0))` takes a symbol.
+# - `tensor.unsqueeze(1)`: a column. `torch.zeros(3).unsqueeze(1).shape` gives `torch.Size([3, 1])`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Which line asks for a plain number? What it makes must come from one function of PyTorch.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Which function makes the numbers from zero up to a size? Let it make floats.
 #
 # </details>
 
@@ -536,8 +578,8 @@ def freed(x):
 
 
 # %% [markdown]
-# **Exercise 4 · Shapes of `cat` and `reshape`** (5 points). Every operator has a rule that computes its
-# result's shape, long before there is data. Write two. Sizes may be ints or symbols: compute with
+# **Exercise 4 · Shapes of `cat` and `reshape`** (solid, 5 points). Every operator has a rule that computes
+# its result's shape, long before there is data. Write two. Sizes may be ints or symbols: compute with
 # them as with numbers, and compare them where you must.
 #
 # - `shape_of_cat(shapes, dim)`: tensors of these shapes, joined along `dim`. Raises `ValueError` if
@@ -548,10 +590,29 @@ def freed(x):
 # The check makes two operators without rules, and the compiler uses yours for them.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `if total % known != 0: raise ValueError` is a question about symbols: it becomes a guard, as it
-# should. `int(size)` is a question too: "what are you, exactly?", and fixes the size.
+# - `shape_of_cat([[2, 3], [4, 3]], 0)` is `[6, 3]`; `[[2, 3], [4, 5]]` along 0 doesn't fit.
+# - `shape_of_reshape([6, 4], [3, -1])` is `[3, 8]`; `[5, -1]` doesn't fit.
+# - `+`, `*`, `//`, `%` of symbols are symbols. A comparison in an `if` is a question: it becomes a guard.
+#   `int(size)` fixes the size.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Of `cat`: all sizes but those along `dim` must be equal; those are added up.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# Of `reshape`: multiply all sizes of `shape`, and all of `wanted` but the -1. What is left is a quotient.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# `if total % known != 0: raise ValueError` is a question about symbols: it becomes a guard, as it should.
 #
 # </details>
 
@@ -651,19 +712,38 @@ def shape_of_reshape(shape, wanted):
 
 
 # %% [markdown]
-# **Exercise 5 · Decide without asking** (6 points). Each question that the ranges decide is a guard
+# **Exercise 5 · Decide without asking** (hard, 6 points). Each question that the ranges decide is a guard
 # less. Write `decide(relation, low)`: `relation` compares two sizes, as sympy has it (`relation.lhs`,
 # `relation.rhs`, and `relation.rel_op`: one of `==`, `!=`, `<`, `<=`, `>`, `>=`). `low` gives the smallest
 # value of each symbol. The answer is `True` or `False` if it is the same for all sizes from there
 # on, else `None`. The shape environment will ask you alone.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Write each symbol as `low + t` with a new symbol `t` that is not negative, and expand the difference
-# of both sides. `expanded.as_coefficients_dict()` gives the factor of each term, the constant at
-# `sympy.S.One`. If no other factor is negative, the difference is at least the constant. If none is
-# positive, it is at most the constant. Leave everything with `sympy.Function` in it to `None`.
+# - `relation.free_symbols`: its symbols; `low[symbol]` is the smallest value.
+#   `relation.has(sympy.Function)`: is there a division in it? Then answer `None`.
+# - `expression.xreplace({old: new})` replaces symbols; `sympy.expand` multiplies out.
+# - `expression.as_coefficients_dict()`: the factor of each term, the constant at `sympy.S.One`.
+#   `dict(sympy.expand(2 * (sympy.Symbol("t") + 3)).as_coefficients_dict())` gives `{1: 6, t: 2}`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Ask about the difference of both sides: what is the least that it can be, and the most?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# Write each symbol as `low + t` with a new symbol `t` that is not negative, and expand the difference.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# If no factor (but the constant) is negative, the difference is at least the constant. If none is positive,
+# it is at most the constant.
 #
 # </details>
 

@@ -443,16 +443,28 @@ print("their last write, to the input:", [n.name for n in theirs.graph.nodes if 
 # ## Exercises
 
 # %% [markdown]
-# **Exercise 1 · make, show or write** (2 points). `what_it_does(op)` takes an operator overload such
+# **Exercise 1 · make, show or write** (easy, 2 points). `what_it_does(op)` takes an operator overload such
 # as `aten.mul_.Tensor` and gives `"new"`, `"view"` or `"write"`, read off its schema. Names prove
 # nothing: some writers have no underscore.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `op._schema.arguments` and `op._schema.returns` have an `alias_info`, None for a type without a
-# letter; `alias_info.is_write` is the `!`. An operator that writes also returns an alias: ask in
-# the right order.
+# - `op._schema.arguments`, `op._schema.returns`: lists. Each entry has an `alias_info`, which is None for a
+#   type without a letter.
+# - `alias_info.is_write`: the `!`. `aten.mul_.Tensor._schema.arguments[0].alias_info.is_write` gives
+#   `True`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# What has a view in its schema that an operator with a new result has not?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# An operator that writes also returns an alias: ask in the right order.
 #
 # </details>
 
@@ -497,7 +509,7 @@ def what_it_does(op):
 
 
 # %% [markdown]
-# **Exercise 2 · an alias pattern to order** (2 points). `build(x, pattern)` gives a tuple with one
+# **Exercise 2 · an alias pattern to order** (solid, 2 points). `build(x, pattern)` gives a tuple with one
 # tensor for each letter of `pattern`. Tensors with the same letter share memory, those with
 # different letters don't, and the letter `x` means the memory of the input. So `build(x, "xaab")`
 # is a view of `x`, two views of one new memory, and one tensor by itself. The check reads what the
@@ -505,10 +517,23 @@ def what_it_does(op):
 # pattern has letters, or more. Each tensor is an object of its own: not `x` itself, none twice.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# One intermediate tensor per letter, kept in a dictionary. A row of a table has no gaps in memory, a
-# column has: which of them is fresh when it is alone?
+# - `x * 2`: a tensor in new memory. `y[0]`: its first row, a view; `y[:, 0]`: its first column.
+# - `mc.trace(lambda x: build(x, "xaab"), torch.ones(4, 4)).aot.metadata`: what the compiler thinks of the
+#   results.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# One intermediate tensor per letter, kept in a dictionary; for `x` it is the input.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Each result is another piece of it. A row of a table has no gaps in memory, a column has: which of them is
+# fresh when it is alone?
 #
 # </details>
 
@@ -553,7 +578,7 @@ def build(x, pattern):
 
 
 # %% [markdown]
-# **Exercise 3 · two inverses** (4 points). `narrow` becomes `aten.slice`, `diagonal` stays itself. The
+# **Exercise 3 · two inverses** (solid, 4 points). `narrow` becomes `aten.slice`, `diagonal` stays itself. The
 # built-in inverses of both are taken away; yours take their place, for the small functions of the
 # check and for the block with its cache. Each takes the old base, the new part and the view's
 # arguments, and gives the new base. It may not write and may not call a `..._scatter`: that is what
@@ -564,11 +589,33 @@ def build(x, pattern):
 # columns; the diagonal is the last dimension of the part.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `torch.arange(n)[start:end:step]` are the places, whatever the signs; `index_copy` gives a copy
-# with some places replaced. For the diagonal: bring both dimensions to the end with `movedim`,
-# choose with `torch.where`, and turn back. Row r shows element r - max(-offset, 0) of the part.
+# - `torch.arange(6)[1:None:2]` gives `tensor([1, 3, 5])`: the places of a slice, whatever its numbers are.
+# - `base.index_copy(dim, places, new)`: a copy with some places replaced.
+#   `torch.zeros(3).index_copy(0, torch.tensor([1]), torch.tensor([5.0]))` gives `tensor([0., 5., 0.])`.
+# - `x.movedim((0, 1), (-2, -1))`: dimensions moved to the end, and back with both pairs swapped.
+#   `torch.ones(2, 3, 4).movedim((0, 1), (-2, -1)).shape` gives `torch.Size([4, 2, 3])`.
+# - `new.index_select(-1, places)`, `tensor.clamp(0, most)`, `torch.where(condition, a, b)`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# The slice: which places are they? A copy with these places replaced is all.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# The diagonal: bring both dimensions to the end, choose with `torch.where` by a table of "column - row
+# equals offset", and turn back.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# Row r shows element r - max(-offset, 0) of the part; keep that number within the part, also where the
+# table says no.
 #
 # </details>
 
@@ -631,7 +678,7 @@ def inverse_of_diagonal(base, new, offset=0, dim1=0, dim2=1):
 
 
 # %% [markdown]
-# **Exercise 4 · the heart of functionalization** (5 points). Write the two methods that carry all of
+# **Exercise 4 · the heart of functionalization** (hard, 5 points). Write the two methods that carry all of
 # it. They replace the built-in ones while the check compiles small functions and the block with
 # its cache. `state` is the `Functionalizer`:
 #
@@ -646,11 +693,33 @@ def inverse_of_diagonal(base, new, offset=0, dim1=0, dim2=1):
 # `read(state, node)` gives the node's present contents, and remembers what it computed.
 # `carried(state, chain, new)` gets a chain [view, what it is a view of, ..., root] and new contents
 # of the first, and gives new contents of the last. Who writes to a root directly has a chain of one.
+
+# %% [markdown]
+# **You will need**
 #
-# <details><summary>Hint</summary>
+# - `state.values[node] = (value, version)` remembers; `state.storage(node).version` is the present version.
+# - `state.apply_view(node, contents)` calls a view again; `state.read(node)` calls your `read`.
+# - `inverse[operator](base, new, *arguments, **keywords)`: new contents of the base, as in the cell on
+#   inverses.
+# - `pairwise(chain)`: neighbours. `list(pairwise("abc"))` gives `[('a', 'b'), ('b', 'c')]`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
 #
-# `read` is recursive: replaying a view needs the present contents of what it was made of.
-# `carried` is a loop over neighbours in the chain, and needs present contents too.
+# `read`: if the version is the present one, or there is no memory, the value is right. Else the view must
+# be called again.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# `read` is recursive: a view is called again on the present contents of what it was made of.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# `carried` is a loop over neighbours in the chain, and needs the present contents of each base.
 #
 # </details>
 
@@ -737,18 +806,37 @@ def carried(state, chain, new):
 
 
 # %% [markdown]
-# **Exercise 5 · catch the lost write** (3 points, optional). A test is a trap for wrong compilers.
+# **Exercise 5 · catch the lost write** (hard, 3 points, optional). A test is a trap for wrong compilers.
 # `traps()` gives a list of functions of one table `x` (two rows, four columns), which may write to
 # `x`. The right compiler must pass all of them: same result and same `x` as eager. Each broken one
 # must fail at least one. The broken compiler of the check never replays a view; when graded, yours
 # meets others, which break other rules of this lesson.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# For each sentence of the recap: which function shows that it was not obeyed? A write through a view
-# of a view; one through a view that does not begin at index 0; two writes in a row; a write to
-# the input itself.
+# - `x`: such as `torch.arange(8.0).view(2, 4)`. A trap is a function of it: `lambda x: x[1].mul_(2)` is
+#   one.
+# - Views: `y[0]`, `y[1:]`, `y[:, 2:]`. Writes: `y.mul_(2)`, `y.add_(1)`. New memory: `x + 1`.
+# - A trap compares nothing: it returns a tensor, and the check compares that, and `x`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# For each sentence of the recap: which function shows that it was not obeyed?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# Take a view, write, and read what should have changed: through a view of a view, a view that doesn't begin
+# at index 0, two writes in a row.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# And one that writes to the input itself.
 #
 # </details>
 

@@ -370,16 +370,30 @@ print(
 # ## Exercises
 
 # %% [markdown]
-# **Exercise 1 · the vocabulary** (2 points). `vocabulary(traces, level)` gives the set of all
+# **Exercise 1 · the vocabulary** (easy, 2 points). `vocabulary(traces, level)` gives the set of all
 # operators, as strings such as `"aten.mul.Tensor"`, that the graphs of several traces call at a
 # level ("full", "core" or "prims"). `trace.aot.level(level).nodes` are the nodes; count neither
 # inputs nor the outputs nor the accesses that take a result of several apart.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# An operator is a `torch._ops.OpOverload`; a node's `target` is that, a string, or Python's own
-# `operator.getitem`.
+# - `trace.aot.level("core").nodes`: nodes; the `target` of a call is an operator, of inputs and outputs a
+#   text, of an access Python's `operator.getitem`.
+# - `torch._ops.OpOverload`: the class of operators.
+#   `(isinstance(aten.mul.Tensor, torch._ops.OpOverload), str(aten.mul.Tensor))` gives
+#   `(True, 'aten.mul.Tensor')`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Which class do the targets have that count?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# One set, from two loops: over the traces, and over the nodes of each.
 #
 # </details>
 
@@ -424,16 +438,30 @@ def vocabulary(traces, level):
 
 
 # %% [markdown]
-# **Exercise 2 · spoil the naive softmax** (2 points). `spoilers(dtype)` gives two rows of that type, all
-# of their numbers finite. Eager's softmax of both is fine. The compiler with the naive rule of above
+# **Exercise 2 · spoil the naive softmax** (solid, 2 points). `spoilers(dtype)` gives two rows of that type,
+# all of their numbers finite. Eager's softmax of both is fine. The compiler with the naive rule of above
 # must give NaN for both: for the first since an `exp` is too large; the second has no number above
 # zero. Half types are widened to float32 first.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# The cell "limits" above computes where `exp` overflows. It becomes zero at about the same distance
-# on the other side, a little later: be generous, but stay finite in `dtype`.
+# - `torch.finfo(dtype).max`: the largest number. `math.log(torch.finfo(torch.float32).max)` gives
+#   `88.72283905206835`: above that, `exp` is infinite. Below about the same number, negative, it becomes
+#   zero.
+# - `torch.tensor([1.0, 2.0], dtype=dtype)`: a row. Half types compute in float32, float64 in float64.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# The first row needs one number that is too large; all numbers of the second must be too small.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# The zero comes a little later than the overflow: be generous, say twice as far, but stay finite in
+# `dtype`.
 #
 # </details>
 
@@ -474,7 +502,7 @@ def spoilers(dtype):
 
 
 # %% [markdown]
-# **Exercise 3 · three decompositions** (4 points). The built-in rules for `silu` and `huber_loss` are
+# **Exercise 3 · three decompositions** (solid, 4 points). The built-in rules for `silu` and `huber_loss` are
 # taken away; RMS norm comes as a custom operator that no rule knows. Write all three. They are
 # checked in float64 and float32, then put into a GPT block that has RMS norms, `silu` in its
 # feed-forward part and a Huber loss.
@@ -486,10 +514,23 @@ def spoilers(dtype):
 #   `reduction` is 0 (none), 1 (mean) or 2 (sum).
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Any function of tensors will do that doesn't call the operator itself: `torch.sigmoid`,
-# `torch.rsqrt`, `torch.where`, `mean(-1, keepdim=True)`.
+# - `torch.sigmoid(x)`, `torch.where(condition, a, b)`, `x.abs()`: any function of tensors will do that
+#   doesn't call the operator itself.
+# - `torch.rsqrt(x)`: one over the root. `torch.rsqrt(torch.tensor(4.0))` gives `tensor(0.5000)`.
+# - `x.mean(-1, keepdim=True)`: means of the last dimension, which stays with size one.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# The first two are one line each, just as the text says.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Huber: compute both formulas for all elements, choose with `torch.where`, then look at `reduction`.
 #
 # </details>
 
@@ -567,17 +608,29 @@ def huber(x, y, reduction=1, delta=1.0):
 
 
 # %% [markdown]
-# **Exercise 4 · repair the softmax** (4 points). The built-in rules for softmax and its logarithm are
+# **Exercise 4 · repair the softmax** (hard, 4 points). The built-in rules for softmax and its logarithm are
 # taken away. Write both so that they are right for every finite row, and for attention, whose masked
 # positions are minus infinity. The GPT is then compiled with them: attention and loss. Both get
 # (x, dim, half_to_float); the last one can be ignored.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `x.amax(dim, keepdim=True)` is the largest value. The logarithm of a softmax is not the logarithm of
-# the softmax's result: that is log of zero where a probability is tiny. Write log(a / b) as log a
-# minus log b, on paper, before you write code.
+# - `x.amax(dim, keepdim=True)`: the largest along `dim`.
+#   `torch.tensor([[1.0, 5.0]]).amax(-1, keepdim=True)` gives `tensor([[5.]])`.
+# - `torch.exp`, `torch.log`, `x.sum(dim, keepdim=True)`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# A softmax stays the same if one number is taken from a whole row. Which number makes every `exp` harmless?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# The logarithm of a softmax is not the logarithm of the softmax's result: that is log of zero where a
+# probability is tiny. Write log(a / b) as log a minus log b, on paper, before you write code.
 #
 # </details>
 
@@ -635,17 +688,30 @@ def stable_log_softmax(x, dim, half_to_float):
 
 
 # %% [markdown]
-# **Exercise 5 · a norm far from zero** (3 points, optional). Write `aten.native_layer_norm`: from
+# **Exercise 5 · a norm far from zero** (hard, 3 points, optional). Write `aten.native_layer_norm`: from
 # (x, shape, weight, bias, eps), where `shape` are the last sizes of x, the three results (normalized
 # x, mean, one over the deviation), the last two with the normalized dimensions kept at size one.
 # `weight` and `bias` may be None. It must be as exact as eager's for inputs around ten thousand: at
 # most a few times its error, both measured against float64.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# The deviation's square is the mean of squared differences (divided by n, not by n - 1), plus `eps`.
-# Which of the two formulas of above for it?
+# - `x.mean(dims, keepdim=True)`: means over several dimensions, a list. With shape `[3, 4]` and three
+#   dimensions, the normalized ones are `[1, 2]`.
+# - `torch.rsqrt(x)`: one over the root.
+# - The deviation's square is the mean of squared differences (divided by n, not by n - 1), plus `eps`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Which of the two formulas for a variance above is right far from zero?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Subtract the mean first, once, and use that difference for both: the variance and the result.
 #
 # </details>
 

@@ -393,17 +393,30 @@ print("equal to ours, without detach:", [c for c in calls if "detach" not in c] 
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · The gradient that isn't there** (2 points). An input can want a gradient and get
+# **Exercise 1 · The gradient that isn't there** (easy, 2 points). An input can want a gradient and get
 # none: nothing that it does reaches the results. The joint graph leaves it out. Write
 # `without_gradient(aot)`: the names of the inputs that want a gradient and get none, in order, as a
 # list. `aot` is what `trace.aot` is; use `aot.captured` and `aot.metadata.differentiable_inputs`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `differentiable_inputs` holds positions of placeholders, one for each gradient of the joint graph. A
-# placeholder of `aot.captured` wants one if its `meta["val"]` requires grad. An input without readers
-# is not the same thing: a detached one has readers; and a gradient of zeros is a gradient.
+# - `aot.captured.nodes`: an input has `node.op == "placeholder"`, a `name`, and `node.meta["val"]`, a
+#   tensor that says whether it wants a gradient: `requires_grad`.
+# - `aot.metadata.differentiable_inputs`: the positions among the placeholders of those that get one.
+#   `trace.aot.metadata.differentiable_inputs` gives `(1,)`: of `x` and `w`, the second.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Number the placeholders from zero, and keep those that want a gradient and whose number is missing.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# An input without readers is not the same thing: a detached one has readers; and a gradient of zeros is a
+# gradient.
 #
 # </details>
 
@@ -445,16 +458,29 @@ def without_gradient(aot):
 
 
 # %% [markdown]
-# **Exercise 2 · What does backward read?** (2 points). Write three functions of one tensor, each with
+# **Exercise 2 · What does backward read?** (solid, 2 points). Write three functions of one tensor, each with
 # a result of the same shape through which a gradient flows. The backward of `reads_nothing` reads
 # no forward value; that of `reads_input` reads the input `x` and nothing else; that of `reads_result`
 # reads what the function returns and nothing else. `backward_reads` above is the judge.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# The derivative of a linear function is a constant. For the other two, think of the formula: is it
-# easier said with the argument (`sin` has `cos`) or with the result (`exp` has itself)?
+# - `backward_reads(function, x)`: `backward_reads(lambda v: v * 2, torch.randn(3, 4, requires_grad=True))`
+#   gives `[]`. The input is called by the name of its parameter.
+# - The printed table above has an example of each kind.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# The derivative of a linear function is a constant.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# For the other two, think of the formula: is it easier said with the argument (`sin` has `cos`) or with the
+# result (`exp` has itself)?
 #
 # </details>
 
@@ -530,17 +556,32 @@ def reads_result(x):
 
 
 # %% [markdown]
-# **Exercise 3 · A rule without calculus** (3 points). Finite differences need no formula, so they
+# **Exercise 3 · A rule without calculus** (solid, 3 points). Finite differences need no formula, so they
 # can be the rule, at least for operators that work element by element. Write `by_differences(op)`:
 # it gives a function to register as the vjp of `op`, an operator whose first argument is the only
 # tensor. Others, positional and by name, are passed on as they came. The check registers it for the
 # `gelu` of the block, compiles that in float64, and compares gradients with eager to nine digits.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# A two-sided difference with a step of `1e-5` is as exact as needed; a one-sided one is not. The
-# gradient that comes in must be multiplied: a vjp is no derivative, it passes a gradient on.
+# - `op(x, *args, **kwargs)`: calls the operator. `aten.gelu.default(torch.tensor(1.0))` gives
+#   `tensor(0.8413)`.
+# - `grad`: the gradient of the result; what you return is that of `x`: each element's slope times its
+#   `grad`.
+# - A difference on both sides, as in `slope` above: `(fn(b + step) - fn(b - step)) / (2 * step)`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# How much does the result change if `x` is a little larger, and a little smaller? A step of `1e-5` is
+# right.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# A vjp is no derivative, it passes a gradient on: multiply by `grad`.
 #
 # </details>
 
@@ -601,7 +642,7 @@ def by_differences(op):
 
 
 # %% [markdown]
-# **Exercise 4 · Three rules of the block** (4 points). Write the vjps of `gelu`, `softmax` and the
+# **Exercise 4 · Three rules of the block** (hard, 4 points). Write the vjps of `gelu`, `softmax` and the
 # batched matrix product `bmm`, in plain PyTorch. The check registers all three, differentiates the
 # lesson model's block with them, and looks whether any of PyTorch's own formulas is left.
 # `gelu(x) = x * P(x)`, where `P(x) = (1 + erf(x / sqrt(2))) / 2` is the normal distribution, whose
@@ -609,11 +650,31 @@ def by_differences(op):
 # dimension; `half_to_float` you may ignore.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `gelu`: the product rule. `softmax`: each result depends on all arguments of its row; the sum of
-# `grad * result` over `dim` is the coupling: `result * (grad - coupling)`. `bmm`: with `c = a @ b`, what
-# shapes must the two gradients have, and which transposes give them?
+# - `torch.erf(x)`, `torch.exp(x)`, `torch.pi`: for the two formulas.
+# - `(grad * result).sum(dim, keepdim=True)`: a sum over one dimension, which stays with size one.
+# - `a.mT`: the matrices of a batch, transposed. `torch.ones(5, 2, 3).mT.shape` gives
+#   `torch.Size([5, 3, 2])`.
+# - `bmm_vjp` returns a pair, the gradients of `a` and of `b`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# `gelu`: the product rule, with `P(x)` and its derivative.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# `softmax`: each result depends on all arguments of its row. The sum of `grad * result` over `dim` is the
+# coupling: `result * (grad - coupling)`.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# `bmm`: with `c = a @ b`, what shapes must the two gradients have, and which transposes give them?
 #
 # </details>
 
@@ -708,18 +769,37 @@ def bmm_vjp(grad, result, a, b):
 
 
 # %% [markdown]
-# **Exercise 5 · Layer norm, all of it** (3 points, stretch). The last rule of the block:
+# **Exercise 5 · Layer norm, all of it** (hard, 3 points, optional). The last rule of the block:
 # `native_layer_norm` has three results (the normed tensor, the mean, and the reciprocal standard
 # deviation of each row) and three gradients (of `x`, `weight`, `bias`; None for a weight or bias that
 # is None). `grads` and `results` are tuples; only `grads[0]` matters here. It norms over the last
 # `len(shape)` dimensions, of which there may be several.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# With `n = (x - mean) * rstd` and `g = grads[0] * weight`, moving one `x` also moves mean and deviation of
-# its row: the gradient of x is `rstd * (g - mean(g) - n * mean(g * n))`, means over the normed
-# dimensions. The gradients of weight and bias are sums over all other dimensions.
+# - `_, mean, rstd = results`: of each row, with the normed dimensions kept at size one. So
+#   `n = (x - mean) * rstd` is the normed tensor.
+# - `tuple(range(x.dim() - len(shape), x.dim()))`: the normed dimensions; those before are the others.
+# - `g.mean(dims, keepdim=True)`, `g.sum(dims)`: over several dimensions.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# The gradients of weight and bias are sums over all other dimensions: of `grad * n`, and of `grad`.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# With `g = grad * weight`: moving one `x` also moves mean and deviation of its row, so the mean of `g` and
+# the mean of `g * n` count.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# The gradient of x is `rstd * (g - mean(g) - n * mean(g * n))`, means over the normed dimensions.
 #
 # </details>
 

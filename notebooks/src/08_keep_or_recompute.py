@@ -368,16 +368,31 @@ for divide in (default_partition, min_cut_rematerialization_partition):
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · The cheapest set** (2 points). Write `cheapest(sizes, made_of, fixed, read)`, which solves
-# puzzles like the one above: the set of names that costs the fewest bytes and from which everything
+# **Exercise 1 · The cheapest set** (easy, 2 points). Write `cheapest(sizes, made_of, fixed, read)`, which
+# solves puzzles like the one above: the set of names that costs the fewest bytes and from which everything
 # in `read` can be made. Values in `fixed` can't be made again; all others from what `made_of` says,
 # once that is there. There are at most ten values, so you may try all sets.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `sizes`, `made_of`, `fixed`, `read`: as in the puzzle above. `made_of["f"]` gives `('b', 'a')`, `fixed`
+#   holds `"x"` and `"r"`.
+# - `itertools.combinations(names, n)`: all choices of `n` names, after `import itertools`.
+#   `list(itertools.combinations("abc", 2))` gives `[('a', 'b'), ('a', 'c'), ('b', 'c')]`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # First a function that says whether a value can be had from a set: it is in the set, or it isn't fixed and
-# all that it is made of can be had. Then `itertools.combinations`, or the bits of a counter, and `min`.
+# all that it is made of can be had.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Then try all sets, keep those from which all of `read` can be had, and take the one of the fewest bytes:
+# `min` with a `key`.
 #
 # </details>
 
@@ -440,15 +455,28 @@ def cheapest(sizes, made_of, fixed, read):
 
 
 # %% [markdown]
-# **Exercise 2 · Worth a cut** (2 points). Write a function of a matrix `x` of shape (n, k) and a square
-# matrix `w` of shape (k, k), both of which want a gradient, for which the minimum cut saves something
+# **Exercise 2 · Worth a cut** (solid, 2 points). Write a function of a matrix `x` of shape (n, k) and a
+# square matrix `w` of shape (k, k), both of which want a gradient, for which the minimum cut saves something
 # beside the inputs, but at most a quarter of the bytes that the backward reads.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Something must be too expensive to make again: one library call. Behind it, a chain of operators whose
-# backwards read many values, all of which can be made from that one.
+# - `x @ w`: a library call, too expensive to make again. `y.sin()`, `y.exp()`: cheap, and their backwards
+#   read forward values.
+# - `divided(function, x, w).partition`: `saved_bytes` beside the inputs, `default_bytes` if all that the
+#   backward reads were kept. `divided(chain, v).partition.default_bytes` gives `49152`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Something must be worth saving: one value that is too expensive to make again.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Behind it, a chain of operators whose backwards read many values, all of which can be made from that one.
 #
 # </details>
 
@@ -494,19 +522,33 @@ def worth_a_cut(x, w):
 
 
 # %% [markdown]
-# **Exercise 3 · What may be made again?** (3 points). Write `may_recompute(node)` for the running example:
-# true for a node of the joint graph (a `torch.fx.Node`; inputs and views are not asked for) if
+# **Exercise 3 · What may be made again?** (solid, 3 points). Write `may_recompute(node)` for the running
+# example: true for a node of the joint graph (a `torch.fx.Node`; inputs and views are not asked for) if
 # the backward may make its value again. A random operator must not run twice, a matrix product should
 # not; everything else may. The check puts your rule in the place of the partitioner's, divides the
 # example and a block with dropout, and compares masks and gradients.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `node.target` is the operator. Operators that draw random numbers have a tag,
-# `torch.Tag.nondeterministic_seeded`, in `node.target.tags`; not every target is an operator, so ask with
-# `getattr`. Matrix products of the graph are `aten.mm` and `aten.bmm` (`aten.addmm` and
-# `aten.baddbmm` have been taken apart by then): compare `node.target.overloadpacket`, or names.
+# - `node.target`: the operator, or something else that has no `tags`: so
+#   `getattr(node.target, "tags", ())`.
+# - `torch.Tag.nondeterministic_seeded`: the tag of operators that draw random numbers.
+#   `torch.Tag.nondeterministic_seeded in aten.rand_like.default.tags` gives `True`.
+# - `aten.mm` and `aten.bmm`: the matrix products of the graph. `str(aten.mm.default)` gives
+#   `'aten.mm.default'`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Two questions about the target: does it draw random numbers? Is it a product?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# `aten.addmm` and `aten.baddbmm` have been taken apart by then. Compare `node.target.overloadpacket`, or
+# names.
 #
 # </details>
 
@@ -554,18 +596,36 @@ def may_recompute(node):
 
 
 # %% [markdown]
-# **Exercise 4 · Fill the budget** (4 points). Write `keep(values, room)`: of a list of `Value`s, the names
-# (a set) of those to keep, so that together they take at most `room` bytes and spare the most work. The
+# **Exercise 4 · Fill the budget** (hard, 4 points). Write `keep(values, room)`: of a list of `Value`s, the
+# names (a set) of those to keep, so that together they take at most `room` bytes and spare the most work. The
 # check tries it alone, then makes it the partitioner's choice under a memory budget for the block:
 # some thirty values, so trying all subsets takes too long.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Taking the most work per byte first is good, and not the best: a large value that no longer fits
-# may be worth more than two small ones. The classic: go through the values and remember, for every
-# number of bytes used so far, the most work and how it was reached. Each value then either joins
-# each of these or doesn't.
+# - `value.name`, `value.bytes`, `value.work`: `Value("a", 4, 10).work` gives `10`.
+# - `keep([Value("a", 6, 7), Value("b", 4, 4), Value("c", 4, 4)], 8)` is `{"b", "c"}`: both fit, and spare
+#   more work than the first one alone.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Taking the most work per byte first is good, and not the best, as the example shows.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# The classic: go through the values and remember, for every number of bytes used so far, the most work and
+# how it was reached.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# That is a dict, at first `{0: (0, frozenset())}`. Each value then either joins each entry, if there is
+# room, or doesn't.
 #
 # </details>
 
@@ -621,14 +681,26 @@ def keep(values, room):
 
 
 # %% [markdown]
-# **Exercise 5 · Weigh a value** (2 points, stretch). How wide is a pipe? Write `weight(node)`: the bytes that
-# keeping the value of a node takes, from `node.meta["val"]`: a tensor, or something else (a tuple of
-# tensors, a number), which takes none. The partitioner uses it for every value of the block.
+# **Exercise 5 · Weigh a value** (hard, 2 points, optional). How wide is a pipe? Write `weight(node)`: the
+# bytes that keeping the value of a node takes, from `node.meta["val"]`: a tensor, or something else (a tuple
+# of tensors, a number), which takes none. The partitioner uses it for every value of the block.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `node.meta["val"]`: a tensor, or something else; `isinstance(value, torch.Tensor)` tells.
+# - `tensor.numel()`, `tensor.element_size()`: `(torch.ones(2, 3) > 0).element_size()` gives `1`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # Elements and bytes are not the same: a mask has one byte an element, a `float64` eight.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# What is no tensor takes 0 bytes.
 #
 # </details>
 
@@ -668,18 +740,37 @@ def weight(node):
 
 
 # %% [markdown]
-# **Exercise 6 · A loss in chunks** (3 points, stretch). Write `losses_and_slopes(logits, labels, ignore)`,
-# the inside of such a chunk, as formulas: the sum of the rows' cross-entropy losses, and the gradient of
-# that sum by `logits`, a tensor as large. A row whose label is `ignore` doesn't count. The check tries it
-# alone, then makes it the pass's, and compares a model's loss and gradients with eager's.
+# **Exercise 6 · A loss in chunks** (hard, 3 points, optional). Write `losses_and_slopes(logits, labels,
+# ignore)`, the inside of such a chunk, as formulas: the sum of the rows' cross-entropy losses, and the
+# gradient of that sum by `logits`, a tensor as large. A row whose label is `ignore` doesn't count. The check
+# tries it alone, then makes it the pass's, and compares a model's loss and gradients with eager's.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `torch.log_softmax(logits, -1)`: logarithms of probabilities, row by row, without overflow.
+# - `torch.arange(3) == torch.tensor([2, 0])[:, None]` gives
+#   `tensor([[False, False, True], [ True, False, False]])`: a row for each label, true where it is.
+# - `torch.where(condition, a, 0)`, `tensor.sum()`, `tensor.to(dtype)`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
 #
 # The loss of a row is minus the logarithm of the softmax at its label. Its slope by one of the logits is
-# the softmax there, less 1 at the label. Take `torch.log_softmax`, which keeps large logits from
-# overflowing; compare `torch.arange` with the labels to find where each row's label is: a label that
-# doesn't count may lie outside of the row, so don't index with it.
+# the softmax there, less 1 at the label.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# Don't index with labels: one that doesn't count may lie outside of the row. Compare instead, as in the
+# example.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# Rows that don't count are zero in both: multiply by, or choose with, `(labels != ignore)[:, None]`.
 #
 # </details>
 

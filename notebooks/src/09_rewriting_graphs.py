@@ -292,15 +292,30 @@ print("after: ", [str(n.target) for n in graph.graph.nodes if n.op == "call_func
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · Who fired?** (2 points). Write `fired(aot)`: a dict from a pattern's name (without stage and
-# the word before the colon) to the number of places that it rewrote, for patterns that rewrote
+# **Exercise 1 · Who fired?** (easy, 2 points). Write `fired(aot)`: a dict from a pattern's name (without
+# stage and the word before the colon) to the number of places that it rewrote, for patterns that rewrote
 # something. `aot.passes` has a record for each pass: `name`, such as `joint.pattern:relu_of_relu`, and
 # `changed`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `aot.passes`: a record for each pass, with `name` and `changed`. `(record.name, record.changed)` of the
+#   record above gives `('joint.pattern:log_of_softmax', 1)`.
+# - `text.partition("pattern:")`: before, the word itself, after; the word is empty where the text hasn't
+#   got it. `"joint.pattern:a.b".partition("pattern:")` gives `('joint.', 'pattern:', 'a.b')`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # Other passes change graphs too, and aren't patterns; a pattern's own name may have dots.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Keep records with that word in their name and with `changed` above zero; the key is what comes after the
+# word.
 #
 # </details>
 
@@ -339,16 +354,30 @@ def fired(aot):
 
 
 # %% [markdown]
-# **Exercise 2 · Break the careless one** (2 points). Write `broken_by(x)`: a function of a tensor of floats
-# for which the pass `careless` above changes the answer, whatever the numbers in `x` are. The check
+# **Exercise 2 · Break the careless one** (solid, 2 points). Write `broken_by(x)`: a function of a tensor of
+# floats for which the pass `careless` above changes the answer, whatever the numbers in `x` are. The check
 # compiles it with that pass (it must differ from eager) and with the package's own pattern (it must
 # not). Make it another one than `counted`: `x` itself must not be among what you write to.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Work on something that you made from `x`. There must be two names that `careless` makes one, a write to
-# one of them, and a read of the other after it.
+# - `careless`: after it, `x * 1` is `x` itself: two names for one tensor, where eager has two tensors.
+# - `x.sin()`: a new tensor. `a.add_(1)`: a write to it. In `counted` the write to `y` changed `x`, which
+#   was read after it.
+# - `mc.compile(broken_by)(x)` without the pass gives what eager gives.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Work on something that you made from `x`.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# There must be two names that `careless` makes one, a write to one of them, and a read of the other after
+# it.
 #
 # </details>
 
@@ -402,17 +431,31 @@ def broken_by(x):
 
 
 # %% [markdown]
-# **Exercise 3 · Two patterns** (3 points). Write `register_two()`, which registers patterns in the
+# **Exercise 3 · Two patterns** (solid, 3 points). Write `register_two()`, which registers patterns in the
 # stage "joint" (the default), so that `x * 1` (with an integer or a float one) and pairs
 # `x.t().t()` disappear from the graph. The compiler's own passes for that are taken away. The check
 # counts what is left, in small functions and in a block whose heads have width one: the scale of
 # its attention is then `1.0`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# A pattern has one search, but you may register as many as you like, under different names. A float among
-# `examples` stands for any number; you want one number, so write it in the search.
+# - `mc.register_pattern(name, search=function, examples=[tensor])(replacement)`: as in the first cell. Both
+#   functions take a tensor for each example.
+# - A pattern has one search. Register as many as you like, under different names.
+# - A float among `examples` stands for any number. For one number, write it in the search:
+#   `lambda x: x * 1`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# What takes the place is the tensor itself: a function that returns its argument.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# As `unify` says above, `1` and `1.0` are not the same: that makes three searches in all.
 #
 # </details>
 
@@ -465,18 +508,49 @@ def register_two():
 
 
 # %% [markdown]
-# **Exercise 4 · Products of products** (4 points). `(x @ a) @ b` is `x @ (a @ b)`. Which takes fewer
+# **Exercise 4 · Products of products** (hard, 4 points). `(x @ a) @ b` is `x @ (a @ b)`. Which takes fewer
 # multiplications depends on the shapes. Write `register_products()`, which registers a pattern for two
 # `torch.mm`s that fires where the second form takes fewer, and nowhere else, in inference and in
 # training. The check tries shapes, then trains a block whose first linear layer is such a product.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `when=` takes a function of the match; `match.values` are the tensors found (shapes, no numbers). A product
-# of an n x k and a k x m matrix takes n * k * m multiplications. In training the backward reads the inner
-# product, which then has an outside reader: examples that require grad are matched together with
-# their gradients.
+# - `when=`: a function of the match, which says whether the pattern may fire. The cell below has an
+#   example.
+# - `match.values`: the tensors found for the parameters of the search, in order. They have shapes, but no
+#   numbers.
+# - A product of an n x k and a k x m matrix takes n * k * m multiplications.
+# - Examples that require grad, such as `torch.empty(2, 2, requires_grad=True)`, are matched together with
+#   their gradients: in training the backward reads the inner product, which then has an outside reader.
+
+# %% name="ex4-when"
+with mc.scoped():
+    mc.register_pattern(
+        "log_of_softmax",
+        search=looked_for,
+        examples=[tensor],
+        when=lambda match: match.values[0].shape[0] > 2,
+    )(both_at_once)
+    for rows in (2, 3):
+        print(f"{rows} rows:", rewrites(plainly, torch.randn(rows, 4)) or "refused")
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Write both products as functions of three tensors: one is the search, the other the replacement.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# `when=` compares two sums of two terms each. The shapes of `x`, `a` and `b` are all that it needs.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# In training it fires only if all three examples require grad.
 #
 # </details>
 

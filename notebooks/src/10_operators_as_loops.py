@@ -391,16 +391,31 @@ for text in their_loops(f, x, w):
 #
 # Each answer is a function; the check runs it on the inputs you see and, when it is graded, on others.
 #
-# **Exercise 1 · What do these loops move?** (2 points). Suppose each loop of a graph were a kernel of
+# **Exercise 1 · What do these loops move?** (easy, 2 points). Suppose each loop of a graph were a kernel of
 # its own. It would read each buffer in its `reads` once and write its own. Write `bytes_moved(loops)`:
 # the bytes that all loops of a `LoopGraph` read and write together. Library calls don't count. The
 # judge is the compiler's own account of the kernels, with fusion switched off.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `loops.buffers` is a dict from names to buffers; each has a `layout` with `numel` and `dtype`, and a
-# dtype has an `itemsize`. `loops.operations` holds library calls, too: those are in `loops.externs`.
+# - `loops.buffers`: a dict.
+#   `(trace.loops.buffers["x"].layout.numel, trace.loops.buffers["x"].layout.dtype.itemsize)` gives
+#   `(24, 4)`.
+# - `loops.operations`: loops and library calls; the calls are those in `loops.externs`.
+#   `list(trace.loops.operations[0].reads)` gives `['x', 'w']`.
+# - An operation is a buffer itself, the one that it writes: it has a `layout`, too.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# A function that gives the bytes of a buffer comes first.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# For each operation that is no library call, add what it writes, and each buffer that it reads, once.
 #
 # </details>
 
@@ -454,16 +469,28 @@ def bytes_moved(loops):
 
 
 # %% [markdown]
-# **Exercise 2 · A quarter turn by index alone** (2 points). `torch.rot90` turns a table by a quarter,
+# **Exercise 2 · A quarter turn by index alone** (solid, 2 points). `torch.rot90` turns a table by a quarter,
 # against the clock. Write `quarter_turn(x)` that gives the same for any table, without `rot90` or
 # `as_strided` and without an index tensor, so that the compiler makes exactly one loop, which reads `x` at
 # `6*p1 - p0 + 5` if it has six columns.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# The first row of the result is the last column of `x`, from top to bottom. Two looks are enough.
-# Print `mc.trace(quarter_turn, x).loops` and compare the brackets.
+# - `x.t()`, `x.flip(0)`, `x.flip(1)`, `x[1:]`: looks at the same memory, in other orders.
+# - `torch.rot90(torch.tensor([[1, 2], [3, 4]]))` gives `tensor([[2, 4], [1, 3]])`.
+# - `mc.trace(quarter_turn, x).loops`: the loops, with what stands in the brackets.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# The first row of the result is the last column of `x`, from top to bottom.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Two looks are enough: one swaps rows and columns, one turns an order around.
 #
 # </details>
 
@@ -496,16 +523,28 @@ def quarter_turn(x):
 
 
 # %% [markdown]
-# **Exercise 3 · A lowering for addcmul** (3 points). `torch.addcmul(a, b, c, value=1)` is
+# **Exercise 3 · A lowering for addcmul** (solid, 3 points). `torch.addcmul(a, b, c, value=1)` is
 # `a + value * b * c`. The compiler's own rule is taken away: it calls the library now. Write
 # `lower_addcmul(ctx, a, b, c, value=1)`, so that it is one loop. It is registered for
 # `aten.addcmul.default`, run on tables, rows and columns, and in a gated `Block`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `elementwise(ctx, formula, a, b, c)` calls `formula(ops, x, y, z)` with one element of each. A number is
-# `ops.constant(number, dtype)`; `a.dtype` is the tensors' dtype.
+# - `elementwise(ctx, formula, a, b, c)`: a lazy value; it calls `formula(ops, x, y, z)` with one element of
+#   each, also if a row meets a table. The cell "own rule" above has one tensor, and a formula.
+# - `ops.add`, `ops.mul`: of two elements. `ops.constant(value, a.dtype)`: a number, for use with them.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Write the formula as a function inside of yours: it can read `value` from there.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# `ops` has no product of three: take `value` times `y`, then that times `z`.
 #
 # </details>
 
@@ -550,19 +589,39 @@ def lower_addcmul(ctx, a, b, c, *, value=1):
 
 
 # %% [markdown]
-# **Exercise 4 · A lowering for roll** (4 points). `torch.roll(x, shifts, dims)` moves elements along
+# **Exercise 4 · A lowering for roll** (solid, 4 points). `torch.roll(x, shifts, dims)` moves elements along
 # dimensions; what falls off one end comes back at the other. Without `dims` the flattened tensor is
 # rolled. Write `lower_roll(ctx, x, shifts, dims=())` as an index map: no copy, no select. `shifts` and
 # `dims` are lists. The check registers it for `aten.roll.default` and shifts the tokens that a `Block`
 # reads: that must not cost a single loop.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `views.ViewMap(size, function)` takes a function from an index of the result to an index of `x`. Element
-# `i` of the result is element `(i - shift) % size` of `x`. `ModularIndexing(a, 1, n)` is `a % n` for an
-# `a` that isn't negative: so make the shift one from zero to `n` first. For the flattened case,
-# `views.reshape(old, new)` is a map, and `second.after(first)` puts one after the other.
+# - `views.ViewMap(size, function)`: from an index of the result (a list) to one of `x`.
+#   `views.ViewMap(x.size, lambda i: [x.size[0] - 1 - i[0], i[1]])` flips the rows of a table.
+# - `ctx.view(x, map)`: the lazy value that reads `x` through a map; `x.size` is its size.
+# - `ModularIndexing(a, 1, n)`: `a % n` for an `a` that isn't negative.
+# - `views.reshape(old, new)`: a map. `second.after(first)` puts one after the other: what the result of
+#   `first` looks like through `second`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Element `i` of the result is element `(i - shift) % size` of `x`.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# An index may not be negative before `ModularIndexing`: add `-shift % n` instead, a number from zero to
+# `n`.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# Without `dims`: reshape to one dimension, roll that, and reshape back.
 #
 # </details>
 
@@ -628,18 +687,36 @@ def lower_roll(ctx, x, shifts, dims=()):
 
 
 # %% [markdown]
-# **Exercise 5 · A lowering for logsumexp** (5 points). `logsumexp(x, dims)` is `log(sum(exp(x)))` over
+# **Exercise 5 · A lowering for logsumexp** (hard, 5 points). `logsumexp(x, dims)` is `log(sum(exp(x)))` over
 # dimensions, and must not overflow: `exp(1000)` is infinite, the result of rows around a thousand is
 # not. Write `lower_logsumexp(ctx, x, dims, keepdim=False)`. The check registers it and computes the
 # loss of a small GPT with it, which eager's operator must agree with; rows with infinities, too.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `reduce(ctx, kind, x, dims, keepdim)` with kind `"max"` or `"sum"` gives a lazy value; `dims` must be
-# sorted and not negative: `canonical_dims(dims, x.dim)`. Subtract the largest of the row before `exp`, add
-# it after `log`. If the largest is infinite (`ops.abs`, `ops.eq`, `ops.where`), subtract zero.
-# `views.squeeze(size, dims)` drops dimensions of size one.
+# - `reduce(ctx, kind, x, dims, keepdim)`: a lazy value; `kind` is `"max"` or `"sum"`. Its `dims` must be
+#   sorted and not negative: `canonical_dims([-1], 2)` gives `[1]`.
+# - `elementwise(ctx, formula, x, peak)`: as in exercise 3. A size of one meets any other.
+# - `ops.exp`, `ops.sub`, `ops.log`, `ops.add`; `ops.abs`, `ops.eq`, `ops.where(condition, a, b)`.
+# - `ctx.view(result, views.squeeze(result.size, dims))`: drops dimensions of size one.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Subtract the largest of the row before `exp`, add it after `log`.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# Infinity minus infinity is NaN: if the largest is infinite, subtract zero.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# Reduce with `keepdim` true, so that sizes meet, and drop the dimensions at the end if the caller asks.
 #
 # </details>
 

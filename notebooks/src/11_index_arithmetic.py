@@ -329,17 +329,31 @@ print("loops over [6, 4], read at 4*i + j, become loops over", merged_sizes)
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · Does it suit vectors?** (2 points). Write `steps(body)`: a dict from the name of each
+# **Exercise 1 · Does it suit vectors?** (easy, 2 points). Write `steps(body)`: a dict from the name of each
 # buffer that is loaded to the change of its address when the innermost loop (the last of
 # `body.all_ranges`) moves on by one. None, where there is no such number: it differs from round to
 # round, or a division hides it.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Each of `body.loads` has `buffer` and `index`. Replace the variable by itself plus one
-# (`index.subs(variable, variable + 1)`), subtract, `sympy.expand`. A result that still has the variable
-# or a division (`result.has(FloorDiv, ModularIndexing)`) is no number.
+# - `body.all_ranges`: a dict from loops to extents, the innermost last. `list(body.all_ranges)` gives
+#   `[p0]`.
+# - `body.loads`: each has `buffer` and `index`. `[(load.buffer, load.index) for load in body.loads]` gives
+#   `[('x', (p0 // 4) + 6*(p0 % 4))]`.
+# - `index.subs(variable, variable + 1)`, `sympy.expand(expression)`. `result.has(variable)` and
+#   `result.has(FloorDiv, ModularIndexing)` say what stands in it.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# How does the address change if the variable is replaced by itself plus one? Subtract, and expand.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# A result that still has the variable, or a division, is no number.
 #
 # </details>
 
@@ -383,15 +397,29 @@ def steps(body):
 
 
 # %% [markdown]
-# **Exercise 2 · Thirty-two bits are not enough** (2 points). Write `overflows(x)` for a row `x` of any
+# **Exercise 2 · Thirty-two bits are not enough** (solid, 2 points). Write `overflows(x)` for a row `x` of any
 # number of int64 values, at least two of them. A compiler that takes 32 bits for granted must give another
 # result than eager; the honest one the same. The numbers in `x` are small: only an index may grow.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `torch.arange(start, end, step)` is an index expression, `start + step*p0`. There must be one element for
-# each of `x`, however many; the last must not fit below two to the power of thirty-one.
+# - `torch.arange(start, end, step)`: an index expression, `start + step*p0`. `torch.arange(0, 6, 2)` gives
+#   `tensor([0, 2, 4])`.
+# - `x.numel()`: how many elements there are. 32 bits hold whole numbers below `2**31`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# `far` above is nearly right: it is for six elements. There must be one element for each of `x`, however
+# many.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Already the last of two must not fit: choose the step so, and let the end follow from the number of
+# elements.
 #
 # </details>
 
@@ -430,15 +458,28 @@ def overflows(x):
 
 
 # %% [markdown]
-# **Exercise 3 · A handler that counts loads** (3 points). Write a class `CountLoads` that inherits
+# **Exercise 3 · A handler that counts loads** (solid, 3 points). Write a class `CountLoads` that inherits
 # `FormulaOps` and counts, in a dict `counts`, how many loads one element of a loop body makes of each buffer.
 # What is loaded twice at the same index counts once: the compiler shares it. Loads under a mask count.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Override `load(self, buffer, index)`, call `super().load(buffer, index)` for the value, and keep a set of
-# what you have seen. Indices that look different may be equal: `simplify_index(index, self.ranges)`.
+# - `FormulaOps`: its `load(buffer, index)` gives the value; in your class that is
+#   `super().load(buffer, index)`. `Depth` above overrides it, too.
+# - `simplify_index(index, self.ranges)`: equal for indices that are equal but look different.
+# - `counts`: such as `{"x": 2, "w": 1}`. The check reads it after the body has been run.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Override `load`, and keep a set of what you have seen.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# What is the same load? The same buffer, at an index that simplifies to the same.
 #
 # </details>
 
@@ -501,18 +542,37 @@ class CountLoads(Recorder):
 
 
 # %% [markdown]
-# **Exercise 4 · Simplify a division** (4 points). Write `floor_div(base, divisor, ranges)`: an
+# **Exercise 4 · Simplify a division** (solid, 4 points). Write `floor_div(base, divisor, ranges)`: an
 # expression that equals `base // divisor` for all loop variables within their ranges, without a division
 # where that can be seen. `base` is a sum of terms. The compiler's own rule is taken away and
 # yours is used for every index, here and in a `Block`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `sympy.Add.make_args(base)` are the terms; `term.as_coeff_Mul()` gives (number, rest). A term whose
-# number the divisor divides goes to the quotient. A plain number has both a quotient and a remainder.
-# What is left vanishes if `bounds(rest, ranges)` lies between zero and the divisor minus one; it may be
-# None. Otherwise keep `FloorDiv(rest, divisor)`. A divisor need not be a number: then keep the whole.
+# - `sympy.Add.make_args(base)`: the terms. `sympy.Add.make_args(4 * p0 + p1)` gives `(p1, 4*p0)`.
+# - `term.as_coeff_Mul()`: the number and the rest. `(4 * p0).as_coeff_Mul()` gives `(4, p0)`.
+# - `bounds(rest, ranges)`: the least and the most, or None. `bounds(4 * p0 + p1, {p0: 6, p1: 4})` gives
+#   `(0, 23)`.
+# - `FloorDiv(rest, divisor)`: what stays a division. `divisor.is_Integer`: is it a number?
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Terms whose number the divisor divides go to the quotient, the others stay. A plain number has both a
+# quotient and a remainder.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# What stays vanishes if its bounds lie between zero and the divisor minus one.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# A divisor that is no number: keep the whole division.
 #
 # </details>
 
@@ -572,17 +632,30 @@ def floor_div(base, divisor, ranges):
 
 
 # %% [markdown]
-# **Exercise 5 · Merge two loops** (4 points). Write `mergeable(indices, sizes)`. `indices` lists, for each
-# index of a loop nest, its strides: a dict from loops to numbers, without those that it doesn't use.
+# **Exercise 5 · Merge two loops** (hard, 4 points). Write `mergeable(indices, sizes)`. `indices` lists, for
+# each index of a loop nest, its strides: a dict from loops to numbers, without those that it doesn't use.
 # `sizes` is a dict from loops to extents, outermost first. Give a pair `(outer, inner)` that no index can
 # tell from one loop of both extents together, or None. The scheduler asks you until you say None.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `indices`: for `4*p0 + p1` it is `[{p0: 4, p1: 1}]`, with `sizes` as `{p0: 6, p1: 4}`. The answer is
+#   `(p0, p1)`; with an extent of 5 for `p1` it is `None`.
+# - `strides.get(loop, 0)`: an index that doesn't use a loop has stride 0.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # One loop `k` of both extents stands for `outer = k // n` and `inner = k % n`, where `n` is the inner
-# extent. An index with strides `a` and `b` then is `a*outer + b*inner`. When is that `b*k`? Any two loops
-# may be a pair, neighbours or not; an index that uses neither agrees; one that uses just one does not.
+# extent. An index with strides `a` and `b` then is `a*outer + b*inner`. When is that `b*k`?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Any two loops may be a pair, neighbours or not; an index that uses neither agrees; one that uses just one
+# does not.
 #
 # </details>
 

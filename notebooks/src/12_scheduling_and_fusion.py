@@ -381,16 +381,31 @@ their_nodes(one_between, square)
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · What never reaches memory?** (2 points). Write `in_registers(schedule)`: the set of
+# **Exercise 1 · What never reaches memory?** (easy, 2 points). Write `in_registers(schedule)`: the set of
 # names of buffers that need no memory, since the only kernel that reads them is the one that computes
 # them, and the graph doesn't return them.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `schedule.kernels` are the fused nodes; `kernel.nodes` their members, `node.name` is the buffer that it
-# writes. `schedule.before` has all nodes, library calls too; each has `reads`, and a read has a
-# `buffer`. `schedule.graph.returned` lists what the graph returns.
+# - `schedule.kernels`: the fused nodes; the `nodes` of each are its members, a node's `name` is the buffer
+#   that it writes. `[[node.name for node in kernel.nodes] for kernel in trace.schedule.kernels]` gives
+#   `[['buf0', 'buf1'], ['buf2']]`.
+# - `schedule.before`: all nodes, library calls too. Each has `reads`:
+#   `[read.buffer for read in trace.schedule.before[1].reads]` gives `['buf0']`.
+# - `schedule.graph.returned`: the names of what the graph returns, `list(trace.schedule.graph.returned)`
+#   gives `['buf2']`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# For each member of each kernel: which nodes of `schedule.before` read its buffer?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# It needs no memory if all of them are members of the same kernel, and it isn't returned.
 #
 # </details>
 
@@ -431,17 +446,38 @@ def in_registers(schedule):
 
 
 # %% [markdown]
-# **Exercise 2 · A cycle without a library** (3 points). Above, a matrix product stood between two
+# **Exercise 2 · A cycle without a library** (solid, 3 points). Above, a matrix product stood between two
 # loops. Write `cyclic(x)` for a table of floats, in which two loops are kept apart because *a loop of
 # ours* must run between them. No library call may be left, and the answer must equal eager's.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# You need three loops: the first is read by the last, the middle one reads the first and is read by the
-# last, and the middle one can join neither. A loop that needs all of another one can't join it: a sum
-# over everything. If the last loop goes over a table, the sum can't join that one either. Print
-# `apart(cyclic, x).schedule`.
+# - `apart(cyclic, x).schedule`: print it, for the kernels, and its `decisions`, for who was kept apart.
+# - A pair kept apart like this has `"cycle"` as its `cause`:
+#   `[decision.cause for decision in apart(one_between, x).schedule.decisions if not decision.fused]` gives
+#   `['extern', 'extern', 'cycle']`.
+# - `y.sum()`, `y.sum(1, keepdim=True)`: loops with a sum. `y / y.sum()` is no cycle: the sum goes over the
+#   same elements as both its neighbours, and all become one kernel.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# You need a loop that reads the first and is read by the last, and that can share a kernel with neither: it
+# must go over other elements than they do.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# Sum in two steps: first each row, then the sums of the rows. The second of these goes over one number for
+# each row.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# Let the last loop, over the whole table, use both the sums of the rows and the sum of these.
 #
 # </details>
 
@@ -487,19 +523,42 @@ fusion_rule("policy")(AlwaysCyclic)
 
 
 # %% [markdown]
-# **Exercise 3 · can_fuse** (5 points). The policy is taken away: the scheduler asks you. `p` and `c` are
-# lists of nodes; those of each list share a kernel already, and `c` may read what `p` writes. `nodes`
+# **Exercise 3 · can_fuse** (solid, 5 points). The policy is taken away: the scheduler asks you. `p` and `c`
+# are lists of nodes; those of each list share a kernel already, and `c` may read what `p` writes. `nodes`
 # are all nodes in an order in which they can run. Write `can_fuse(p, c, nodes)`, which gives a verdict
 # and a reason in words. Say yes if it is right: all nodes have equal ranges; whatever `c` reads of `p`
 # it reads at the index at which it was written; no path leads from `p` through a third node to `c`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# A loop's sizes are `tuple(node.body.all_ranges.values())`. An entry of `node.reads` or `node.writes` has
-# `buffer` and `index` (None where it is unknown). For the path go through `nodes` once and keep a set of
-# buffers that depend on `p` through others: a node that is in neither list, and reads something written
-# by `p` or from that set, adds all that it writes. Library calls have no `body`.
+# - `tuple(node.body.all_ranges.values())`: the extents of a node's loops.
+#   `tuple(trace.schedule.before[0].body.all_ranges.values())` gives `(8, 8)`.
+# - `node.reads`, `node.writes`: entries with a `buffer` and an `index` (None where it is unknown).
+#   `[(place.buffer, str(place.index)) for place in trace.schedule.before[0].writes]` gives
+#   `[('buf0', '8*p0 + p1')]`.
+# - `nodes` may hold library calls, which have `reads` and `writes`, but no `body`; `p` and `c` hold loops
+#   only.
+# - `return False, "their loops differ"`: a verdict with its reason.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Three rules, one after the other: each returns a refusal, and what is left is a yes.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# For the second, a dict from each buffer that `p` writes to the index at which it does; then go through
+# what `c` reads.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# For the path go through `nodes` once and keep a set of buffers that depend on `p` through others: a node
+# that is in neither list, and reads something written by `p` or from that set, adds all that it writes.
 #
 # </details>
 
@@ -571,18 +630,32 @@ def can_fuse(p, c, nodes):
 
 
 # %% [markdown]
-# **Exercise 4 · A score that looks further** (4 points). The greedy scheduler regrets its order on
+# **Exercise 4 · A score that looks further** (hard, 4 points). The greedy scheduler regrets its order on
 # `regret`, above. Write `score(producer, consumer, context)`: the higher, the earlier a pair is
 # fused. Numbers or tuples of numbers will do. Your score becomes the policy's; on `regret`, and on
 # variants of it in other orders, the kernels must move fewer bytes than with the built-in score. On a
 # `Block` they may not move more.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `context.flows(producer, consumer)` are the buffers that one writes and the other reads;
-# `context.saved(producer, consumer).total()` the bytes that fusing saves. Which kind of saving is lost
-# for good when another fusion comes first, and which one can often be had later?
+# - `context.flows(producer, consumer)`: the buffers that one writes and the other reads; empty where both
+#   only read the same.
+# - `context.saved(producer, consumer).total()`: the bytes that fusing saves. A score that returns just this
+#   is the built-in one, but for ties.
+# - Tuples are compared from the left: `(True, 1) > (False, 9)` gives `True`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Look at the steps of `regret` above: which fusion came first, and which one was refused after it?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Which kind of saving is lost for good when another fusion comes first, and which one can often be had
+# later?
 #
 # </details>
 
@@ -616,17 +689,30 @@ def score(producer, consumer, context):
 
 
 # %% [markdown]
-# **Exercise 5 · Right, but not wise** (3 points, stretch). Find two loops that the scheduler keeps
+# **Exercise 5 · Right, but not wise** (hard, 3 points, optional). Find two loops that the scheduler keeps
 # apart, and that could be one kernel, which moves just as many bytes. Write `unwise(schedule)`: the
 # names of such a pair and the cause of the refusal, as `(a, b, cause)`. Try it with `what_if`, not
 # from the list of decisions.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `schedule.what_if(fuse=[(a, b)])` has `refused` (empty if the wish was granted) and `rows`: name, before and
-# after, such as `("bytes moved", "512 B", "512 B")`. `schedule.why(a, b).decision.cause` is the cause.
-# Loops are the nodes in `schedule.kernels`.
+# - `schedule.what_if(fuse=[(a, b)])`: its `refused` is empty if the wish was granted; its `rows` have name,
+#   before and after, such as `("bytes moved", "512 B", "512 B")`.
+# - `schedule.why(a, b)`: `trace.schedule.why("buf1", "buf2").same_kernel` gives `False`, and its
+#   `decision.cause` is `trace.schedule.why("buf1", "buf2").decision.cause`: `'index_mismatch'`.
+# - `[node.name for kernel in schedule.kernels for node in kernel.nodes]`: the names of all loops.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Try all pairs of loops that are not in the same kernel.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# A pair is right if nothing is refused, and unwise if before and after are equal in the row of the bytes.
 #
 # </details>
 

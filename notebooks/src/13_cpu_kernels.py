@@ -446,16 +446,29 @@ for line in dict.fromkeys(their_lines):
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · What stops the vectors?** (2 points). `stops_vectors(plan)` gives the value of
+# **Exercise 1 · What stops the vectors?** (easy, 2 points). `stops_vectors(plan)` gives the value of
 # `plan.body.values` that keeps the kernel's inner loop out of vectors, or `None` if nothing does. A
 # value has `op` (`"scan"`, `"reduction"`, `"store"`, ...) and `kind` (`"sum"`, `"argmax"`, `"argmin"`, ...).
 # No plan of this exercise has a scatter, and its searches look at doubles.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# A scan and a search stop vectors only if these would run along the row: look
-# at `plan.vector_axis`. Print the plans and kernels of `x.argmax(-1)` and `x.argmax(0)` for doubles.
+# - `plan.vector_axis`: `"r"` if vectors would run along the row, `"x"` if across.
+#   `(along.plans[0].vector_axis, across.plans[0].vector_axis)` gives `('r', 'x')`.
+# - `plan.body.values`: `[(value.op, value.kind) for value in along.plans[0].body.values]` gives
+#   `[('load', ''), ('reduction', 'sum'), ('store', 'store')]`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# A scan and a search stop vectors only if these would run along the row.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Print the plans and kernels of `x.argmax(-1)` and `x.argmax(0)` for doubles.
 #
 # </details>
 
@@ -498,13 +511,26 @@ def stops_vectors(plan):
 
 
 # %% [markdown]
-# **Exercise 2 · Turn the vectors** (2 points). `columns_first(rows, length)` gives a float tensor of
+# **Exercise 2 · Turn the vectors** (solid, 2 points). `columns_first(rows, length)` gives a float tensor of
 # that shape for which the kernel of `x.sum(-1)` has its vectors along `x`, not along `r`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `tensor.stride()`: how far it is in memory to the next row, and to the next column.
+#   `(torch.randn(3, 4).stride(), torch.randn(3, 4).t().stride())` gives `((4, 1), (1, 4))`.
+# - `mc.trace(row_sum, columns_first(64, 64)).plans[0].vector_axis`: what you want is `"x"`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # The shape says nothing about where elements lie; strides do. Which neighbours must lie side by side?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Make the tensor that is turned, and turn it.
 #
 # </details>
 
@@ -541,16 +567,30 @@ def columns_first(rows, length):
 
 
 # %% [markdown]
-# **Exercise 3 · A maximum that keeps NaN** (3 points). In a kernel, `best` is the largest number so
+# **Exercise 3 · A maximum that keeps NaN** (solid, 3 points). In a kernel, `best` is the largest number so
 # far and `other` the next one. `moves_on(other, best)` gives the C condition (text) under which
 # `other` replaces `best`. The compiler's own is taken away: kernels of `amax` use yours. As in
 # PyTorch, the maximum of numbers among which there is a NaN is NaN.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Every comparison with NaN is false, but for `!=`. Two cases: the NaN comes now, or came before.
-# Use `|`, which has no branch, rather than `||`.
+# - `moves_on("v1", "v0")` without a thought of NaN would be `"v1 > v0"`: the names are put into the text by
+#   an f-string.
+# - In C, a comparison gives 0 or 1; `|` joins two of them without a branch.
+# - Every comparison with NaN is false, but for `!=`: `(float("nan") > 1.0, float("nan") != float("nan"))`
+#   gives `(False, True)`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Two cases: the NaN comes now, or came before. Which of them does `>` already do right?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Only one number is not equal to itself.
 #
 # </details>
 
@@ -585,16 +625,31 @@ def moves_on(other, best):
 
 
 # %% [markdown]
-# **Exercise 4 · A sum in lanes** (4 points). `row_sum_in_c()` gives the text of a C function
+# **Exercise 4 · A sum in lanes** (hard, 4 points). `row_sum_in_c()` gives the text of a C function
 # `static inline float mc_row_sum(const float* x, int64_t n)`, the sum of `n` floats, any `n`. It takes
 # the place of the built-in one in every kernel. Its instructions must add whole vectors: keep
 # sixteen sums in an array, and say `#pragma omp simd` before the loop over them.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Three loops: over blocks of sixteen elements (with the loop over lanes inside), over the sixteen
-# sums, and over the tail. Try it: `assembly_of(HEADERS + text, kernel)` shows its instructions.
+# - `obvious` above: the same function with one sum, as text.
+# - `float lanes[16] = {0};` is an array of zeros in C; `lanes[j] += x[i + j];` adds to one of them.
+# - `#pragma omp simd` on the line before a loop: its rounds may run as one vector.
+# - `assembly_of(HEADERS + text, kernel).counts("add")`: how many additions are on vectors (`packed`), how
+#   many on floats (`scalar`).
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Three parts: blocks of sixteen elements (with a loop over lanes inside), the sixteen sums, the tail.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Declare `int64_t i = 0;` before the blocks, so that the tail goes on where they stop:
+# `for (; i + 16 <= n; i += 16)`.
 #
 # </details>
 
@@ -659,17 +714,35 @@ def row_sum_in_c():
 
 
 # %% [markdown]
-# **Exercise 5 · Tile a transpose** (4 points). `squares(plan)` decides for pointwise kernels: it
+# **Exercise 5 · Tile a transpose** (hard, 4 points). `squares(plan)` decides for pointwise kernels: it
 # gives `{}`, or the sides of the squares by loop, such as `{"x0": 8, "x1": 8}`. The compiler's rule is
 # taken away. For `a + b.t()` at most 1.3 times the fewest possible cache lines may be fetched; a
 # kernel that reads everything in order, or has a loop too short for lines, gets no squares.
 # `transposed(load, inner, across)` says whether a load jumps along `inner` and steps along `across`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `plan.ranges` has the loops and their sizes, the innermost last; `plan.body.loads` the loads. The
-# cell "squares" above shows which sides pay: whole lines, and a square that fits in the cache.
+# - `plan.ranges`: the loops and their sizes, the innermost last.
+#   `{str(loop): size for loop, size in chosen.plan.ranges.items()}` gives `{'x0': 64, 'x1': 1024}`;
+#   `plan.body.loads` are the loads.
+# - `transposed(load, inner, across)`:
+#   `[transposed(load, *reversed(chosen.plan.ranges)) for load in chosen.plan.body.loads]` gives
+#   `[False, True]`, for `a` and `b`.
+# - `lines_fetched(plan)`: the cache lines, as above.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# With what sides did the cell "squares" above fetch the fewest lines? Whole lines, and a square that fits
+# in the cache.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Squares pay if some load is transposed for the innermost loop and one of the others; both must be long
+# enough.
 #
 # </details>
 
@@ -724,7 +797,7 @@ def squares(plan):
 
 
 # %% [markdown]
-# **Exercise 6 · A round of Philox** (4 points). `one_round(ops, words, keys)` computes one of the ten
+# **Exercise 6 · A round of Philox** (hard, 4 points). `one_round(ops, words, keys)` computes one of the ten
 # rounds, in loop operations. `words` are four values and `keys` two, all int64 of which only the
 # lower 32 bits count; it gives the four new words, from 0 to 0xFFFFFFFF. With a = words[0] times
 # 0xD2511F53 and b = words[2] times 0xCD9E8D57 they are: upper half of b ^ words[1] ^ keys[0];
@@ -732,10 +805,33 @@ def squares(plan):
 # numbers is taken away: dropout in the lesson model draws with yours.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `ops.mul`, `ops.rshift`, `ops.bitwise_and`, `ops.bitwise_xor`, `ops.constant(number, torch.int64)`. A
-# product may set the highest bit: then int64 is negative, and a shift to the right fills in ones.
+# - `ops.mul(a, b)`, `ops.bitwise_xor(a, b)`, `ops.bitwise_and(a, b)`, `ops.rshift(a, b)`: each takes two
+#   values.
+# - `ops.constant(number, torch.int64)`: a number as a value, such as
+#   `ops.constant(0xFFFFFFFF, torch.int64)`, the mask of the lower half.
+# - In Python's numbers, `(0x123456789 & 0xFFFFFFFF, 0x123456789 >> 32)` gives `(591751049, 1)`: the lower
+#   and the upper half.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Write small functions for a number, the lower half and the upper half; then the four words are one line
+# each.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# A product may set the highest bit: then int64 is negative, and a shift to the right fills in ones. Mask
+# after the shift.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# `words` may have more than 32 bits set: take the lower half before you multiply.
 #
 # </details>
 

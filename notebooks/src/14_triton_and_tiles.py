@@ -556,15 +556,28 @@ for name, names in {
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · Read the loads** (2 points). `load_bytes(assembly)` gives the bytes that each global
+# **Exercise 1 · Read the loads** (easy, 2 points). `load_bytes(assembly)` gives the bytes that each global
 # load of `assembly.levels["ptx"]` reads for one thread, in order of the text: `[16, 16]` for two
 # loads of four floats. A load looks like `ld.global.v4.b32`: how many pieces, and bits of each.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `re.findall` with two groups, of which the first, the digit of `v4`, may be missing. Types are `b8` to
-# `b64`.
+# - `assembly.levels["ptx"]`: a text. Loads are `ld.global.v4.b32` (four pieces of 32 bits) or, for one
+#   piece, `ld.global.b32`. Types are `b8` to `b64`.
+# - `re.findall(pattern, text)`: with two groups, a list of pairs.
+#   `re.findall(r"v(\d)\.b(\d+)", "ld.global.v4.b32")` gives `[('4', '32')]`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# The part with the digit may be missing: a group with a question mark after it finds an empty text then.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Bytes are pieces times bits, divided by 8; an empty text is one piece.
 #
 # </details>
 
@@ -607,17 +620,38 @@ def load_bytes(assembly):
 
 
 # %% [markdown]
-# **Exercise 2 · Mind the tails** (3 points). Write the body of a Triton function: one program takes
+# **Exercise 2 · Mind the tails** (solid, 3 points). Write the body of a Triton function: one program takes
 # `XBLOCK` of `xnumel` rows with `rnumel` elements each, which lie one after the other at `in_ptr`, and
 # stores the largest of each row at `out_ptr`. `RBLOCK` is at least `rnumel`. Rows and columns may end
 # within the tile. (The check puts `@triton.jit` in front; kernels of `amax` then call yours.)
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]` and
-# `columns = tl.arange(0, RBLOCK)[None, :]` make a tile of indices. What must a masked lane hold, so
-# that it never is the largest? `tl.max(tile, 1)[:, None]` gives a column.
+# - `tl.program_id(0)`: which program this is. `tl.arange(0, XBLOCK)[:, None]`: a column of numbers from
+#   zero; `tl.arange(0, RBLOCK)[None, :]`: a row.
+# - A column plus a row is a tile. Row `i`, column `j` lies at `in_ptr + i * rnumel + j`.
+# - `tl.load(place, mask, other=number)`: a tile; where the mask is false, nothing is read, and the tile
+#   holds `other`. Masks are joined by `&`.
+# - `tl.max(tile, 1)[:, None]`: the largest of each row, a column. `tl.store(place, value, mask)` writes it.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# `rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]` are the rows of this program. Which of
+# them exist?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# A lane counts if its row and its column exist: two comparisons for the load, one for the store.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# What must a masked lane hold, so that it never is the largest, even if all numbers are negative?
 #
 # </details>
 
@@ -646,7 +680,7 @@ def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     tl.store(out_ptr + rows, tl.max(tile, 1)[:, None], rows < xnumel)
 
 
-# %% name="ex2-wrong-zero" tags=["wrong"] kind="visible-only" says="got float32[5] of [0, 0"
+# %% name="ex2-wrong-zero" tags=["wrong"] kind="misconception" says="got float32[8] of [0, 0"
 def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
     columns = tl.arange(0, RBLOCK)[None, :]
@@ -673,14 +707,32 @@ def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
 
 
 # %% [markdown]
-# **Exercise 3 · A softmax that keeps its row** (4 points). In the same way, a softmax of each row.
+# **Exercise 3 · A softmax that keeps its row** (hard, 4 points). In the same way, a softmax of each row.
 # Numbers may be large, and each element may be loaded only once. Kernels of `torch.softmax` then call yours.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# A masked lane must be no maximum and add nothing to the sum: one `other` does both, since `exp` of
-# it is zero. `tl.exp`, `tl.sum(tile, 1)[:, None]`.
+# - What exercise 2 needs, and `tl.exp(tile)`, `tl.sum(tile, 1)[:, None]`, `tl.where(condition, a, b)`.
+# - The result goes to `out_ptr + i * rnumel + j`, as large as the input.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Take the largest of a row from the row before `tl.exp`: then no number is too large.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# A masked lane must be no maximum and add nothing to the sum: one `other` does both, since `exp` of it is
+# zero.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# A row that doesn't exist has that `other` everywhere, also as its largest: use zero there.
 #
 # </details>
 
@@ -735,17 +787,32 @@ def softmax_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
 
 
 # %% [markdown]
-# **Exercise 4 · Choose the tiles** (4 points). `tiles_for(plan, options)` takes the place of the rule
+# **Exercise 4 · Choose the tiles** (hard, 4 points). `tiles_for(plan, options)` takes the place of the rule
 # `triton:tiles`: it sets `plan.tiles` (`{"x": ...}`, with a reduction `{"x": ..., "r": ...}`) and
 # `plan.num_warps`, all powers of two, at most 32 warps. Kernels for rows of thousands of elements
 # are then compiled for a GPU: none may spill, none may use more than 64 registers a thread.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# A thread holds `x * r / (32 * num_warps)` elements of each row that it keeps. Look at the registers
-# in the cell "registers", and let the warps grow with the row. `plan.reduction` is `"none"`,
-# `"persistent"` or `"looped"`; `plan.row_length` is the row's length.
+# - `plan.reduction`: `"none"`, `"persistent"` (a row is held whole) or `"looped"`; `plan.row_length`: how
+#   long a row is.
+# - `plan.tiles = {"x": 1, "r": 2048}`, `plan.num_warps = 4`: what a rule sets, here for a reduction. `"r"`
+#   of a persistent one is the next power of two from the row's length on.
+# - `cross_compile(softmax, tiles=Tiles(1, 8192, 4))`: has `registers` and `spilled_bytes`, as printed
+#   above. A thread holds `x * r / (32 * num_warps)` elements of each row that it keeps.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Look at the registers in the cell "registers", and let the warps grow with the row.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Sixteen elements a thread are a good measure; a looped reduction need not take its whole row into the
+# tile.
 #
 # </details>
 
@@ -796,15 +863,36 @@ def tiles_for(plan, options):
 
 
 # %% [markdown]
-# **Exercise 5 · Online softmax** (4 points, optional). Rows that don't fit: `RBLOCK` is smaller than
+# **Exercise 5 · Online softmax** (hard, 4 points, optional). Rows that don't fit: `RBLOCK` is smaller than
 # `rnumel`, and each element may be loaded twice, not three times. The rule that makes reductions
 # persistent is taken away; kernels of `torch.softmax` then call yours.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Sweep with `for start in range(0, rnumel, RBLOCK):`. Keep `largest` and `total`, both of shape
-# `[XBLOCK, 1]`. When the maximum grows from `a` to `b`, what was summed is too large by `exp(b - a)`.
+# - `for start in range(0, rnumel, RBLOCK):`: a sweep, as in the looped kernel above; its columns are
+#   `start + tl.arange(0, RBLOCK)[None, :]`.
+# - `tl.full([XBLOCK, 1], 0.0, tl.float32)`: a column to begin with. `tl.maximum(a, b)`: the larger, element
+#   by element.
+# - `by_tiles` of this lesson is a product in tiles, in plain PyTorch: how a result grows from step to step.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# The first sweep keeps `largest` and `total` of what it saw, both of shape `[XBLOCK, 1]`; the second one
+# stores.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# When the maximum grows from `a` to `b`, what was summed is too large by `exp(b - a)`.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# Begin with a finite number that is smaller than all: minus infinity minus minus infinity is NaN.
 #
 # </details>
 
@@ -902,15 +990,28 @@ def online_softmax(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
 
 
 # %% [markdown]
-# **Exercise 6 · Share a row** (4 points, optional). `share(plan, options)` takes the place of the rule
+# **Exercise 6 · Share a row** (hard, 4 points, optional). `share(plan, options)` takes the place of the rule
 # `triton:split`. Kernels whose reduction is `"looped"` and that have fewer than 128 rows are to be split:
 # set `plan.reduction = "split"` and `plan.parts` so that at least 128 programs run, and each has at
 # least 512 elements. All others stay as they are.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `plan.reduction`, `plan.rows`, `plan.row_length`, `plan.parts`: to read, and two of them to set.
+# - Two looped plans: one with `plan.rows == 4` and `plan.row_length == 2**18` is split, one with 512 rows
+#   stays as it is.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # `plan.rows` rows in `n` parts each make `plan.rows * n` programs.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Round up: `-(-a // b)` is the smallest whole number that is at least `a / b`.
 #
 # </details>
 
@@ -954,17 +1055,33 @@ def share(plan, options):
 
 
 # %% [markdown]
-# **Exercise 7 · Write the template** (4 points, optional). `template(printer, total)` prints what a program
-# of a product does; `total` is the name of its tile. Holes are methods of `printer`: `tile()` prints which
-# tile it is; `with printer.steps():` prints the loop over the terms; inside it `left()` and `right()` print
-# the loads of a step and return the names of both tiles; `epilogue()` prints all that follows the
+# **Exercise 7 · Write the template** (hard, 4 points, optional). `template(printer, total)` prints what a
+# program of a product does; `total` is the name of its tile. Holes are methods of `printer`: `tile()` prints
+# which tile it is; `with printer.steps():` prints the loop over the terms; inside it `left()` and `right()`
+# print the loads of a step and return the names of both tiles; `epilogue()` prints all that follows the
 # product. `printer.line(text)` prints a line of yours. `kernel_template("product")` gets your template.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# You write two lines of Triton: a tile of zeros, `[YBLOCK, XBLOCK]` in `tl.float32`, and a `tl.dot` in
-# the loop, whose third argument is what it adds to. `input_precision="ieee"` keeps float32 exact.
+# - `printer.tile()`, `printer.left()`, `printer.right()`, `printer.epilogue()`: print their lines; the two
+#   in the middle return a name.
+# - `with printer.steps():`: what is printed inside stands in the loop.
+# - `printer.line("total = 0")`: a line of your own, with the right indentation.
+# - In Triton: `tl.zeros([YBLOCK, XBLOCK], tl.float32)`, and `tl.dot(a, b, c, input_precision="ieee")`, the
+#   product of two tiles added to `c`; the last argument keeps float32 exact.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# You write two lines of Triton, the others are printed by holes; the picture above shows the order.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# A tile of zeros called `total` before the loop; in it, `total` becomes a `tl.dot` of both loads, added to
+# itself.
 #
 # </details>
 

@@ -467,16 +467,30 @@ for line in code.splitlines():
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · Count the calls** (2 points). `count_calls(wrapper)` gives what a wrapper's text calls, as
-# `{"kernel": ..., "library": ..., "memory": ...}`. Kernels are those of `wrapper.kernels`, by their
+# **Exercise 1 · Count the calls** (easy, 2 points). `count_calls(wrapper)` gives what a wrapper's text
+# calls, as `{"kernel": ..., "library": ..., "memory": ...}`. Kernels are those of `wrapper.kernels`, by their
 # `name`; library calls begin with `torch.` or `aten`; memory calls are `empty_strided_cpu`,
 # `reinterpret`, `pooled` and `to_layout`. `wrapper.lines` are lines with a `text`; count in `def call`.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# A line can hold two calls: `torch.mm(buf0, reinterpret(w, ...), out=buf1)`. Search for a name
-# and an opening bracket, or walk the tree that `ast.parse(wrapper.text)` gives.
+# - `wrapper.kernels`: `[kernel.name for kernel in trace.wrapper.kernels]` gives `['cpp_fused_relu_mul_1']`.
+# - `wrapper.text`: the whole text; `wrapper.text.partition("def call(args):")[2]` is what comes after that
+#   line.
+# - `re.findall(r"([\w.]+)\(", "a(b.c(x))")` gives `['a', 'b.c']`: names before an opening bracket.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# A line can hold two calls: `torch.mm(buf0, reinterpret(w, ...), out=buf1)`.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Search for names and opening brackets, or walk the tree that `ast.parse(wrapper.text)` gives; then look in
+# which of the three lists a name is.
 #
 # </details>
 
@@ -535,15 +549,29 @@ def count_calls(wrapper):
 
 
 # %% [markdown]
-# **Exercise 2 · Cut the calls** (3 points). `[torch.relu(x @ w) for w in weights]` makes two launches a
-# weight. Write two functions that together give the same: `prepare(*weights)` is called once and gives
+# **Exercise 2 · Cut the calls** (solid, 3 points). `[torch.relu(x @ w) for w in weights]` makes two launches
+# a weight. Write two functions that together give the same: `prepare(*weights)` is called once and gives
 # one tensor; `heads_at_once(x, prepared, widths)` is compiled and may make two launches in all,
 # whatever the weights. `widths` has the number of columns of each weight.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# One product with all columns side by side. Which operation cuts the result without copying?
+# - `torch.cat(weights, dim=1)`: columns side by side.
+#   `torch.cat([torch.ones(2, 3), torch.ones(2, 4)], dim=1).shape` gives `torch.Size([2, 7])`.
+# - Views cost no launch: `x[:, :3]`, `x.narrow(1, 0, 3)`, `x.split([3, 4], dim=1)`.
+# - `len(mc.trace(heads_at_once, x, prepared, widths).schedule.nodes)`: how many launches it makes.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# One product with all columns side by side; `prepare` may do work that is done once.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Cut the result behind the `torch.relu`, by an operation that doesn't copy.
 #
 # </details>
 
@@ -598,14 +626,26 @@ def heads_at_once(x, prepared, widths):
 
 
 # %% [markdown]
-# **Exercise 3 · Liveness** (3 points). `last_use(touched)` gets a list with the names of the buffers that
-# each step touches, and gives the last step of each buffer: `{"a": 1, ...}`, steps counted from 0. The
+# **Exercise 3 · Liveness** (solid, 3 points). `last_use(touched)` gets a list with the names of the buffers
+# that each step touches, and gives the last step of each buffer: `{"a": 1, ...}`, steps counted from 0. The
 # compiler's own is replaced by yours; the block must stay right and its peak as low as it was.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `touched`: such as `[["a"], ["a", "b"], ["b"]]`, for which the answer is `{"a": 1, "b": 2}`.
+# - `enumerate(touched)`: each step with its number.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # A buffer may rest for some steps and be touched again: think of the `x +` around attention.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Go through the steps in order: what is written into a dict last, stays.
 #
 # </details>
 
@@ -654,16 +694,37 @@ def last_use(touched):
 
 
 # %% [markdown]
-# **Exercise 4 · In place, if that is right** (4 points). `why_not(node, old, new)` says why the kernel of
-# `node` can't write buffer `new` over buffer `old`, or `None` if it can. `node.bodies` are the loop
+# **Exercise 4 · In place, if that is right** (hard, 4 points). `why_not(node, old, new)` says why the kernel
+# of `node` can't write buffer `new` over buffer `old`, or `None` if it can. `node.bodies` are the loop
 # bodies that share the kernel; each has `loads` and `stores`: values with `buffer`, `index`, `mask`
 # and `indirect`. You may refuse every kernel that has `node.reduction_ranges`. The compiler uses your
 # rule, and its second look is off.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `node.reduction_ranges`: empty if there is no reduction. `node.bodies`: each has `loads` and `stores`.
+# - A load or store has `buffer`, `index`, `mask` (None if there is none) and `indirect` (true if its place
+#   comes from another tensor). A plain store has `kind` `"store"`.
+# - `plan.decisions` above, and their reasons.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
 #
 # Find the store of `new` and all loads of `old`. Where must they stand? Several loads may read `old`.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# An element may be overwritten when nobody needs it any more: where every load is at the index of the
+# store.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# Refuse what can't be known: a load with a mask, or a place from another tensor.
 #
 # </details>
 
@@ -717,16 +778,36 @@ def why_not(node, old, new):
 
 
 # %% [markdown]
-# **Exercise 5 · A replay list** (4 points). `record(run, inputs)` calls `run` once, with a list
+# **Exercise 5 · A replay list** (hard, 4 points). `record(run, inputs)` calls `run` once, with a list
 # of tensors and your `do`; `do(function, *arguments, **named)` makes a launch. It gives back
 # `replay(new_inputs)`, which gives the results (a tuple of tensors) for new numbers of the same shapes,
 # without `run`. Results of an earlier replay must stay as they are.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Keep the tensors that you pass to `run`: later launches read those. `old.copy_(new)` writes new
-# numbers into old memory. The tensors that `run` returned are where every replay's results stand.
+# - `run(inputs, do)`: gives a tuple of tensors; it makes each launch by
+#   `do(function, *arguments, **named)`, and expects what `do` returns to be what `function` gave. `noting`
+#   above is such a `do`.
+# - `old.copy_(new)`: new numbers in old memory. `tensor.clone()`: a copy in new memory.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Write a `do` that keeps function and arguments in a list, and makes the launch.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# Keep the tensors that you pass to `run`: later launches read those. A replay first copies the new numbers
+# there.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# The tensors that `run` returned are where every replay's results stand: give copies away.
 #
 # </details>
 
@@ -809,7 +890,7 @@ def record(run, inputs):
 
 
 # %% [markdown]
-# **Exercise 6 · Run, record or replay?** (4 points). `what_to_do(now, before, recorded)` decides on one
+# **Exercise 6 · Run, record or replay?** (hard, 4 points). `what_to_do(now, before, recorded)` decides on one
 # call. `now` lists the addresses of the inputs that are not copied yet, `before` those of the call before
 # (`None` at the first), `recorded` those in the graph (`None` while there is none). Answer
 # `("run", [])` at the first call, `("replay", [])` where a replay is right, else `("record", moved)`:
@@ -818,10 +899,23 @@ def record(run, inputs):
 # GPU replays.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# A replay reads what stands at the recorded addresses. If an input lies elsewhere now, those are an
-# earlier call's numbers. And what if somebody replaces a parameter after the recording?
+# - `now`, `before`, `recorded`: lists of addresses, such as `[16, 32]`, or `None`.
+# - `what_to_do([16, 32], None, None)` is `("run", [])`; `what_to_do([16, 48], [16, 32], None)` is
+#   `("record", [1])`; `what_to_do([16, 48], [16, 40], [16, 48])` is `("replay", [])`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# A replay reads what stands at the recorded addresses. If an input lies elsewhere now, those are an earlier
+# call's numbers.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# What if somebody replaces a parameter after the recording? It must be recorded anew.
 #
 # </details>
 

@@ -417,16 +417,29 @@ with mc.logs("recompiles", "graph_breaks"):
 #
 # ## Exercises
 #
-# **Exercise 1 · The room to blame** (2 points). Write `blame(report)` for what `mc.accuracy` gives: the
+# **Exercise 1 · The room to blame** (easy, 2 points). Write `blame(report)` for what `mc.accuracy` gives: the
 # name of the room, "dynamo", "aot", "lowering" or "codegen", in which the first mistake was made; ""
 # where all is well. A stage is at fault if its `verdict` is "wrong", "far from eager" or "raised".
 # The stages are "captured", "aot", "loops" and "compiled"; `report["loops"]` is a row.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Which room stands between a stage and the one before it? Ask in the order of the corridor, not in
-# the order of the table. "codegen" stands here for scheduling and all that follows.
+# - `report["loops"]`: a row. `report["captured"].verdict` gives `'same as eager'`, for the first report
+#   above.
+# - The rooms that the stages end: "captured" is dynamo's, "aot" is aot's, "loops" is lowering's. "codegen"
+#   stands here for scheduling and all that follows.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Which room stands between a stage and the one before it?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Ask in the order of the corridor, not in the order of the table; the first stage at fault is the answer.
 #
 # </details>
 
@@ -457,7 +470,13 @@ def blame(report):
     return ""
 
 
-# %% name="ex1-wrong-table-order" tags=["wrong"] kind="visible-only" says="got 'lowering'"
+# %% name="ex1-wrong-only-wrong" tags=["wrong"] kind="visible-only" says="expected 'dynamo', got 'aot'"
+def blame(report):
+    rooms = {"captured": "dynamo", "aot": "aot", "loops": "lowering", "compiled": "codegen"}
+    return next((room for stage, room in rooms.items() if report[stage].verdict == "wrong"), "")
+
+
+# %% name="ex1-wrong-table-order" tags=["wrong"] kind="misconception" says="got 'lowering'"
 def blame(report):
     if report["loops"].verdict in ("wrong", "raised", "far from eager"):
         return "lowering"
@@ -470,17 +489,37 @@ def blame(report):
 
 
 # %% [markdown]
-# **Exercise 2 · Inputs for a regression test** (3 points). Random numbers find few bugs. Construct
+# **Exercise 2 · Inputs for a regression test** (solid, 3 points). Random numbers find few bugs. Construct
 # `hard_inputs()`: at most five tensors `f32[n, m]` such that a function of one operator, compiled with
 # a planted bug, differs from eager on at least one of them. The check plants bugs in activations and
 # in `-x`: among them those of a tail that was forgotten, an overflow on the way, a lost NaN.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Vectors have a power of two as width. The exponential of a number of no great size is too large for
-# float32; what happens on the other side? One tensor may be hard in several ways, but a NaN can hide
-# its neighbours in a reduction.
+# - `torch.tensor([[1.0, float("nan")]])`, `float("inf")`: a tensor `f32[1, 2]` of your own numbers.
+# - `torch.linspace(-3, 3, 26).reshape(2, 13)`: numbers in order. Vectors have a power of two as width: what
+#   doesn't fill one is the tail.
+# - `torch.exp(torch.tensor([88.0, 89.0]))` gives `tensor([1.6516e+38, inf])`: where float32 ends.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# A tail, ordinary numbers of both signs, large numbers of both signs, a NaN, an infinity: each may wake
+# another bug.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# The exponential of a number of no great size is too large; what happens on the other side?
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# One tensor may be hard in several ways, but a NaN can hide its neighbours in a reduction: give it a tensor
+# of its own.
 #
 # </details>
 
@@ -519,17 +558,29 @@ def hard_inputs():
 
 
 # %% [markdown]
-# **Exercise 3 · A bisector** (4 points). Write `guilty(names, fails)`. `names` is a list of rules, one
+# **Exercise 3 · A bisector** (solid, 4 points). Write `guilty(names, fails)`. `names` is a list of rules, one
 # of which is wrong, or none. `fails(left_out)` leaves a list of rules out and says whether the program
 # still fails; with nothing left out it does. Return the name of the guilty rule, or None if the fault
 # is in no rule of the list. Ask at most two questions more than the logarithm to base two of their
 # number, rounded up. The check uses it on the compiler.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Try the end first: with all of them left out, does it still fail? Then keep two numbers, as above, and
-# know what each of them means before you write the loop.
+# - `fails(names[:3])`: with the first three left out, does the program still fail? `fails([])` is true.
+# - The cell "bisect-passes" above does the same for passes.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Try the end first: with all of them left out, does it still fail? Then it is none of them.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Keep two numbers: with so many left out it fails, with so many it is right. Know which is which before you
+# write the loop.
 #
 # </details>
 
@@ -586,7 +637,7 @@ def guilty(names, fails):
 
 
 # %% [markdown]
-# **Exercise 4 · A minimiser** (5 points). Write `minimise(gm, fails)` for an `fx.GraphModule` with one
+# **Exercise 4 · A minimiser** (hard, 5 points). Write `minimise(gm, fails)` for an `fx.GraphModule` with one
 # output: a smaller one that still fails. Two moves make a graph smaller. **Cut**: let it return the
 # result of an earlier call. **Bypass**: let a call's users read one of its arguments, of the same shape.
 # Both are given. Make a move, ask `fails(candidate)`, keep it if it still fails, until no move is left.
@@ -635,10 +686,28 @@ def bypass(gm, position):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# A cut near the front removes most, so try these first, from the front. After every move that you
-# keep, the positions are others: start again with the smaller graph.
+# - `calls(gm)`: a list; `len(calls(gm))` is the size of a graph.
+# - `cut(gm, position)`, `bypass(gm, position)`: a smaller copy, or `None`. `gm` itself stays as it was.
+# - `fails(candidate)`: does this graph still fail?
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# A cut near the front removes most, so try these first, from the front. Then try to bypass.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# After every move that you keep, the positions are others: start again with the smaller graph.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# A bypass may make another cut possible. You are done when a whole round keeps nothing.
 #
 # </details>
 
@@ -694,15 +763,28 @@ def minimise(gm, fails):
 
 
 # %% [markdown]
-# **Exercise 5 · Why is it slow?** (3 points, optional). Write `why_slow(told)` for what
+# **Exercise 5 · Why is it slow?** (hard, 3 points, optional). Write `why_slow(told)` for what
 # `mc.explain(compiled)(*args)` gives after some calls: the list of ailments, of "eager" (calls that ran
 # the frame in eager), "breaks" and "recompiles" (guards were missed), in this order; [] for a healthy one.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `told.eager_calls`, `told.breaks`, `told.failures`. A frame that ran in eager has a reason as well:
-# is that a break?
+# - `told.eager_calls`, `told.graph_count`: numbers. `told.breaks`, `told.failures`: lists. For `slow`
+#   above, `(told.eager_calls, told.graph_count, len(told.breaks) > 0, len(told.failures) > 0)` gives
+#   `(0, 8, True, True)`.
+# - So `why_slow(told)` is `["breaks", "recompiles"]` for it.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Each ailment is one question to `told`.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# A frame that ran in eager has a reason as well, among `told.breaks`: is that a break?
 #
 # </details>
 
@@ -741,16 +823,30 @@ def why_slow(told):
 
 
 # %% [markdown]
-# **Exercise 6 · How far is too far?** (3 points, optional). Write `too_far(rows, stages)` for rows as above:
-# each has `operator`, `largest` (its largest value), `dtype`, `roundings` and `errors`, by stage and of
-# "eager". A stage may err twice as much as eager, or by two times `roundings` times one rounding of the
+# **Exercise 6 · How far is too far?** (hard, 3 points, optional). Write `too_far(rows, stages)` for rows as
+# above: each has `operator`, `largest` (its largest value), `dtype`, `roundings` and `errors`, by stage and
+# of "eager". A stage may err twice as much as eager, or by two times `roundings` times one rounding of the
 # largest value, `torch.finfo(dtype).eps` times that value; the larger of the two counts. Return the first
 # of `stages` that errs more, with the first operator at which it does; None if there is none.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `row.operator`, `row.largest`, `row.dtype`, `row.roundings`, and `row.errors`, a dict:
+#   `row.errors["eager"]` is eager's own error.
+# - `torch.finfo(torch.float32).eps` gives `1.1920928955078125e-07`: one rounding of the number 1.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # The first stage comes before the first operator: which loop is the outer one?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# What is allowed is the larger of two numbers: twice eager's error, and twice `roundings` times one
+# rounding of the largest value.
 #
 # </details>
 

@@ -700,16 +700,29 @@ print("ours, counted above:   ", picture.count("#") + picture.count("/"))
 #
 # ## Exercises
 #
-# **Exercise 1 · Where did it go?** (2 points). Write `kernels_of(trace, operator)`: the names of all
+# **Exercise 1 · Where did it go?** (easy, 2 points). Write `kernels_of(trace, operator)`: the names of all
 # kernels that hold code from an operator, forward ones first, then backward ones, in order. Each line
 # of a kernel has `origins`; the `target` of an origin is a dotted name such as
 # `torch._C._nn.gelu`, and `operator` one of its parts. Lines with `scaffold` set compute nothing.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# `trace.graphs` is a dictionary: "forward", and "backward" if the function trains. Each has
-# `kernels`, each of these has `name` and `lines`.
+# - `trace.graphs`: `list(as_loop.graphs)` gives `['forward']`; a function that trains has "backward", too.
+#   Each graph has `kernels`.
+# - `kernel.name`, `kernel.lines`; `line.scaffold`, `line.origins`; `origin.target`, a dotted name:
+#   `"gelu" in "torch._C._nn.gelu".split(".")` gives `True`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Four levels: graphs, kernels, lines, origins. A kernel counts once, however many of its lines do.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# `any(...)` over the lines without `scaffold`, and over the origins of each.
 #
 # </details>
 
@@ -766,16 +779,28 @@ def kernels_of(trace, operator):
 
 
 # %% [markdown]
-# **Exercise 2 · Make it worth it** (2 points). Construct `worth_it(x)`: a function of a tensor
+# **Exercise 2 · Make it worth it** (solid, 2 points). Construct `worth_it(x)`: a function of a tensor
 # `f32[n]`, any `n`, that calls `torch.ops.lesson17.snake` once, for which the lowering of snake is
 # worth most: with it all is one kernel, and that kernel moves less than a tenth of the bytes that
 # the kernels move without it. The result is for you to choose.
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# The extern call needs its whole argument in memory, and gives its whole result in memory. How small
-# can the input and output of your function be, and how large what `snake` sees between them?
+# - `torch.ops.lesson17.snake(table)`: of a tensor of any shape. A call needs its whole argument in memory,
+#   and gives its whole result in memory.
+# - `summary(mc.trace(worth_it, torch.randn(64)))`: kernels, bytes in them, calls, as above.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# How small can the input and output of your function be, and how large what `snake` sees between them?
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# From n numbers come n times n, if a column meets a row; a sum makes them n again.
 #
 # </details>
 
@@ -811,7 +836,7 @@ def worth_it(x):
 
 
 # %% [markdown]
-# **Exercise 3 · An operator, end to end** (5 points). Large models keep their logits within bounds by
+# **Exercise 3 · An operator, end to end** (solid, 5 points). Large models keep their logits within bounds by
 # soft-capping: cap · tanh(x / cap). Here it is as an operator that the compiler
 # knows nothing of. Write its three rules. The check registers them, one by one and together, and the
 # GPT trains with capped logits. Any float dtype; `cap` is a float, and may be one that is only known
@@ -830,11 +855,26 @@ if not hasattr(torch.ops.lesson17, "softcap"):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# The derivative of tanh(u) is 1 - tanh²(u), and `result / cap` is that tanh. `elementwise` takes
-# numbers as operands too: `elementwise(ctx, formula, x, cap)` calls `formula(ops, v, c)`, and converts
-# both to the dtype of `x`. The words for a loop are `ops.tanh`, `ops.truediv`, `ops.mul`.
+# - `softcap_vjp`: gets the gradient of the result, the result, and the operator's arguments, as `snake_vjp`
+#   above.
+# - `softcap_in_parts`: plain functions of tensors, as `snake_in_parts`.
+# - `elementwise(ctx, formula, x, cap)`: takes numbers as operands too; it calls `formula(ops, v, c)`, both
+#   in the dtype of `x`.
+# - The words for a loop: `ops.tanh(v)`, `ops.truediv(v, c)`, `ops.mul(v, c)`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# All three follow from the formula; two of them just write it.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# The derivative of tanh(u) is 1 - tanh²(u), and `result / cap` is that tanh. The inner derivative cancels
+# `cap`.
 #
 # </details>
 
@@ -929,7 +969,7 @@ def lower_softcap(ctx, x, cap):
 
 
 # %% [markdown]
-# **Exercise 4 · A back end that writes plain C** (6 points). NumPy needed no loops. C is nothing but
+# **Exercise 4 · A back end that writes plain C** (hard, 6 points). NumPy needed no loops. C is nothing but
 # loops, and the package's C++ back end is long because its loops are fast. Write the plain ones:
 # `print_loops(printer, plan)` prints what stands between the braces of one C function. The values
 # are given below: `printer.compute(values, printer.accumulate)` prints one line each, `printer.begin`
@@ -986,12 +1026,35 @@ def plain_module(print_loops):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Write a softmax of one table by hand first: for each row, a loop for the maximum, a loop for the sum,
-# a loop that stores. Each "loop" phase is one of these. Where must an accumulator be declared, so that
-# each row has its own, and the next phase still sees it? `Loop(*item)` makes a loop of an item of
-# `plan.ranges.items()`.
+# - `with printer.loops([Loop(*item) for item in plan.ranges.items()]):` nests loops around what is printed
+#   inside.
+# - `printer.compute(phase.values)`: a line for each value; with `printer.accumulate` as second argument,
+#   reductions take in one more element.
+# - `printer.begin(value)`: declares the accumulator of a reduction, `value.op == "reduction"`.
+# - `[(phase.level, [value.op for value in phase.values][-1]) for phase in mc.trace(softmax_of_relu, x,
+#   w).plans[0].phases]` gives `[('loop', 'reduction'), ('loop', 'reduction'), ('loop', 'store')]`: level and
+#   last value of each phase.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Write a softmax of one table by hand first: for each row, a loop for the maximum, a loop for the sum, a
+# loop that stores. Each "loop" phase is one of these.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# Where must an accumulator be declared, so that each row has its own, and the next phase still sees it?
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# Inside the loops over `plan.ranges`, phase by phase: a "row" phase is just computed; a "loop" phase
+# declares, then opens its own loops.
 #
 # </details>
 
@@ -1056,7 +1119,7 @@ def print_loops(printer, plan):
 
 
 # %% [markdown]
-# **Exercise 5 · Fewer kernels and bytes than given** (4 points, optional). A product with a matrix
+# **Exercise 5 · Fewer kernels and bytes than given** (hard, 4 points, optional). A product with a matrix
 # that has one column is no product that a library is good at: it is a sum for each row, and a sum can
 # share a kernel with what stands around it. Write `thin_product(a, b)`, a decomposition of
 # `torch.ops.aten.mm.default`: for products whose inner or outer work is that thin, the same in
@@ -1072,11 +1135,26 @@ def score(x, w):
 
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Element i, j of the product is the sum over k of `a[i, k] * b[k, j]`. Write the three-dimensional table of
-# these products with `unsqueeze`, and sum it: the table never reaches memory. Which sizes are thin?
-# With one column this reads every element once. A wide product would read everything many times.
+# - `tensor.unsqueeze(2)`: one more dimension of size one.
+#   `(torch.ones(2, 3).unsqueeze(2).shape, torch.ones(3, 4).unsqueeze(0).shape)` gives
+#   `(torch.Size([2, 3, 1]), torch.Size([1, 3, 4]))`; their product has shape `[2, 3, 4]`.
+# - `return NotImplemented`: leave this call as it is.
+# - `a.size(0)`, `a.size(1)`, `b.size(1)`: rows, inner size, columns.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
+#
+# Element i, j of the product is the sum over k of `a[i, k] * b[k, j]`: a table of three dimensions, summed.
+# It never reaches memory.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Which sizes are thin? With one column this reads every element once. A wide product would read everything
+# many times.
 #
 # </details>
 
@@ -1115,18 +1193,37 @@ def thin_product(a, b):
 
 
 # %% [markdown]
-# **Exercise 6 · Which keys count?** (4 points, optional). A program of attention's kernel has the queries
-# `first` to `first + XBLOCK - 1`, and goes over keys in steps of `RBLOCK`. A score counts only where
+# **Exercise 6 · Which keys count?** (hard, 4 points, optional). A program of attention's kernel has the
+# queries `first` to `first + XBLOCK - 1`, and goes over keys in steps of `RBLOCK`. A score counts only where
 # `band.low <= i - j <= band.high`; None is no bound. `keys_of(band, keys)` gives two Triton expressions,
 # as text: where the keys begin (never below 0, a multiple of `RBLOCK`) and where they end (at most
 # `keys`). No tile may be missing, and none may be gone over that holds no score that counts. Your
 # ranges take the place of the template's own (`kernel_template("attention")`).
 
 # %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
 #
-# Solve `low <= i - j <= high` for j. The smallest key belongs to the first query of the block, the
-# largest to the last. `tl.maximum`, `tl.minimum`, and `// RBLOCK * RBLOCK`.
+# - `band.low`, `band.high`: whole numbers or None. With neither, the answer is `("0", str(keys))`.
+# - `tl.maximum(a, b)`, `tl.minimum(a, b)`, as text. `x // RBLOCK * RBLOCK` is the largest multiple of
+#   `RBLOCK` that is not above `x`.
+# - `keys_of` returns texts, such as `f"tl.maximum(first - {band.high}, 0)"`.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 3</summary>
+#
+# Solve `low <= i - j <= high` for j.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 3</summary>
+#
+# The smallest key belongs to the first query of the block, the largest to the last.
+#
+# </details>
+#
+# <details><summary>Hint 3 of 3</summary>
+#
+# The end is one more than the largest key: an end itself is not gone over.
 #
 # </details>
 

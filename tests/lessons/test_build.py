@@ -78,15 +78,27 @@ def test_check_finds_notebooks_that_are_not_their_sources(lesson: Path):
 def test_validating_executes_again_and_finds_outputs_that_are_not_so(lesson: Path):
     folder = lesson.parent.parent
     solution = folder / "solutions" / "00_test.ipynb"
-    solution.parent.mkdir()
-    text = builder.build(lesson).solution
-    solution.write_text(text)
+    built = builder.build(lesson)
+    text = built.solution
+    write_both(lesson, built)
     assert builder.validate(lesson, folder) == ""
     solution.write_text(text.replace("first\\n", "forged\\n", 1))
     assert "forged" in builder.validate(lesson, folder)
 
 
 EXERCISE = """
+# %% name="setup" tags=["setup"]
+from minicompile.lessons.exercise import Lesson
+
+check = Lesson("00")
+
+
+@check.exercise("ex1", points=1, level="read", visible=[2], hidden=[3, 4])
+def doubled(run, double):
+    run.expect(double(2), 4, "double(2)")
+    return "2 -> 4"
+
+
 # %% name="ex1-answer" tags=["answer"]
 def double(x):
     ### BEGIN SOLUTION
@@ -95,14 +107,14 @@ def double(x):
 
 
 # %% name="ex1-check" tags=["nbval-check-output"]
-print("\\x1b[32mright", double(2), "\\x1b[0m")
+check("ex1")
 # %% name="ex1-wrong-same" tags=["wrong"] kind="misconception" says="expected 4, got 2"
 def double(x):
     return x
 """
 
 
-def test_a_release_has_no_answers_and_shows_only_what_right_ones_print(lesson: Path):
+def test_a_release_has_neither_answers_nor_outputs(lesson: Path):
     lesson.write_text(SOURCE + EXERCISE)
     built = builder.build(lesson)
     solution, release = cells(built.solution), cells(built.release)
@@ -112,10 +124,50 @@ def test_a_release_has_no_answers_and_shows_only_what_right_ones_print(lesson: P
     assert "".join(release["ex1-answer"]["source"]) == (
         "def double(x):\n    # YOUR CODE HERE\n    raise NotImplementedError"
     )
-    assert release["one-two"]["outputs"] == []
-    [output] = release["ex1-check"]["outputs"]
-    assert output["text"] == ["right 4 \n"]
+    [shown] = solution["ex1-check"]["outputs"]
+    assert shown["data"]["text/plain"][0] == "ex1 pass: 2 -> 4\n"
+    for cell in release.values():
+        assert cell.get("outputs", []) == [] and cell.get("execution_count") is None
     assert "### " not in built.solution + built.release
+
+
+def test_a_reference_answer_that_does_not_pass_fails_the_build(lesson: Path):
+    lesson.write_text(SOURCE + EXERCISE.replace("2 * x", "3 * x"))
+    with pytest.raises(MinicompileError, match=r"ex1-check: ex1 wrong: double\(2\): expected 4"):
+        builder.build(lesson)
+
+
+def test_a_saved_verdict_that_is_no_pass_is_stale(lesson: Path):
+    lesson.write_text(SOURCE + EXERCISE)
+    folder = write_both(lesson, builder.build(lesson))
+    assert builder.why_stale(lesson, folder) == ""
+    solution = folder / "solutions" / "00_test.ipynb"
+    saved = solution.read_text()
+    solution.write_text(saved.replace('"passed": true', '"passed": false'))
+    assert "does not pass: ex1-check" in builder.why_stale(lesson, folder)
+    no_outputs = json.loads(saved)
+    for cell in no_outputs["cells"]:
+        cell["outputs"] = [] if "outputs" in cell else None
+    solution.write_text(json.dumps(no_outputs).replace(', "outputs": null', ""))
+    assert "ex1-check: no verdict" in builder.why_stale(lesson, folder)
+
+
+def test_validating_runs_what_a_learner_opens_to_its_last_cell(lesson: Path):
+    lesson.write_text(SOURCE + EXERCISE)
+    assert builder.validate(lesson, write_both(lesson, builder.build(lesson))) == ""
+    lesson.write_text(SOURCE + EXERCISE + '\n# %% name="needs-an-answer"\ndouble(2)\n')
+    report = builder.validate(lesson, write_both(lesson, builder.build(lesson)))
+    assert "NotImplementedError" in report and "unanswered-needs-an-answer" not in report
+    assert "double(2)" in report
+
+
+def write_both(lesson: Path, built: builder.Built) -> Path:
+    """Save a solution and what a learner opens; gives the folder `notebooks`."""
+    folder = lesson.parent.parent
+    (folder / "solutions").mkdir(exist_ok=True)
+    (folder / "solutions" / f"{lesson.stem}.ipynb").write_text(built.solution)
+    (folder / f"{lesson.stem}.ipynb").write_text(built.release)
+    return folder
 
 
 def test_a_failing_cell_fails_the_build_and_is_shown(lesson: Path):

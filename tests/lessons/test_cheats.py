@@ -7,17 +7,21 @@ grading hold against an answer that does what it likes in its kernel.
 from __future__ import annotations
 
 import copy
+import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from minicompile.errors import MinicompileError
 from minicompile.lessons import grade as grading
 from minicompile.lessons.exercise import checks, lesson_in
 from minicompile.lessons.guard import refusal
+from minicompile.lessons.processes import rows_from
 
 for module in ("nbformat", "nbval", "ipykernel"):
     pytest.importorskip(module, reason="the extra `lessons` is not installed")
@@ -72,6 +76,13 @@ REFUSED = {
     + TURN.format("x"),
     "a parser that evaluates": "from sympy.parsing.sympy_parser import parse_expr\n"
     + TURN.format("x"),
+    "a field of a format": "import string\n"
+    + TURN.format('string.Formatter().get_field("0.rot" + "90", (torch,), {})[0](x)'),
+    "an annotation that is evaluated": "import typing\ndef f(x: 'torch.rot' '90'): pass\n"
+    + TURN.format('typing.get_type_hints(f)["x"](x)'),
+    "the compiler's own exec": "from minicompile.dynamo.guards import generate as g\n"
+    + TURN.format('g("f(x)", ["return x.rot" "90()"], {})(x)'),
+    "a text that sympy evaluates": "import sympy\n" + TURN.format('sympy.sympify("1")'),
     "a table of functions": "torch.overrides.get_overridable_functions()\n" + TURN.format("x"),
 }
 
@@ -82,6 +93,13 @@ def test_a_shortcut_is_refused_before_it_runs(name: str):
     exercise = checks("10").exercises["ex2"]
     assert refusal("import torch\n" + REFUSED[name], setup, exercise)
     assert not refusal("import torch\n" + TURN.format("x.t().flip(0)"), setup, exercise)
+
+
+@pytest.mark.parametrize("number", [f"{n:02}" for n in range(18)])
+def test_no_reference_answer_is_refused(number: str):
+    for name, exercise in checks(number).exercises.items():
+        setup, answer = cells_of(pristine(number), name)
+        assert refusal(answer.source, setup, exercise) == "", name
 
 
 # -- past the guard
@@ -165,12 +183,13 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 
 DESCRIPTORS = """
-import ctypes, json, os, resource, socket
+import ctypes, json, os, resource, stat
 row = {"notebook": "ex4", "cell": "x", "passed": True, "message": "", "last": True, "data": "[[],[]]"}
 row = json.dumps(row).encode() + b"\\n"
 for number in range(3, 64):
     try:
-        os.write(number, row)
+        if stat.S_ISFIFO(os.fstat(number).st_mode):  # the kernel's own sockets would stop it
+            os.write(number, row)
     except OSError:
         pass
 parent = os.getppid()
@@ -197,7 +216,7 @@ def notebook_with(answers: dict[str, str], lesson: str = "00") -> Any:
 
 
 def graded_without_guard(
-    tmp_path: Path, answers: dict[str, str], seconds: float = 40
+    tmp_path: Path, answers: dict[str, str], seconds: float = 20
 ) -> grading.Report:
     path = tmp_path / "00_mine.ipynb"
     nbformat.write(notebook_with(answers), path)
@@ -217,8 +236,8 @@ def test_an_answer_that_does_what_it_likes_scores_nothing(tmp_path: Path):
         "ex4-answer": FOURTH + DESCRIPTORS,
     }
     report = graded_without_guard(tmp_path, answers)
-    assert report.earned == 0, report
-    assert "got 99" in str(report) or report.problem
+    assert report.earned == 0 and not report.problem, report
+    assert "got 99" in str(report)
     before = {name: (place / name).stat().st_mtime_ns for name in os.listdir(place)}
     signal.sigtimedwait([], 0.5)  # a process that is left would write now
     assert {name: (place / name).stat().st_mtime_ns for name in os.listdir(place)} == before
@@ -229,6 +248,21 @@ def test_an_answer_that_ends_the_grading_process_is_a_sentence(tmp_path: Path):
     report = graded_without_guard(tmp_path, {"ex1-answer": FIRST + ending})
     assert report.earned == 0
     assert "ended from outside" in report.problem
+
+
+def test_a_cell_that_passed_twice_was_written_by_another():
+    row = {"notebook": "ex1", "cell": "ex1-check", "passed": True, "message": "", "last": True}
+    line = json.dumps(row | {"data": "[[], []]"}).encode() + b"\n"
+    for times in (1, 2):
+        reader, writer = os.pipe()
+        os.write(writer, line * times)
+        os.close(writer)
+        with open(reader, "rb"):
+            if times == 1:
+                assert rows_from(reader, time.monotonic() + 60, print) == [json.loads(line)]
+                continue
+            with pytest.raises(MinicompileError, match="something wrote into the results"):
+                rows_from(reader, time.monotonic() + 60, print)
 
 
 # -- what a kernel gets

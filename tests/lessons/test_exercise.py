@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import json
 import linecache
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +18,17 @@ from minicompile.dynamo.interpreter import bytecode
 from minicompile.errors import MinicompileError
 from minicompile.extension import decompose
 from minicompile.lessons import exercise
-from minicompile.lessons.exercise import Judging, Lesson, NotAnswered, Run, Wrong, checks, show
+from minicompile.lessons.exercise import (
+    VERDICT,
+    Judging,
+    Lesson,
+    NotAnswered,
+    Run,
+    Verdict,
+    Wrong,
+    checks,
+    show,
+)
 
 run = Run([])
 
@@ -43,9 +56,16 @@ def doubles(run: Run, double: Callable[[int], int]) -> str:
     return f"{len(run.cases)} numbers"
 
 
-def verdict_of(lesson: Lesson, namespace: dict[str, Any]) -> None:
-    """Run a check cell in the namespace of a notebook."""
-    exec("check('ex1')", namespace | {"check": lesson})
+def try_answer(lesson: Lesson, namespace: dict[str, Any], hidden: bool = False) -> None:
+    """Check an answer on the visible inputs, perhaps on hidden ones too. Raises Wrong."""
+    lesson.exercises["ex1"].run(namespace)
+    if hidden:
+        lesson.exercises["ex1"].run(namespace, hidden=True)
+
+
+def check_cell(lesson: Lesson, namespace: dict[str, Any]) -> Any:
+    """What a check cell shows in a notebook with this namespace."""
+    return eval("check('ex1')", namespace | {"check": lesson})
 
 
 # -- a run's words
@@ -143,16 +163,60 @@ def test_values_are_shown_in_one_short_line():
 # -- verdicts
 
 
-def test_a_right_answer_passes_and_says_what_was_seen(capsys: pytest.CaptureFixture[str]):
+def test_a_right_answer_passes_and_says_what_was_seen_and_how_many_inputs_follow():
     lesson = lesson_about(doubles, [1, 2], [5])
-    verdict_of(lesson, cell("def double(n):\n    return n + n\n"))
-    assert "ex1 pass: 2 numbers" in capsys.readouterr().out
+    verdict = check_cell(lesson, cell("def double(n):\n    return n + n\n"))
+    assert verdict == Verdict("ex1", passed=True, answered=True, says="2 numbers", hidden=1)
+    assert repr(verdict) == "ex1 pass: 2 numbers\nGrading tries 1 hidden input more."
+
+
+def test_a_check_cell_shows_a_wrong_answer_and_does_not_raise():
+    verdict = check_cell(lesson_about(doubles, [1], [5]), cell("def double(n):\n    return n\n"))
+    assert repr(verdict) == "ex1 wrong: double(1): expected 2, got 1"
+
+
+def test_a_check_cell_shows_that_nothing_was_answered():
+    verdict = check_cell(lesson_about(doubles, [1], [5]), {})
+    assert repr(verdict) == "ex1 no answer yet"
+    assert not verdict.passed and not verdict.answered
+
+
+@pytest.mark.parametrize(
+    ("verdict", "colour"),
+    [
+        (Verdict("ex1", True, True, "2 < 3 kernels", 4), "#16a34a"),
+        (Verdict("ex1", False, True, "f(1): expected <a>, got 2"), "#dc2626"),
+        (Verdict("ex1", False, False, ""), "#9ca3af"),
+    ],
+)
+def test_a_notebook_shows_a_verdict_as_a_coloured_card_and_keeps_it_as_data(
+    verdict: Verdict, colour: str
+):
+    shown = verdict._repr_mimebundle_()
+    card = str(shown["text/html"])
+    assert colour in card and "<a>" not in card and "<style" not in card and "<script" not in card
+    text = " ".join(html.unescape(re.sub("<[^>]*>", " ", card)).split())
+    for word in [*verdict.title.split(), *verdict.says.split(), *verdict.outlook.split()]:
+        assert word in text
+    assert shown["text/plain"] == repr(verdict)
+    state = {"exercise": "ex1", "passed": verdict.passed, "answered": verdict.answered}
+    assert shown[VERDICT] == json.loads(json.dumps(state))
+
+
+def test_hidden_inputs_are_counted_and_the_random_generator_stays_as_it_was():
+    lesson = lesson_about(doubles, [1], lambda: torch.rand(3).tolist())  # type: ignore[arg-type]
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    assert check_cell(lesson, cell("def double(n):\n    return 2 * n\n")).hidden == 3
+    torch.testing.assert_close(torch.rand(2), expected)
 
 
 def test_hidden_inputs_are_tried_only_when_graded():
     lesson = lesson_about(doubles, [1, 2], [5])
     namespace = cell("def double(n):\n    return {1: 2, 2: 4}.get(n, 0)\n")
-    verdict_of(lesson, namespace)
+    assert check_cell(lesson, namespace).passed
+    assert not lesson.verdict("ex1", namespace, hidden=True).passed
     with pytest.raises(Wrong) as wrong:
         lesson.exercises["ex1"].run(namespace, hidden=True)
     assert str(wrong.value) == (
@@ -162,7 +226,7 @@ def test_hidden_inputs_are_tried_only_when_graded():
 
 def test_a_visible_input_that_fails_is_told_without_the_words_for_hidden_ones():
     with pytest.raises(Wrong, match=r"^ex1: double\(1\): expected 2, got 1$"):
-        verdict_of(lesson_about(doubles, [1], [5]), cell("def double(n):\n    return n\n"))
+        try_answer(lesson_about(doubles, [1], [5]), cell("def double(n):\n    return n\n"))
 
 
 def test_inputs_may_come_from_a_function_and_are_made_at_each_check():
@@ -172,7 +236,7 @@ def test_inputs_may_come_from_a_function_and_are_made_at_each_check():
         made.append(1)
         return [3]
 
-    verdict_of(lesson_about(doubles, some, []), cell("def double(n):\n    return 2 * n\n"))  # type: ignore[arg-type]
+    try_answer(lesson_about(doubles, some, []), cell("def double(n):\n    return 2 * n\n"))  # type: ignore[arg-type]
     assert made == [1]
 
 
@@ -187,7 +251,7 @@ def test_inputs_may_come_from_a_function_and_are_made_at_each_check():
 )
 def test_a_released_cell_is_not_answered(text: str):
     with pytest.raises(NotAnswered, match=r"^ex1: no answer yet$"):
-        verdict_of(lesson_about(doubles, [1], [5]), cell(text))
+        try_answer(lesson_about(doubles, [1], [5]), cell(text))
 
 
 def relus(run: Run, relu: Callable[..., Any]) -> str:
@@ -207,13 +271,13 @@ def test_the_error_of_an_answer_inside_the_compiler_is_told_once(
     body: str, verdict: str, recwarn: pytest.WarningsRecorder
 ):
     with pytest.raises(Wrong, match=verdict):
-        verdict_of(lesson_about(relus, [1], [5]), cell(f"def relu(x):\n    {body}\n"))
+        try_answer(lesson_about(relus, [1], [5]), cell(f"def relu(x):\n    {body}\n"))
     assert not [one for one in recwarn if "runs in eager" in str(one.message)]
 
 
 def test_other_warnings_of_an_answer_are_told(recwarn: pytest.WarningsRecorder):
     text = "import warnings\ndef double(n):\n    warnings.warn('mine')\n    return 2 * n\n"
-    verdict_of(lesson_about(doubles, [1], [5]), cell(text))
+    try_answer(lesson_about(doubles, [1], [5]), cell(text))
     assert [str(one.message) for one in recwarn] == ["mine"]
 
 
@@ -224,7 +288,7 @@ def test_not_answered_is_a_kind_of_wrong():
 def test_an_exception_names_the_line_of_the_answer():
     namespace = cell("def double(n):\n    half = n / (n - 1)\n    return half * 4\n")
     with pytest.raises(Wrong) as wrong:
-        verdict_of(lesson_about(doubles, [1], []), namespace)
+        try_answer(lesson_about(doubles, [1], []), namespace)
     assert str(wrong.value) == (
         "ex1: doubles: expected a result, got ZeroDivisionError: division by zero"
         " in line 2 of your cell: `half = n / (n - 1)`"
@@ -238,12 +302,7 @@ def test_an_exception_in_a_class_of_the_answer_names_its_line():
 
     namespace = cell("class doubler:\n    def of(self, n):\n        return n.missing\n")
     with pytest.raises(Wrong, match=r"AttributeError.* in line 3 of your cell: `return n.missing`"):
-        verdict_of(lesson_about(made, [], []), namespace)
-
-
-def test_notebooks_show_a_verdict_without_our_frames():
-    lines = Wrong("f(1)", 2, 3)._render_traceback_()
-    assert len(lines) == 1 and "f(1): expected 2, got 3" in lines[0] and "Traceback" not in lines[0]
+        try_answer(lesson_about(made, [], []), namespace)
 
 
 # -- in two processes
@@ -323,17 +382,16 @@ def test_what_an_answer_draws_changes_no_later_input():
 def test_forbidden_names_are_found_wherever_they_stand(text: str, name: str):
     lesson = lesson_about(doubles, [1], [], forbidden=[name])
     with pytest.raises(Wrong) as wrong:
-        verdict_of(lesson, cell(text))
+        try_answer(lesson, cell(text))
     assert str(wrong.value) == f"ex1: double: expected an answer of your own, got a use of {name}"
 
 
-def test_words_in_texts_and_other_names_are_not_forbidden(capsys: pytest.CaptureFixture[str]):
+def test_words_in_texts_and_other_names_are_not_forbidden():
     lesson = lesson_about(doubles, [1], [], forbidden=["mul"])
     text = (
         'def double(n):\n    """No mul here."""\n    multiple = 2  # mul\n    return n * multiple\n'
     )
-    verdict_of(lesson, cell(text))
-    assert "ex1 pass" in capsys.readouterr().out
+    assert check_cell(lesson, cell(text)).passed
 
 
 # -- the state of the compiler
@@ -351,7 +409,7 @@ def test_rules_are_taken_away_for_the_check_and_those_of_the_answer_go_with_it()
 
     before = dict(bytecode.rules)
     lesson = lesson_about(looks, [], [], without=["bytecode:BINARY_OP"])
-    verdict_of(lesson, {"add_rule": add_rule})
+    try_answer(lesson, {"add_rule": add_rule})
     assert bytecode.rules == before
 
 
@@ -359,7 +417,7 @@ def test_rules_are_back_after_a_wrong_answer():
     before = dict(bytecode.rules)
     lesson = lesson_about(doubles, [1], [], without=["bytecode:BINARY_OP"])
     with pytest.raises(Wrong):
-        verdict_of(lesson, cell("def double(n):\n    return n\n"))
+        try_answer(lesson, cell("def double(n):\n    return n\n"))
     assert bytecode.rules == before
 
 
@@ -374,9 +432,9 @@ def test_a_check_draws_the_same_numbers_each_time_and_leaves_the_generator_alone
     torch.manual_seed(5)
     wanted = torch.rand(3)
     torch.manual_seed(5)
-    verdict_of(lesson, {"answer": 1})
+    try_answer(lesson, {"answer": 1})
     torch.testing.assert_close(torch.rand(3), wanted)
-    verdict_of(lesson, {"answer": 1})
+    try_answer(lesson, {"answer": 1})
     assert drawn[0] == drawn[1]
 
 
@@ -389,29 +447,26 @@ def test_a_check_starts_from_an_empty_cache():
         answer(torch.ones(2))
         return "counted"
 
-    verdict_of(lesson_about(counts, [], []), {"answer": compiled})
+    try_answer(lesson_about(counts, [], []), {"answer": compiled})
     assert not mc.timeline(compiled)[0].misses
 
 
 # -- what an answer prints
 
 
-def test_what_an_answer_prints_is_shown_before_the_verdict(capsys: pytest.CaptureFixture[str]):
-    lesson = lesson_about(doubles, [1], [])
-    verdict_of(lesson, cell("def double(n):\n    print('n is', n)\n    return 2 * n\n"))
-    said = capsys.readouterr().out
-    assert said.index("(your answer printed)\nn is 1\n") < said.index("ex1 pass")
-
-
-def test_what_a_wrong_answer_prints_is_shown_too(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(Wrong):
-        verdict_of(lesson_about(doubles, [1], []), cell("def double(n):\n    print('hm')\n"))
-    assert "(your answer printed)\nhm\n" in capsys.readouterr().out
+@pytest.mark.parametrize("factor", [2, 3])
+def test_what_an_answer_prints_is_shown_above_the_verdict(
+    factor: int, capsys: pytest.CaptureFixture[str]
+):
+    text = f"def double(n):\n    print('n is', n)\n    return {factor} * n\n"
+    verdict = check_cell(lesson_about(doubles, [1], []), cell(text))
+    assert verdict.passed == (factor == 2)
+    assert capsys.readouterr().out == "(your answer printed)\nn is 1\n\n"
 
 
 def test_a_flood_of_prints_is_cut(capsys: pytest.CaptureFixture[str]):
-    lesson = lesson_about(doubles, [1], [])
-    verdict_of(lesson, cell("def double(n):\n    print('x' * 10**6)\n    return 2 * n\n"))
+    lesson = lesson_about(doubles, [1], [2])
+    check_cell(lesson, cell("def double(n):\n    print('x' * 10**6)\n    return 2 * n\n"))
     assert len(capsys.readouterr().out) < 2 * exercise.Printed.most
 
 
@@ -440,7 +495,7 @@ def test_the_answers_of_an_exercise_are_the_parameters_of_its_check():
     lesson = lesson_about(two, [], [])
     assert lesson.exercises["ex1"].answers == ["first", "second"]
     with pytest.raises(NotAnswered):
-        verdict_of(lesson, {"first": 1})
+        try_answer(lesson, {"first": 1})
 
 
 def test_the_checks_of_a_lesson_come_in_the_order_of_its_exercises():

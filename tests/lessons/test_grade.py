@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import csv
 import hashlib
 import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -64,32 +66,6 @@ def by_id(notebook: Any) -> dict[str, Any]:
     return {cell["id"]: cell for cell in notebook.cells}
 
 
-def test_the_reference_scores_full_and_the_release_scores_nothing(tmp_path: Path):
-    points = checks(LESSON).exercises["ex1"].points
-    right = graded(tmp_path, solution())
-    assert (right.earned, right.points, right.feedback) == (points, points, "pass")
-    unsolved = graded(tmp_path, release())
-    assert (unsolved.earned, unsolved.feedback) == (0, "ex1: no answer yet")
-
-
-def test_a_warning_costs_no_points(tmp_path: Path):
-    """Of a missing compiler, of a cache that can't be written."""
-    grade = graded(
-        tmp_path,
-        answered(
-            RIGHT.replace("    return", "    import warnings\n\n    warnings.warn('x')\n    return")
-        ),
-    )
-    assert grade.earned == grade.points, grade.feedback
-
-
-def test_an_answer_that_only_fits_the_notebooks_inputs_is_rejected(tmp_path: Path):
-    grade = graded(tmp_path, answered(HIDDEN_ONLY))
-    assert grade.earned == 0
-    assert "an input that the notebook does not show" in grade.feedback
-    assert "expected" in grade.feedback and "got 5" in grade.feedback
-
-
 def cleared(notebook: Any, cells: dict[str, Any]) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -135,19 +111,10 @@ def tasks(notebook: Any) -> list[grading.Task]:
 
 @pytest.mark.parametrize("name", TAMPERED)
 def test_what_is_outside_answer_cells_changes_nothing_of_what_is_run(name: str):
-    notebook, honest = answered(WRONG), answered(WRONG)
+    notebook, honest = answered(WRONG, solution()), answered(WRONG, solution())
     TAMPERED[name](notebook, by_id(notebook))
     assert tasks(notebook) == tasks(honest)
     assert notebook != honest
-
-
-def test_a_wrong_answer_scores_nothing_whatever_the_notebook_says(tmp_path: Path):
-    notebook = answered(WRONG)
-    for tamper in TAMPERED.values():
-        tamper(notebook, by_id(notebook))
-    grade = graded(tmp_path, notebook)
-    assert grade.earned == 0
-    assert "got 99" in grade.feedback
 
 
 def what_is_run(notebook: Any) -> tuple[str, str]:
@@ -238,83 +205,166 @@ def test_ordinary_python_is_not_refused(text: str):
     assert refusal(text, setup, checks(LESSON).exercises["ex1"]) == ""
 
 
-DIES, SLOW = "the kernel died", "longer than 30 seconds"  # for right answers on a slow machine
-ENDLESS = [
-    {
-        "ex1": ("import os\nos._exit(0)\n", DIES),
-        "ex2": ("while True:\n    try: print('x' * 1000)\n    except BaseException: pass\n", SLOW),
-    },
-    {
-        "ex1": ("def kernels_saved(a, b):\n    while True: print('x' * 1000)\n", SLOW),
-        "ex2": ("import os\nos.kill(os.getpid(), 9)\n", DIES),
-    },
-]
+SECONDS = 30
+"""A deadline that answers which never end run into, and right ones on a slow machine do not."""
+
+DIES, SLOW = "the kernel died", f"longer than {SECONDS} seconds"
+ENDLESS = {
+    "ex3": ("import os\nos._exit(0)\n", DIES),
+    "ex2": (
+        "def with_kernels(count):\n    while True:\n"
+        "        try: print('x' * 1000)\n        except BaseException: pass\n",
+        SLOW,
+    ),
+    "ex4": ("import os\nos.kill(os.getpid(), 9)\n", DIES),
+}
 """By exercise: an answer, and what is said of it."""
 
 
-@pytest.mark.parametrize("answers", ENDLESS)
 def test_an_exercise_that_never_ends_costs_its_points_alone(
-    answers: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(grading, "refusal", lambda *given: "")  # which would refuse some of them
     notebook = solution()
-    for exercise, (text, _) in answers.items():
+    for exercise, (text, _) in ENDLESS.items():
         by_id(notebook)[f"{exercise}-answer"].source = text
     path = tmp_path / f"{LESSON}_mine.ipynb"
     nbformat.write(notebook, path)
-    first, second, third = grading.grade(path, ["ex1", "ex2", "ex3"], seconds=30).grades
-    for grade in (first, second):
-        assert grade.earned == 0
-        assert answers[grade.exercise][1] in grade.feedback
-    assert third.earned == third.points > 0
+    grades = {g.exercise: g for g in grading.grade(path, seconds=SECONDS).grades}
+    for exercise, (_, reason) in ENDLESS.items():
+        assert grades[exercise].earned == 0
+        assert reason in grades[exercise].feedback
+    assert grades["ex1"].earned == grades["ex1"].points > 0
 
 
-def test_a_verdict_printed_by_the_answer_itself_is_none(tmp_path: Path):
-    forged = (
-        "def kernels_saved(fused, unfused):\n"
-        "    print('ex1 sent')\n    raise SystemExit\nprint('ex1 sent')\n"
-    )
-    grade = graded(tmp_path, answered(forged))
-    assert (grade.earned, "SystemExit" in grade.feedback) == (0, True)
+NOISY = (
+    "print('hello')\n"
+    "def kernels_saved(fused, unfused):\n"
+    "    import warnings\n\n    warnings.warn('of a missing compiler, say')\n    print('thinking')\n"
+    "    return len(unfused.kernels) - len(fused.kernels)\n"
+)
+FORGED = (
+    "def kernels_saved(fused, unfused):\n"
+    "    print('ex1 sent')\n    raise SystemExit\nprint('ex1 sent')\n"
+)
 
 
-def test_what_an_answer_prints_does_not_matter(tmp_path: Path):
-    noisy = RIGHT.replace("    return", "    print('thinking')\n    return")
-    assert graded(tmp_path, answered("print('hello')\n" + noisy)).earned
+def tampered() -> Any:
+    """A wrong answer in a notebook in which everything else was changed too."""
+    notebook = answered(WRONG, solution())
+    for tamper in TAMPERED.values():
+        tamper(notebook, by_id(notebook))
+    return notebook
 
 
-def test_a_class_is_graded_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    for student, text in (("ada", RIGHT), ("bob", WRONG)):
-        (tmp_path / "class" / student).mkdir(parents=True)
-        nbformat.write(answered(text), tmp_path / "class" / student / f"{LESSON}_mine.ipynb")
-    (tmp_path / "class" / "cy").mkdir()
-    (tmp_path / "class" / "cy" / f"{LESSON}_mine.ipynb").write_text("not json")
-    nbformat.write(nbformat.v4.new_notebook(), tmp_path / "class" / "notes.ipynb")
-    reports = {kind: tmp_path / f"grades.{kind}" for kind in ("csv", "html", "xml")}
-    given = ["grade", str(tmp_path / "class"), "--exercise", "ex1", "--csv", str(reports["csv"])]
+@dataclass(frozen=True)
+class Graded:
+    """A class of learners after grading: what the command wrote, printed, and left of their files."""
+
+    code: int
+    printed: str
+    rows: dict[str, dict[str, str]]
+    html: str
+    junit: ElementTree.Element
+    unchanged: bool
+
+    def said(self, student: str) -> tuple[int, str]:
+        """Points of a learner's exercise 1, and what they are told."""
+        [case] = [s for s in self.junit if str(s.get("name")).startswith(student)]
+        failure = case.find("testcase/failure")
+        return int(self.of(student)["points"]), "" if failure is None else str(
+            failure.get("message")
+        )
+
+    def of(self, student: str) -> dict[str, str]:
+        """The row of a learner's notebook."""
+        return self.rows[f"{student}/{LESSON}_mine.ipynb"]
+
+
+@pytest.fixture(scope="module")
+def graded_class(tmp_path_factory: pytest.TempPathFactory) -> Graded:
+    """Exercise 1 of a folder of learners, graded by one command."""
+    place = tmp_path_factory.mktemp("graded")
+    notebooks = {
+        "ada": solution(),
+        "bob": tampered(),
+        "dan": answered(HIDDEN_ONLY),
+        "eve": answered(FORGED),
+        "fay": answered(NOISY),
+        "gus": release(),
+    }
+    for student, notebook in notebooks.items():
+        (place / "class" / student).mkdir(parents=True)
+        nbformat.write(notebook, place / "class" / student / f"{LESSON}_mine.ipynb")
+    (place / "class" / "cy").mkdir()
+    (place / "class" / "cy" / f"{LESSON}_mine.ipynb").write_text("not json")
+    nbformat.write(nbformat.v4.new_notebook(), place / "class" / "notes.ipynb")
+    files = sorted((place / "class").rglob("*.ipynb"))
+    before = [file.read_bytes() for file in files]
+    reports = {kind: place / f"grades.{kind}" for kind in ("csv", "html", "xml")}
+    given = ["grade", str(place / "class"), "--exercise", "ex1", "--csv", str(reports["csv"])]
     given += ["--html", str(reports["html"]), "--junit", str(reports["xml"])]
-    code = command_line(given)
-    assert code == 1
-    rows = {row["notebook"]: row for row in csv.DictReader(io.StringIO(reports["csv"].read_text()))}
-    assert [rows[f"{s}/{LESSON}_mine.ipynb"]["points"] for s in ("ada", "bob", "cy")] == [
-        "1",
-        "0",
-        "0",
-    ]
-    assert "not a readable notebook" in rows[f"cy/{LESSON}_mine.ipynb"]["problem"]
-    assert "lesson's number" in rows["notes.ipynb"]["problem"]
-    assert "got 99" in reports["html"].read_text()
-    suites = list(ElementTree.parse(reports["xml"]).getroot())
-    assert [(s.get("tests"), s.get("failures"), s.get("errors")) for s in suites] == [
-        ("1", "0", "0"),
-        ("1", "1", "0"),
-        ("1", "0", "1"),
-        ("1", "0", "1"),
-    ]
-    told = capsys.readouterr().out
-    assert "ex1  1/1  pass" in told and "got 99" in told
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = command_line(given)
+    return Graded(
+        code,
+        printed.getvalue(),
+        {row["notebook"]: row for row in csv.DictReader(io.StringIO(reports["csv"].read_text()))},
+        reports["html"].read_text(),
+        ElementTree.parse(reports["xml"]).getroot(),
+        [file.read_bytes() for file in files] == before,
+    )
+
+
+def test_the_reference_scores_full_and_the_release_scores_nothing(graded_class: Graded):
+    assert graded_class.said("ada") == (checks(LESSON).exercises["ex1"].points, "")
+    assert graded_class.said("gus") == (0, "ex1: no answer yet")
+
+
+def test_an_answer_that_only_fits_the_notebooks_inputs_is_rejected(graded_class: Graded):
+    points, feedback = graded_class.said("dan")
+    assert points == 0
+    assert "an input that the notebook does not show" in feedback
+    assert "expected" in feedback and "got 5" in feedback
+
+
+def test_a_wrong_answer_scores_nothing_whatever_the_notebook_says(graded_class: Graded):
+    points, feedback = graded_class.said("bob")
+    assert points == 0
+    assert "got 99" in feedback
+
+
+def test_a_verdict_printed_by_the_answer_itself_is_none(graded_class: Graded):
+    points, feedback = graded_class.said("eve")
+    assert points == 0
+    assert "SystemExit" in feedback
+
+
+def test_what_an_answer_prints_or_warns_of_costs_no_points(graded_class: Graded):
+    assert graded_class.said("fay") == (checks(LESSON).exercises["ex1"].points, "")
+
+
+def test_a_class_is_graded_at_once(graded_class: Graded):
+    assert graded_class.code == 1
+    assert graded_class.unchanged
+    students = ("ada", "bob", "dan", "eve", "fay", "gus", "cy")
+    points = [graded_class.of(student)["points"] for student in students]
+    assert points == ["1", "0", "0", "0", "1", "0", "0"]
+    assert "not a readable notebook" in graded_class.of("cy")["problem"]
+    assert "lesson's number" in graded_class.rows["notes.ipynb"]["problem"]
+    assert "got 99" in graded_class.html
+    counts = {
+        str(s.get("name")).partition("/")[0]: (s.get("tests"), s.get("failures"), s.get("errors"))
+        for s in graded_class.junit
+    }
+    right, wrong, unread = ("1", "0", "0"), ("1", "1", "0"), ("1", "0", "1")
+    assert counts == {
+        **dict.fromkeys(("ada", "fay"), right),
+        **dict.fromkeys(("bob", "dan", "eve", "gus"), wrong),
+        **dict.fromkeys(("cy", "notes.ipynb"), unread),
+    }
+    assert "ex1  1/1  pass" in graded_class.printed and "got 99" in graded_class.printed
 
 
 def test_nothing_to_grade_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

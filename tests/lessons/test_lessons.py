@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def test_a_lesson_keeps_the_rules(name: str, course: Course) -> None:
 
 def test_every_lesson_is_built(course: Course) -> None:
     assert [lesson.number for lesson in course.lessons if not lesson.built] == []
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_shipped_notebook_holds_no_output(name: str) -> None:
+    notebook = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert code
+    for cell in code:
+        assert (cell["outputs"], cell["execution_count"]) == ([], None), cell["id"]
 
 
 def test_the_shared_lists_hold_nothing_in_vain(course: Course) -> None:

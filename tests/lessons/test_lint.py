@@ -62,7 +62,7 @@ import torch
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1 · Read** (1 point). Write `one()`.
+# **Exercise 1 · Read** (easy, 1 point). Write `one()`.
 
 EXERCISES
 # %% [markdown]
@@ -80,9 +80,20 @@ corridor("dynamo")
 """
 
 EXERCISE = """# %% [markdown]
-# <details><summary>Hint</summary>
+# **You will need**
+#
+# - `print`: shows a value. `print("one")` is an example.
+
+# %% [markdown]
+# <details><summary>Hint 1 of 2</summary>
 #
 # It is easy.
+#
+# </details>
+#
+# <details><summary>Hint 2 of 2</summary>
+#
+# Give one.
 #
 # </details>
 
@@ -135,13 +146,13 @@ VIEW = """<style>.x{}</style><div class="mc "><div class="head"><b>guards</b> <s
 FILES = {
     "notebooks/src/00_clean.py": SOURCE.replace(
         "EXERCISES\n",
-        "# %% [markdown]\n# **Exercise 2 · Next** (1 point). Once more.\n\n".join(
+        "# %% [markdown]\n# **Exercise 2 · Next** (solid, 1 point). Once more.\n\n".join(
             EXERCISE.replace("exN", f"ex{n}") for n in (1, 2)
         )
         + "".join(
-            f"# %% [markdown]\n# **Exercise {n} · Next** (1 point). Once more.\n\n"
+            f"# %% [markdown]\n# **Exercise {n} · Next** ({level}, 1 point). Once more.\n\n"
             + EXERCISE.replace("exN", f"ex{n}")
-            for n in (3, 4)
+            for n, level in ((3, "solid"), (4, "hard"))
         ),
     ),
     "notebooks/checks/lesson_00.py": CHECKS,
@@ -149,8 +160,10 @@ FILES = {
     "notebooks/terms/words.txt": "",
     "notebooks/terms/labels.toml": '"bytes read" = "how much a kernel loads"\n',
     "minicompile/rule.py": "def rule(): ...\n",
+    "notebooks/README.md": "| 00 **c** | What? | 5 | 1 easy, 2 solid, 1 hard | one |\n",
     "view": VIEW,
 }
+README = "notebooks/README.md"
 LESSON, TOML, CHECK, VIEWS = (
     "notebooks/src/00_clean.py",
     "notebooks/terms/00.toml",
@@ -215,7 +228,7 @@ FAULTS = {
     "no place": Fault(LESSON, "Where you are", "Here", "has no `Where you are`"),
     "no strip": Fault(LESSON, 'corridor("dynamo")', "corridor", "must light the room"),
     "wall of text": Fault(
-        LESSON, "# It is easy.\n", "# It is easy.\n" * 13, "13 lines of text, allowed 12"
+        LESSON, "# It is easy.\n", "# It is easy.\n" * 13, "14 lines of text, allowed 12"
     ),
     "tall text": Fault(
         LESSON, "# **Where", "# Here.\n" * 8 + "# **Where", "9 lines of text, allowed 8"
@@ -227,12 +240,25 @@ FAULTS = {
         LESSON,
         'name="first-picture"',
         'name="first"',
-        "picture within the first three|1 interactive",
+        "picture within the first three|1 interactive|README",
     ),
     "views that stand still": Fault(VIEWS, "details", "div", "0 interactive views"),
-    "no hint": Fault(LESSON, "<summary>Hint</summary>", "<summary>Tip</summary>", "has no hint"),
+    "one hint": Fault(
+        LESSON, "<summary>Hint 2 of 2</summary>", "<summary>Tip</summary>", "needs .*Hint 1 of 2"
+    ),
+    "nothing that is needed": Fault(LESSON, "**You will need**", "**Notes**", "You will need"),
+    "an empty hint": Fault(LESSON, "# It is easy.\n#\n", "", "needs .*Hint 1 of 2"),
     "other points": Fault(
-        LESSON, "Read** (1 point)", "Read** (2 points)", "says 2 points, its check 1"
+        LESSON,
+        "(easy, 1 point)",
+        "(easy, 2 points)",
+        "says easy, 2 points, its check easy, 1 point",
+    ),
+    "another difficulty": Fault(
+        LESSON, "(easy, 1 point)", "(hard, 1 point)", "says hard, 1 point, its check easy, 1 point"
+    ),
+    "stale minutes": Fault(
+        README, "| 5 |", "| 30 |", "lesson 00: says 30 . 1 easy, 2 solid, 1 hard"
     ),
     "no statement": Fault(
         LESSON, "**Exercise 3 · Next**", "**Three**", "no text begins `\\*\\*Exercise 3"
@@ -242,13 +268,22 @@ FAULTS = {
         LESSON, '# %% name="ex4-wrong-int" tags=["wrong"]', '# %% name="extra"', "2 wrong answers"
     ),
     "three exercises": Fault(
-        CHECK, '("ex1", "ex2", "ex3", "ex4")', '("ex1", "ex2", "ex3")', "3 exercises|fewer than two"
+        CHECK,
+        '("ex1", "ex2", "ex3", "ex4")',
+        '("ex1", "ex2", "ex3")',
+        "3 exercises|fewer than two|README",
     ),
     "falling levels": Fault(
-        CHECK, '"construct", "implement"', '"implement", "construct"', "levels don't rise"
+        CHECK,
+        '"construct", "implement"',
+        '"implement", "construct"',
+        "levels don't rise|its check (easy|solid)",
     ),
     "nothing to implement": Fault(
-        CHECK, '"implement", "real"', '"construct", "construct"', "fewer than two implement"
+        CHECK,
+        '"implement", "real"',
+        '"construct", "construct"',
+        "fewer than two implement|its check solid|README",
     ),
     # spelling
     "typing error": Fault(LESSON, "It may fail", "It may faill", "spelling: faill"),
