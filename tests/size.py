@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "minicompile"
 ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
-ROOM_DEBT = 16_035
-PACKAGE_DEBT = 34_302
+ROOM_DEBT = 16_731
+PACKAGE_DEBT = 37_482
 """Lines over budget that are owed."""
 LONG_FILE = 600
 
