@@ -79,7 +79,6 @@ CARRIERS = {
     "dynamo.breaks.Cut": "out of the interpreter, where a capture ends",
     "dynamo.snapshot.NotCoveredError": "a guard that is evaluated on every call",
     "lessons.exercise.Wrong": "a wrong answer: what check cells raise",
-    "lessons.wire.Raised": "an exception of an answer, sent to the judge as text",
     "runtime.graph_cache.NoText": "a graph that is not kept on disk",
 }
 

@@ -229,8 +229,8 @@ def push_method(frame: Frame, method: Any) -> None:
 
     A frame cut above `rows.append` goes on with `list.append`, not with a method that is new each time.
     """
-    ours = type(method) is types.MethodType and frame.world.tracker(method) is None
-    if ours and isinstance(method.__func__, C_METHODS):
+    in_c = type(method) is types.MethodType and isinstance(method.__func__, C_METHODS)
+    if in_c and frame.world.tracker(method) is None:  # not made by the user
         frame.stack.extend((method.__func__, method.__self__))
         return
     frame.stack.extend((NULL, method) if sys.version_info < (3, 13) else (method, NULL))
