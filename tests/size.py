@@ -18,7 +18,7 @@ ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
 ROOM_DEBT = 16_731
-PACKAGE_DEBT = 37_482
+PACKAGE_DEBT = 37_484
 """Lines over budget that are owed."""
 LONG_FILE = 600
 

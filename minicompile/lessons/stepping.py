@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 from minicompile import api
-from minicompile.dynamo.interpreter import Frame
+from minicompile.dynamo.interpreter import C_METHODS, Frame
 from minicompile.dynamo.result import describe
 from minicompile.dynamo.tracer import Tracer
 from minicompile.lessons.pictures import Slides
@@ -34,6 +34,8 @@ def bytecode_steps(function: Callable[..., Any], *args: Any) -> Slides:
             owner = getattr(value, "__self__", None)
             if isinstance(owner, torch.Tensor):
                 return f"{tracer.recorder.nodes[id(owner)]}.{value.__name__}"
+            if isinstance(value, C_METHODS):
+                return value.__qualname__.replace("TensorBase", "Tensor")
             return str(value) if str(value) == "NULL" else describe(value).rpartition(".")[2]
 
         step(tracer, frame, instruction)
