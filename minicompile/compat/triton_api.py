@@ -71,7 +71,7 @@ def gpu_target(backend: str, arch: int | str) -> Any:
 
 @functools.cache
 def triton_identity() -> str:
-    """What a compiled kernel depends on besides its source; "missing" without Triton."""
+    """Return what a compiled kernel depends on besides its source; "missing" without Triton."""
     try:
         import triton
     except ImportError:

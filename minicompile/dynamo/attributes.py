@@ -95,7 +95,7 @@ class Attributes(Outside):
         raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=value)
 
     def generic_attribute(self, value: Any, name: str) -> Any:
-        """What `object.__getattribute__` does."""
+        """Look an attribute up as `object.__getattribute__` does."""
         cls = type(value)
         definition = find(cls, name)
         if definition is MISSING or not self.is_data_descriptor(definition):

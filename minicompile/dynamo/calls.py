@@ -161,7 +161,7 @@ class Calls(Containers):
 
     inlined: dict[str, None]
     compiling = True
-    """What `torch.compiler.is_compiling()` gives."""
+    """The answer of `torch.compiler.is_compiling()` in this frame."""
     asked_compiling = False
     """Whether the frame has asked."""
 

@@ -198,7 +198,7 @@ class Containers(Attributes):
         raise KeyError(key)
 
     def default_item(self, value: collections.defaultdict[Any, Any], key: Any) -> Any:
-        """What `defaultdict.__missing__` does."""
+        """Make and store a missing item as `defaultdict.__missing__` does."""
         factory = self.below(value, "slot", "default_factory", FACTORY.__get__(value))
         if factory is None:
             raise KeyError(key)

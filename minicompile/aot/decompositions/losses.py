@@ -168,7 +168,7 @@ def huber_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int, delta: fl
 
 @decompose(aten.smooth_l1_loss.default, to="core", wide=True)
 def smooth_l1(x: Tensor, y: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
-    """The same, scaled so that the lines have slope 1. Eager refuses a negative beta."""
+    """Return the smooth L1 loss; its lines have slope 1. Eager refuses a negative beta."""
     if beta < 0:
         return NotImplemented
     z = (x - y).abs()
