@@ -134,6 +134,7 @@ COMMANDS = {
     "bench": elsewhere(
         "time patterns and models: eager, torch.compile, minicompile", "bench.speed"
     ),
+    "plugins": elsewhere("the price list: what each plug-in costs and buys", "bench.prices"),
     "options": Command("list every option with its value and meaning", show_options),
     "errors": Command("list every error and break with cause and cure", show_errors),
     "rules": Command(

@@ -18,6 +18,7 @@
 | `triton_op(name)` | how Triton writes a loop operation | codegen |
 | `code_generator(language)` | a language that kernels are printed in | codegen |
 | `kernel_loader(language)` | how its kernels are compiled and called | runtime |
+| `around_compile(name)` | a function around the compilation of a capture: caches, CUDA graphs | pipeline |
 | `backends(name)` | what `mc.compile(backend=name)` does | api |
 | `gate(name)` | whether a single application of a rule may be done | all |
 | `reduction(name)` | a way to make a failing program smaller (debug/minify.py) | debug |
@@ -25,7 +26,9 @@
 | `log_channel(name, doc, kinds)` | a channel of `MINICOMPILE_LOGS`: what it prints of an event | debug |
 
 `scoped()` forgets the rules registered inside its block; `without("lowering:aten.erf")` takes rules away for
-a while. Importing this page imports the built-in rules; decompositions come when one is first needed.
+a while. A plug-in is a package that uses these decorators; ops/plugins.py finds and loads it, and
+`plugins.rules(registry, options.plugins)` has the rules that a compilation may use. Importing this page
+imports the built-in rules; decompositions come when one is first needed.
 """
 
 # ruff: noqa: F401 (names to import from here)
@@ -51,5 +54,6 @@ from minicompile.ops.gates import gate
 from minicompile.ops.registry import Registry, scoped, without
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import register_pattern
+from minicompile.pipeline import around_compile
 from minicompile.runtime.load import kernel_loader
 from minicompile.scheduling.fusion import FusionPolicy, Verdict, fusion_rule

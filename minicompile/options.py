@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from minicompile.errors import OptionError, unknown
+from minicompile.ops import plugins
 
 
 def default_cache_dir() -> str:
@@ -34,6 +35,11 @@ def default_debug_dir() -> str:
         return chosen
     user = os.environ.get("USER") or os.environ.get("USERNAME") or os.geteuid()
     return str(Path(tempfile.gettempdir()) / f"minicompile_{user}")
+
+
+def default_plugins() -> tuple[str, ...]:
+    """Return the plug-ins that `MINICOMPILE_PLUGINS` selects, "default" where it isn't set."""
+    return plugins.select(os.environ.get("MINICOMPILE_PLUGINS") or "default")
 
 
 def switched_on(name: str, default: str) -> bool:
@@ -99,6 +105,8 @@ class Options:
     """False gives one kernel per buffer."""
     partitioner: Literal["min_cut", "default"] = "min_cut"
     """"default" saves every forward value that the backward pass reads."""
+    plugins: tuple[str, ...] = field(default_factory=default_plugins)
+    """`MINICOMPILE_PLUGINS`: "default", "all", "none" or names (`minicompile plugins` lists them)."""
     disable_passes: tuple[str, ...] = ()
     """Graph passes and patterns to leave out: "cse", "post_grad.addmm", "pattern:attention"."""
     fuse_attention: Literal[False, True, "template"] = False
@@ -152,7 +160,7 @@ class Options:
         "default"
     )
     """What `mc.compile(mode=...)` was given. "reduce-overhead" and "max-autotune" make CUDA graphs
-    (runtime/cuda_graphs.py). Both kinds of "max-autotune" measure tiles on the device, and
+    (plugins/cuda_graphs/replay.py). Both kinds of "max-autotune" measure tiles on the device, and
     matrix products in kernels of our own (codegen/product.py). On CPUs all mean the same."""
     logs: str = field(default_factory=lambda: os.environ.get("MINICOMPILE_LOGS", ""))
     """`MINICOMPILE_LOGS`: channels to print, "graph_breaks,+dynamo" (debug/logs.py has the list)."""
@@ -168,6 +176,7 @@ class Options:
         return Path(os.environ.get("MINICOMPILE_FRESH_CACHE_DIR") or self.cache_dir)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "plugins", plugins.select(self.plugins))
         budget = self.memory_budget
         if budget is not None and not (type(budget) in (int, float) and 0 <= budget <= 1):
             raise OptionError(f"option memory_budget can't be {budget!r}: None or from 0 to 1")

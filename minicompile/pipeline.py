@@ -17,15 +17,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.decompositions import decomposition
-from minicompile.aot.missing import backwards
 from minicompile.aot.parts import backward_of
-from minicompile.aot.result import AotResult, BoxedCallable, Differentiated
+from minicompile.aot.result import AotResult, BoxedCallable, Differentiated, RuntimeMetadata
 from minicompile.aot.runtime import assemble, differentiated, interpret
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.plan import KernelModule
@@ -35,12 +34,13 @@ from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import InputBuffer, LoopGraph, View
 from minicompile.lowering.lower import lower
+from minicompile.ops import plugins
 from minicompile.ops.graph import Graph
+from minicompile.ops.registry import Registry
 from minicompile.ops.warned import Warned
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
-from minicompile.runtime import cuda_graphs, graph_cache
-from minicompile.runtime.load import start_kept, start_loading
+from minicompile.runtime.load import start_loading
 from minicompile.scheduling.groups import Buckets, output_groups
 from minicompile.scheduling.schedule import schedule
 
@@ -64,11 +64,52 @@ def issuing(warned: Sequence[Warned], forward: BoxedCallable) -> BoxedCallable:
     return call if warned else forward
 
 
+@dataclass(eq=False)
+class Program:
+    """A compiled capture: a callable for the forward graph and one for each backward graph.
+
+    `differentiated` says of each backward what it takes; `graphs` holds the stages of the forward and of each
+    backward, and is empty where the callables were not compiled in this process."""
+
+    metadata: RuntimeMetadata
+    calls: list[BoxedCallable]
+    differentiated: list[Differentiated]
+    graphs: list[CompiledGraph]
+
+
+Compile = Callable[[Capture, Options], Program]
+
+around_compile: Registry[Callable[[Capture, Options, Compile], Program]] = Registry(
+    "around_compile", "name -> function that stands around the compilation of a capture"
+)
+"""A rule calls what it is given to compile, or doesn't, and may change the program that comes back."""
+
+
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     """Every room after capture. `capture.watch` hears what each one made."""
-    key = graph_cache.key_of(capture, options)
-    if key is not None and (kept := graph_cache.read(key, options)) is not None:
-        return from_disk(kept, capture, options)
+    for name in options.plugins:
+        plugins.load(name)
+    compile: Compile = compile_program
+    for rule in plugins.rules(around_compile, options.plugins).values():
+        compile = partial(_inside, rule, compile)
+    program = compile(capture, options)
+    first = issuing(capture.warned, program.calls[0])
+    return assemble(
+        program.metadata, first, program.calls[1:], program.differentiated, capture.name
+    )
+
+
+def _inside(
+    rule: Callable[[Capture, Options, Compile], Program],
+    compile: Compile,
+    capture: Capture,
+    options: Options,
+) -> Program:
+    return rule(capture, options, compile)
+
+
+def compile_program(capture: Capture, options: Options) -> Program:
+    """Differentiate, lower, schedule, generate and build."""
     aot = differentiate(capture, options)
     tell = partial(capture.watch.tell, graph="forward")
     written_back = {} if capture.warned else aot.metadata.written_back
@@ -85,44 +126,12 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
             capture.shape_env.evaluate(fact, why)
     capture.watch.tell("building", [module for graph in graphs for module in graph.modules])
     calls = [graph.finish() for graph in graphs]
-    if key is not None and not any(graph.stages.loops.constants for graph in graphs):
-        texts = [(graph.stages.wrapper, graph.modules) for graph in graphs]
-        graph_cache.keep(key, aot.metadata, texts, abouts, options)
-    if options.mode in cuda_graphs.MODES:
-        schedules = [graph.stages.schedule for graph in graphs]
-        first_saved = len(aot.metadata.result_requires_grad)
-        taken = [about.takes for about in abouts]
-        calls = cuda_graphs.around(calls, schedules, first_saved, capture.watch.tell, taken)
-    first = issuing(capture.warned, calls[0])
-    return assemble(aot.metadata, first, calls[1:], abouts, capture.name)
-
-
-def from_disk(kept: graph_cache.Kept, capture: Capture, options: Options) -> BoxedCallable:
-    """What an earlier process compiled of an equal capture."""
-
-    @cache
-    def again() -> list[tuple[Graph, Sequence[int]]]:
-        return backward_of(differentiate(capture, options))
-
-    capture.watch.tell("building", [])
-    waits = [start_kept(graph.wrapper, graph.kernels, options) for graph in kept.graphs]
-    forward, *calls = [wait() for wait in waits]
-    compiled, abouts = partial(compiled_now, options), []
-    for number, (takes, tangents, enough) in enumerate(kept.backwards):
-        graph = partial(lambda number: again()[number][0], number)
-        without = backwards(graph, len(takes), compiled, interpret)
-        abouts.append(Differentiated(takes, tangents, enough, without))
-    forward = issuing(capture.warned, forward)
-    return assemble(kept.metadata, forward, calls, abouts, capture.name)
+    return Program(aot.metadata, calls, abouts, graphs)
 
 
 def compiled_now(options: Options, graph: Graph) -> BoxedCallable:
     """A graph that is found to be needed when gradients come."""
-    made = compile_graph(graph, options)
-    call = made.finish()
-    if options.mode in cuda_graphs.MODES:
-        [call] = cuda_graphs.around([call], [made.stages.schedule], 0, lambda *_, **__: None)
-    return call
+    return compile_graph(graph, options).finish()
 
 
 def aot_eager(capture: Capture, options: Options) -> BoxedCallable:
@@ -193,9 +202,7 @@ def compile_graph(
     tell("loops", loops)
     scheduled = schedule(loops, options)
     if buckets is not None:
-        why = "gradients come out at its end: a CUDA graph is replayed as a whole"
-        if options.mode not in cuda_graphs.MODES or cuda_graphs.refusal(scheduled, "cuda"):
-            scheduled.groups, why = output_groups(scheduled, buckets)
+        scheduled.groups, why = output_groups(scheduled, buckets)
         tell("groups", why)
     tell("schedule", scheduled)
     plans = make_plans(scheduled, options)
@@ -213,3 +220,7 @@ def compile_graph(
     stages = CompiledStages(loops, scheduled, list(plans.values()), sources, wrapper)
     tell("graph", stages)
     return CompiledGraph(stages, modules, finish)
+
+
+for _name in Options().plugins:  # at the end of the page: the rules build on every room
+    plugins.load(_name)

@@ -34,7 +34,7 @@ def seeded() -> Iterator[None]:
 def nothing_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that changes the compiler must not find a GPU graph that another one compiled."""
     if torch.cuda.is_available() and "test_graph_cache" not in request.node.nodeid:
-        monkeypatch.setattr("minicompile.runtime.graph_cache.key_of", lambda *given: None)
+        monkeypatch.setattr("minicompile.plugins.graph_cache.store.key_of", lambda *given: None)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ show, debug, lessons, bench   stand beside the rooms, which import none of them
 compat                        alone uses private API of torch and triton, compat.torch_compiler the
                               systems that we teach, and debug alone uses that
 options                       alone reads the environment
+plugins                       build on all of these; nothing but tests and lessons imports one
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from minicompile.ops import plugins
 from tests.imports import Import, all_imports, dotted_uses, imports_of, trees
 
 ROOT = Path(__file__).parent.parent
@@ -36,7 +38,16 @@ RESULTS = {
 UNDER = ("ops", "shapes", "passes")
 SHARED = {*UNDER, "errors", "options", "versions", "compat"}
 BESIDE = ("show", "debug", "lessons", "bench")
-ABOVE = {"api", "extension", "pipeline", "pipeline_result", "provenance", "__main__", "exporting"}
+ABOVE = {
+    "api",
+    "extension",
+    "plugins",
+    "pipeline",
+    "pipeline_result",
+    "provenance",
+    "__main__",
+    "exporting",
+}
 """What calls the rooms; no room calls it."""
 
 CORE = {"torch", "sympy", "networkx", "mpmath"}
@@ -179,6 +190,34 @@ def test_every_part_of_the_package_has_a_place_in_the_corridor():
     """A new folder or module at the top is checked by the tests here only if they know where it stands."""
     parts = {name.split(".")[1] for name in trees() if "." in name}
     assert parts == {*ROOMS, *SHARED, *BESIDE, *ABOVE}
+
+
+def test_nothing_imports_a_plugin_but_plugins_and_lessons():
+    wrong = [
+        str(found)
+        for found, importer, target in internal_imports()
+        if target.startswith("plugins.") and folder(importer) not in ("plugins", "lessons")
+    ]
+    assert wrong == []
+
+
+def test_no_string_or_identifier_of_the_core_names_a_plugin():
+    named = re.compile(rf"\b({'|'.join(plugins.available())})\b")
+    wrong = []
+    for module, tree in trees().items():
+        if folder(module.removeprefix("minicompile.")) in ("plugins", *BESIDE):
+            continue
+        docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        for node in ast.walk(tree):
+            match node:
+                case ast.Name(text) | ast.Attribute(attr=text):
+                    pass
+                case ast.Constant(str(text)) if id(node) not in docs:
+                    pass
+                case _:
+                    continue
+            wrong += [f"{module}:{node.lineno} {text}"] if named.search(text) else []
+    assert wrong == []
 
 
 def test_exporting_reaches_the_rooms_as_the_pipeline_does_and_nothing_below_knows_it():

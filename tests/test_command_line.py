@@ -79,7 +79,7 @@ CARRIERS = {
     "dynamo.breaks.Cut": "out of the interpreter, where a capture ends",
     "dynamo.snapshot.NotCoveredError": "a guard that is evaluated on every call",
     "lessons.exercise.Wrong": "a wrong answer: what check cells raise",
-    "runtime.graph_cache.NoText": "a graph that is not kept on disk",
+    "plugins.graph_cache.store.NoText": "a graph that is not kept on disk",
 }
 
 

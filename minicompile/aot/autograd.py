@@ -38,11 +38,11 @@ def ahead_of_time(
     compat.require("differentiation")
     mode = fake_mode_of(graph, fakes, shape_env)
     records: list[PassRecord] = []
-    known = known_passes()
-    check_names(options, known)
+    check_names(options, known_passes())
+    selected = known_passes(options.plugins)
 
     def run(stage: str, given: Graph) -> Graph:
-        chosen = [entry for entry in known if entry.runs(stage, options)]
+        chosen = [entry for entry in selected if entry.runs(stage, options)]
         if stage == "pre_grad" and chosen:
             given = copied(given)
         run_passes(chosen, given, mode, records)

@@ -49,6 +49,7 @@ from minicompile.codegen.product import engine_rival, is_template, split_rival, 
 from minicompile.codegen.split import refusal, split
 from minicompile.errors import BackendError, OptionError, Unsupported, unknown
 from minicompile.lowering.ir import TemplateKernel
+from minicompile.ops import plugins
 from minicompile.ops.gates import allowed
 from minicompile.ops.origin import Origin
 from minicompile.ops.registry import Registry
@@ -186,12 +187,13 @@ def decide(plan: KernelPlan, options: Options, *more: str) -> None:
     def text() -> str:
         return f"{plan}\n{plan.body}"
 
-    for key in plan_rule:
+    rules = plugins.rules(plan_rule, options.plugins)
+    for key in rules:
         language, _, decision = str(key).partition(":")
         if language not in (plan.language, "any") or (decision == SPLIT and decision not in more):
             continue
         if key in NEEDED or allowed("plan rule", key, text, text, lambda: plan.origins):
-            plan_rule[key](plan, options)
+            rules[key](plan, options)
     if plan.reduction == "split" and (why := refusal(plan)) is not None:
         raise Unsupported(f"{plan.name} can't be split: {why}")
     recompute = plan.reduction != "persistent"

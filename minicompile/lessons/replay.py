@@ -17,7 +17,7 @@ from torch import Tensor
 from minicompile.codegen.generate import generate_kernels
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
-from minicompile.runtime.cuda_graphs import Gpu
+from minicompile.plugins.cuda_graphs.replay import Gpu
 from minicompile.runtime.load import load_wrapper, start_modules
 
 Do = Callable[..., Any]

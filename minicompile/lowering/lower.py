@@ -43,6 +43,7 @@ from minicompile.lowering.ir import (
     written_by,
 )
 from minicompile.lowering.value import Storage, TensorValue
+from minicompile.ops import plugins
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.graph import Graph, origins_of, output_node, statement, target_name, user_line
@@ -67,7 +68,7 @@ def lower(graph: Graph, options: Options) -> LoopGraph:
 class _Lowering:
     def __init__(self, graph: Graph, options: Options) -> None:
         self.graph, self.options = graph, options
-        self.ctx = LoweringContext(options)
+        self.ctx, self.rules = LoweringContext(options), plugins.rules(lowering, options.plugins)
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[InputBuffer | Size] = []
         self.hints: dict[sympy.Symbol, int] = {}
@@ -163,10 +164,10 @@ class _Lowering:
             raise Unsupported(f"no lowering for {target_name(op)}", where=user_line(node))
         if op._schema.is_mutable:
             raise Unsupported(f"{op} mutates its argument", where=user_line(node))
-        rule, operands = lowering.get(op), values_in((args, kwargs))
+        rule, operands = self.rules.get(op), values_in((args, kwargs))
         own = self.options.mode.startswith("max-autotune") or not self.options.library
         if rule is None and own:
-            rule = template.get(op)
+            rule = plugins.rules(template, self.options.plugins).get(op)
         reason = self._why_extern(op, rule, operands)
         if node.meta.get("checks") and not gives_view(op):
             reason = "only to check its indices"

@@ -2,13 +2,15 @@
 
 A registry maps keys (operators, opcodes, names) to rules. Built-in rules and a user's own enter through the
 same decorator. `without("lowering:aten.erf")` takes a rule away for a while; `scoped()` undoes whatever was
-registered inside it, which is how tests and exercises leave no trace.
+registered inside it, which is how tests and exercises leave no trace. A registry remembers which module
+registered each rule, so that the rules of plug-ins can be left out: `registry.without_modules(packages)`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -34,6 +36,8 @@ class Registry(Mapping[Any, V]):
     def __init__(self, name: str, doc: str) -> None:
         self.name, self.doc = name, doc
         self.rules: dict[Any, V] = {}
+        self.history: dict[Any, tuple[tuple[str, V], ...]] = {}
+        """For each key (module, rule) as they were registered; the last one is in force."""
         self.modules: list[str] = []
         """Modules whose rules are built in: imported before the table is first read."""
         self.loading = False
@@ -51,11 +55,30 @@ class Registry(Mapping[Any, V]):
 
     def __call__(self, *keys: Any) -> Callable[[V], V]:
         def add(rule: V) -> V:
-            known = self.rules if self.loading else {}
-            self.rules.update(dict.fromkeys((key for key in keys if key not in known), rule))
+            record = (registering_module(), rule)
+            for key in keys:
+                records = self.history.get(key, ())
+                late = self.loading and key in self.rules
+                self.history[key] = (record, *records) if late else (*records, record)
+                if not late:
+                    self.rules[key] = rule
             return rule
 
         return add
+
+    def without_modules(self, packages: tuple[str, ...]) -> Mapping[Any, V]:
+        """Return the rules that would be in force without the modules whose names begin like `packages`."""
+        self.load()
+        hidden = [k for k, records in self.history.items() if records[-1][0].startswith(packages)]
+        if not packages or not hidden:
+            return self.rules
+        rules = dict(self.rules)
+        for key in hidden:
+            if rules.get(key) is self.history[key][-1][1]:
+                others = (rule for name, rule in self.history[key] if not name.startswith(packages))
+                del rules[key]
+                rules.update((key, rule) for rule in others)
+        return rules
 
     def __getitem__(self, key: Any) -> V:
         self.load()
@@ -77,14 +100,22 @@ class Registry(Mapping[Any, V]):
     def scoped(self) -> Iterator[None]:
         """Rules registered or removed inside the block are forgotten after it."""
         self.load()
-        before = dict(self.rules)
+        before = dict(self.rules), dict(self.history)
         try:
             yield
         finally:
-            self.rules = before
+            self.rules, self.history = before
 
     def __repr__(self) -> str:
         return f"Registry({self.name!r}, {len(self.rules)} rules)"
+
+
+def registering_module() -> str:
+    """Return the name of the module whose body is being executed, and so registers a rule."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name != "<module>" and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from minicompile.codegen.plan import WrapperSource
 from minicompile.lessons.exercise import Lesson, Run, expects, show
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lessons.replay import StandIn, launching
-from minicompile.runtime import cuda_graphs
+from minicompile.plugins.cuda_graphs import replay as cuda_graphs
 
 lesson = Lesson("15")
 
@@ -359,8 +359,8 @@ def graphed(run: Run, calls: str, rule: Callable[..., Any]) -> Steps:
     mc.reset()
     compiled = mc.compile(chain, mode="reduce-overhead", fullgraph=True)
     with (
-        run.replaced("minicompile.runtime.cuda_graphs:around", around),
-        run.replaced("minicompile.runtime.cuda_graphs:next_step", noted),
+        run.replaced("minicompile.plugins.cuda_graphs.replay:around", around),
+        run.replaced("minicompile.plugins.cuda_graphs.replay:next_step", noted),
         torch.no_grad(),
     ):
         for number, call in enumerate(calls.split(), 1):

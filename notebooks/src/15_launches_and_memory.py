@@ -976,7 +976,7 @@ def what_to_do(now, before, recorded):
 
 # %% name="ex6-wrong-borrowed" tags=["wrong"] kind="built-in" says="got a use of"
 def what_to_do(now, before, recorded):
-    from minicompile.runtime.cuda_graphs import next_step
+    from minicompile.plugins.cuda_graphs.replay import next_step
 
     return next_step(now, before, recorded)
 
@@ -988,7 +988,7 @@ def what_to_do(now, before, recorded):
 # - `minicompile/scheduling/memory.py`, `minicompile/scheduling/in_place.py`: whose memory, and when.
 # - `minicompile/ops/build.py`: the disk cache; `minicompile/ops/toolchain.py`: what is in its key.
 # - `minicompile/runtime/fast_call.c`: a cheap launch.
-# - `minicompile/runtime/cuda_graphs.py`: when to record; `MINICOMPILE_LOGS=cudagraphs` tells it.
+# - `minicompile/plugins/cuda_graphs/replay.py`: when to record; `MINICOMPILE_LOGS=cudagraphs` tells it.
 # - `torch/_inductor/codegen/memory_planning.py`, `torch/_inductor/codecache.py`: theirs.
 # - `torch/_inductor/cudagraph_trees.py`: CUDA graphs that share memory.
 #

@@ -14,7 +14,7 @@ from torch import nn
 import minicompile as mc
 from minicompile import compat
 from minicompile.aot.result import Part, RuntimeMetadata
-from minicompile.runtime.graph_cache import plain, tuples
+from minicompile.plugins.graph_cache.store import plain, tuples
 
 Program = Callable[[torch.Tensor, torch.Tensor], Any]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import minicompile as mc
 from minicompile.lessons.replay import StandIn
-from minicompile.runtime import cuda_graphs
+from minicompile.plugins.cuda_graphs import replay as cuda_graphs
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 

@@ -16,7 +16,8 @@ from minicompile.compat import triton_api
 from minicompile.ops import build
 from minicompile.ops.files import read_private, write_sealed
 from minicompile.options import Options
-from minicompile.runtime import graph_cache, triton
+from minicompile.plugins.graph_cache import store as graph_cache
+from minicompile.runtime import triton
 from minicompile.runtime.gpu_kernel import GpuKernel
 
 ENTRIES, ROUNDS = 5, 700

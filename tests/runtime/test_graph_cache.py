@@ -21,8 +21,9 @@ from minicompile.lowering.lower import lowering
 from minicompile.ops.events import observer
 from minicompile.ops.registry import ALL, scoped, without
 from minicompile.options import Options
-from minicompile.runtime import graph_cache, load
-from minicompile.runtime.graph_cache import NoText, plain, tuples
+from minicompile.plugins.graph_cache import store as graph_cache
+from minicompile.plugins.graph_cache.store import NoText, plain, tuples
+from minicompile.runtime import load
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
 

@@ -10,9 +10,13 @@ from minicompile.aot.passes import (  # noqa: F401
     random,
 )
 from minicompile.aot.passes.patterns import pattern_passes
+from minicompile.ops.plugins import rules
 from minicompile.passes.manager import Pass, passes
+from minicompile.passes.patterns import patterns
 
 
-def known_passes() -> list[Pass]:
-    """Every registered pass and pattern."""
-    return [*passes.values(), *pattern_passes()]
+def known_passes(selected: tuple[str, ...] | None = None) -> list[Pass]:
+    """Every registered pass and pattern; of plug-ins only those of the selected ones."""
+    if selected is None:
+        return [*passes.values(), *pattern_passes(patterns)]
+    return [*rules(passes, selected).values(), *pattern_passes(rules(patterns, selected))]

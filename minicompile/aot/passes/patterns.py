@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -38,7 +38,6 @@ from minicompile.passes.patterns import (
     Pattern,
     Replacement,
     TracedPattern,
-    patterns,
     register_pattern,
     value_of,
 )
@@ -49,8 +48,8 @@ TORCH = ("torch", "_operator", "None")
 """Whose functions do what their names say; built-in ones name no module."""
 
 
-def pattern_passes() -> list[Pass]:
-    """Each registered pattern as a pass of its own."""
+def pattern_passes(patterns: Mapping[str, Pattern]) -> list[Pass]:
+    """Each pattern as a pass of its own."""
     return [
         Pass(f"pattern:{name}", p.stage, 50, partial(rewrite, p), p.option)
         for name, p in patterns.items()

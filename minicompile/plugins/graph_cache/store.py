@@ -28,6 +28,8 @@ import torch
 from torch import fx
 
 from minicompile import compat
+from minicompile.aot.missing import backwards
+from minicompile.aot.parts import backward_of
 from minicompile.aot.result import (
     Differentiated,
     OutputSpec,
@@ -35,16 +37,19 @@ from minicompile.aot.result import (
     RuntimeMetadata,
     Tangent,
 )
+from minicompile.aot.runtime import interpret
 from minicompile.codegen.plan import CodeLine, KernelModule, WrapperSource
 from minicompile.compat import triton_api
 from minicompile.compat.settings import global_facts
 from minicompile.dynamo.result import Capture
 from minicompile.ops.cache import Cache, digest
 from minicompile.ops.events import observer
-from minicompile.ops.graph import argument_text
+from minicompile.ops.graph import Graph, argument_text
 from minicompile.ops.registry import ALL, key_name
 from minicompile.options import Options, triton_variables
+from minicompile.pipeline import Compile, Program, around_compile, compiled_now, differentiate
 from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
+from minicompile.runtime.load import start_kept
 
 KIND = "cuda"
 OWN = ("minicompile", "torch", "_operator", "builtins", "functools")
@@ -85,6 +90,39 @@ PLACES = {
 
 class NoText(Exception):
     """Something has no text that says all about it."""
+
+
+@around_compile("graph_cache")
+def from_disk(capture: Capture, options: Options, compile: Compile) -> Program:
+    """Read what an earlier process compiled of an equal capture; else compile it, and keep it."""
+    key = key_of(capture, options)
+    if key is None:
+        return compile(capture, options)
+    if (kept := read(key, options)) is not None:
+        return load_kept(kept, capture, options)
+    program = compile(capture, options)
+    if not any(graph.stages.loops.constants for graph in program.graphs):
+        texts = [(graph.stages.wrapper, graph.modules) for graph in program.graphs]
+        keep(key, program.metadata, texts, program.differentiated, options)
+    return program
+
+
+def load_kept(kept: Kept, capture: Capture, options: Options) -> Program:
+    """Load the kernels and wrappers that were kept."""
+
+    @functools.cache
+    def again() -> list[tuple[Graph, Sequence[int]]]:
+        return backward_of(differentiate(capture, options))
+
+    capture.watch.tell("building", [])
+    waits = [start_kept(graph.wrapper, graph.kernels, options) for graph in kept.graphs]
+    calls = [wait() for wait in waits]
+    compiled, abouts = functools.partial(compiled_now, options), []
+    for number, (takes, tangents, enough) in enumerate(kept.backwards):
+        graph = functools.partial(lambda number: again()[number][0], number)
+        without = backwards(graph, len(takes), compiled, interpret)
+        abouts.append(Differentiated(takes, tangents, enough, without))
+    return Program(kept.metadata, calls, abouts, [])
 
 
 # The key
@@ -243,7 +281,7 @@ def gpu_text(device: torch.device) -> str:
 @functools.cache
 def versions() -> str:
     """This package's files as they are, torch, Triton and Python."""
-    files = sorted(Path(__file__).parents[1].rglob("*.*"))
+    files = sorted(Path(__file__).parents[2].rglob("*.*"))
     sources = [path.stat() for path in files if path.suffix in (".py", ".c", ".h")]
     stamps = [(info.st_size, info.st_mtime_ns) for info in sources]
     found = (stamps, torch.__version__, torch.version.git_version, sys.version)

@@ -34,8 +34,11 @@ from torch import Tensor
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
 from minicompile.compat import triton_api
+from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import InputBuffer, LoopGraph, View
 from minicompile.ops.display import count_text
+from minicompile.options import Options
+from minicompile.pipeline import Compile, Program, around_compile
 from minicompile.runtime.load import to_layout
 from minicompile.scheduling.nodes import Schedule
 
@@ -88,6 +91,8 @@ class Gpu:
 
 def refusal(schedule: Schedule, kind: str) -> str:
     """Why a graph's calls can't be captured on devices of that kind; "" if they can."""
+    if schedule.groups:
+        return "it hands out gradients while it runs"
     used = {d.buffer for node in schedule.nodes for d in (*node.reads, *node.writes)}
     layouts = {n: b.layout for n, b in schedule.graph.buffers.items() if n in used}
     for name, layout in layouts.items():
@@ -121,6 +126,18 @@ def next_step(
     if before is None:
         return "run", []
     return "record", [i for i, (new, old) in enumerate(zip(now, before, strict=True)) if new != old]
+
+
+@around_compile("cuda_graphs")
+def captured(capture: Capture, options: Options, compile: Compile) -> Program:
+    """Compile, and put a CUDA graph around each call that can have one."""
+    program = compile(capture, options)
+    if options.mode in MODES and program.graphs:
+        schedules = [graph.stages.schedule for graph in program.graphs]
+        first_saved = len(program.metadata.result_requires_grad)
+        takes = [about.takes for about in program.differentiated]
+        program.calls = around(program.calls, schedules, first_saved, capture.watch.tell, takes)
+    return program
 
 
 def around(

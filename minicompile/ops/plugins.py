@@ -1,0 +1,109 @@
+"""Plug-ins: optimizations that the compiler can do without, found, selected and loaded.
+
+A plug-in is a package with a `PLUGIN` in its `__init__.py`. Its modules register rules through the decorators
+that `extension.py` lists; a registry remembers which module registered a rule, and `rules(registry, names)`
+leaves out the rules of plug-ins that a compilation didn't select.
+
+    minicompile/plugins/<name>/                      plug-ins that come with the package
+    entry points of the group "minicompile.plugins"  plug-ins that other packages bring
+
+`MINICOMPILE_PLUGINS` and `options={"plugins": ...}` select: "default", "all", "none", or names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from minicompile.errors import OptionError, unknown
+from minicompile.ops.registry import Registry
+
+V = TypeVar("V")
+
+FOLDER = Path(__file__).parents[1] / "plugins"
+GROUP = "minicompile.plugins"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A part of the compiler that can be left out.
+
+    modules   imported when the plug-in is first selected, which registers its rules
+    default   whether it is on where nothing is selected
+    needs     plug-ins without which this one does nothing
+    cases     cases of `minicompile bench`, as "max_pool, cache", that show what it buys
+    options   (name, value) pairs that the cases are measured with
+    """
+
+    name: str
+    purpose: str
+    modules: tuple[str, ...]
+    default: bool = True
+    needs: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@cache
+def available() -> Mapping[str, Plugin]:
+    """Return every plug-in by name: those of this package, then those of installed packages.
+
+    A package elsewhere whose plug-in can't be imported is left out, with a warning."""
+    folders = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
+    modules = [importlib.import_module(f"minicompile.plugins.{folder}") for folder in folders]
+    plugins: dict[str, Plugin] = {module.PLUGIN.name: module.PLUGIN for module in modules}
+    for entry in entry_points(group=GROUP):
+        try:
+            plugin = entry.load()
+        except Exception as error:
+            warnings.warn(f"plug-in {entry.name!r} can't be imported: {error!r}", stacklevel=2)
+            continue
+        plugins.setdefault(plugin.name, plugin)
+    return plugins
+
+
+def select(chosen: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the sorted names that "default", "all", "none", "a,b" or a list of names stands for.
+
+    A plug-in whose `needs` aren't selected is left out. Raises OptionError for a name that nothing has."""
+    plugins = available()
+    if isinstance(chosen, str):
+        every = {
+            "default": [p.name for p in plugins.values() if p.default],
+            "all": [*plugins],
+            "none": [],
+        }
+        names = [name.strip() for name in chosen.split(",") if name.strip()]
+        chosen = every.get(chosen, names)
+    elif not isinstance(chosen, Iterable):
+        raise OptionError(f"option plugins can't be {chosen!r}: a tuple of names")
+    names = sorted(set(chosen))
+    for name in names:
+        if name not in plugins:
+            raise unknown("plug-in", name, ["'default'", "'all'", "'none'", *sorted(plugins)])
+    return tuple(name for name in names if set(plugins[name].needs) <= set(names))
+
+
+@cache
+def load(name: str) -> None:
+    """Import a plug-in's modules, which registers its rules."""
+    for module in available()[name].modules:
+        importlib.import_module(module)
+
+
+@cache
+def _packages_without(selected: tuple[str, ...]) -> tuple[str, ...]:
+    """The packages, as prefixes of module names, of plug-ins that aren't selected."""
+    others = [plugin for plugin in available().values() if plugin.name not in selected]
+    return tuple({f"{m.rpartition('.')[0]}." for plugin in others for m in plugin.modules})
+
+
+def rules(registry: Registry[V], selected: tuple[str, ...]) -> Mapping[Any, V]:
+    """Return the rules of the core, of the user, and of the selected plug-ins."""
+    return registry.without_modules(_packages_without(selected))
