@@ -77,18 +77,24 @@ Log = Sequence[tuple[Program, Instruction, int, int, int]]
 
 
 def places(
-    frame: Frame, log: Log, comes_and_goes: Callable[[types.FunctionType], bool]
+    frame: Frame,
+    log: Log,
+    comes_and_goes: Callable[[types.FunctionType], bool],
+    is_users: Callable[[Frame], bool],
 ) -> list[int]:
     """Numbers of executed instructions after which to cut, given the innermost frame that runs.
 
     First before the instruction that each frame is at, the innermost frame first; then before the with
     statements and loops around it, whose objects on the stack may be of a kind that can't be rebuilt. In an
     except block: before the instruction that raised. `comes_and_goes`: whether each call may bring a function
-    with cells of its own; what goes on in a frame holds the cells.
+    with cells of its own; what goes on in a frame holds the cells. `is_users`: a library's function is cut only
+    while it waits for code of the user's; else its call is undone, and runs in eager as a whole.
     """
     here: list[int] = []
     around: list[int] = []
+    users = False
     while True:
+        users |= is_users(frame)
         if frame.handled is not None:
             here, around = [frame.before_raise], []
         else:
@@ -98,7 +104,7 @@ def places(
         if caller is None:
             break
         bound_to_call = frame.function.__closure__ and comes_and_goes(frame.function)
-        if not waits_for(caller, frame) or bound_to_call:
+        if not users or not waits_for(caller, frame) or bound_to_call:
             here, around = [], []
         frame = caller
     return [steps for steps in dict.fromkeys((*here, *around)) if steps]

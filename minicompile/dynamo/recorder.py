@@ -50,6 +50,8 @@ RESHAPES_IN_PLACE = words(
 )
 """Methods that change a tensor's own shape or strides."""
 
+CHECK = torch.ops.aten._assert_async.msg
+
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
@@ -391,6 +393,14 @@ class Recorder:
             args = (False,)  # the graph runs in inference mode, where it only ends blocks around
         node = self.graph.create_node("call_function", target, args, {})
         self.finish(node, target, None)
+
+    def require(self, condition: torch.Tensor, holds: bool) -> None:
+        """Record a check, which raises where a boolean tensor is not `holds`."""
+        if not holds:
+            condition = self.record("call_method", "logical_not", (condition,), {})
+        self.stay_in_region()
+        args = self.node_of(condition), "a condition of the program does not hold"
+        self.finish(self.graph.call_function(CHECK, args), CHECK, None)
 
     def switch_gradient(self, fake: torch.Tensor, requires_grad: bool = True) -> None:
         """`requires_grad_` of a tensor that the frame made, which makes it a leaf."""
