@@ -168,6 +168,15 @@ SETTING_READERS = [
 ]
 """torch functions that read other settings; a frame that asks gets a guard on the answer."""
 
+_SDP_KERNELS = "math flash mem_efficient cudnn overrideable"
+SETTINGS: dict[Any, Any] = dict(
+    zip(
+        _present("torch._C", " ".join(f"_set_sdp_use_{n}" for n in _SDP_KERNELS.split())),
+        _present("torch._C", " ".join(f"_get_{n}_sdp_enabled" for n in _SDP_KERNELS.split())),
+    )
+)
+"""Functions that set other settings, and those that read them: which kernels `sdpa_kernel` allows."""
+
 
 def compiling_predicates() -> list[Any]:
     """Functions by which a program asks whether it is being compiled."""
@@ -218,9 +227,16 @@ class Modes:
 
 @contextlib.contextmanager
 def restored_modes() -> Iterator[None]:
-    """Grad mode and autocast as before, whatever happens inside."""
-    before = Modes.now()
+    """Grad mode, autocast and `SETTINGS` as before, whatever happens inside."""
+    before, settings = Modes.now(), settings_now()
     try:
         yield
     finally:
         before.set(before.nesting)
+        for setter, value in settings.items():
+            setter(value)
+
+
+def settings_now() -> dict[Any, Any]:
+    """What each setter of `SETTINGS` would have to be called with to change nothing."""
+    return {setter: reader() for setter, reader in SETTINGS.items()}

@@ -170,7 +170,8 @@ MAX_PLACES = 6
 def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the tracer, as far as that shall go."""
     tracer.definition = definition_of(values.get("self"))
-    facts, modes, inference = settings.global_facts(), Modes.now(), tracer.recorder.inference
+    facts, inference = settings.global_facts(), tracer.recorder.inference
+    before = Modes.now(), settings.settings_now()
     rest = None
     with restored_modes(), deep_stack(), compat.quiet_fakes() as tracer.recorder.heard:
         try:
@@ -192,7 +193,7 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
             what, places = "the frame is left inside of the block", tracer.recorder.blocks[0]
             raise refusal("inference-mode", what, places=places)
         try:
-            change = changed(facts, modes)
+            change = changed(facts, *before)
         except ValueError as error:
             what = f"the frame leaves the {error} changed"
             raise refusal("mode-left-changed", what) from None

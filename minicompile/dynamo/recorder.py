@@ -419,6 +419,12 @@ class Recorder:
         node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
         self.finish(node, "requires_grad_", fake)
 
+    def detach_in_place(self, fake: torch.Tensor) -> None:
+        """`detach_` of a tensor that the frame made; on one from outside, its owner would see it."""
+        if any(tracker.value is fake for tracker in self.inputs):
+            self.refuse("autograd-state", "`.detach_()` of a tensor from outside")
+        self.record("call_method", "detach_", (fake,), {})
+
     def refuse(
         self, id: str, what: str, hint: str = "", kind: type[Unsupported] = Unsupported
     ) -> NoReturn:
