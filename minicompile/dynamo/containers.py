@@ -176,7 +176,7 @@ class Containers(Attributes):
         tracker = self.tracker(value)
         assert tracker is not None
         base: Any = list if isinstance(value, list) else tuple
-        if tracker.contents is not None or isinstance(key, slice):
+        if tracker.contents is not None or tracker.appended or isinstance(key, slice):
             return base.__getitem__(self.inside(value), key)
         size = base.__len__(value)
         self.guard("length", tracker.source, size, "an item is read by position")
@@ -337,8 +337,8 @@ class Containers(Attributes):
             return len(value) if base is None else base.__len__(value)
         if base is None:
             return self.unsupported_kind("outside-object", "len() of a {} from outside", value)
-        if tracker.contents is not None:
-            return base.__len__(tracker.contents)
+        if tracker.contents is not None or tracker.appended:
+            return base.__len__(self.inside(value))
         if tracker.writes:
             return len(self.dict_keys(tracker))
         size = base.__len__(value)
@@ -429,7 +429,10 @@ class Containers(Attributes):
             right = self.imported(right)
         else:
             right = self.items(right) if symbol == "+=" else self.operand(right)
-        getattr(base, name)(self.mutable(left), right)
+        if name == "__iadd__" and base is list:
+            self.extend(left, right)
+        else:
+            getattr(base, name)(self.mutable(left), right)
         return left
 
     def fill_dict(self, owner: Any, items: Any = (), /, **kwargs: Any) -> None:

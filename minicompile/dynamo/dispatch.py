@@ -147,6 +147,10 @@ class Dispatcher:
     def clear(self) -> None:
         """Forget every compiled version and all counts."""
         self.entries.clear()
+        self.retired: list[Entry] = []
+        """Versions that no call is tried on any more."""
+        self.unfit = 0, 0
+        """How many calls versions had answered when one came that none fits, and how many came since."""
         self.entrances: dict[Any, Callable[..., Any]] = {}
         self.resumed: dict[Any, Dispatcher] = {}
         """What goes on after graph breaks, by bytecode and state."""
@@ -204,10 +208,13 @@ class Dispatcher:
         return found
 
     def answer(self, arguments: tuple[Any, ...], wait: bool = True) -> Any:
-        """What a cache entry gives, one that is there or one made now; MISS: run the frame in eager.
+        """What a cache entry gives, one made meanwhile or one made now; MISS: run the frame in eager.
 
         `wait`: for another thread that captures. User code never runs while the lock is held.
         """
+        if self.stopped:
+            self.retire()
+            return MISS
         tried = 0
         while True:
             for entry in self.entries[tried:]:  # other threads may have made one
@@ -231,6 +238,15 @@ class Dispatcher:
             found = made.call(*arguments)
             if found is not MISS or not self.disown(made, arguments):
                 return found
+
+    def retire(self) -> None:
+        """Count a call that no version fits where no other will be made; after many, try none any more."""
+        hits = sum(entry.hits for entry in self.entries)
+        self.unfit = (hits, self.unfit[1] + 1 if self.unfit[0] == hits else 1)
+        if self.entries and self.unfit[1] == UNFIT_CALLS:
+            self.retired += self.entries
+            self.entries.clear()
+            self.note(refusal("recompile-limit", f"no version fits {UNFIT_CALLS} calls in a row"))
 
     def can_capture(self) -> bool:
         """Can anything be captured with this Python and this torch? Raises Unsupported under `fullgraph`."""
@@ -490,19 +506,21 @@ class Dispatcher:
 
     def answered(self) -> dict[int, int]:
         """How many calls each version has answered, by its number; 0: how many ran in eager."""
-        return {0: self.eager_calls, **{n: e.hits for n, e in enumerate(self.entries, 1)}}
+        versions = enumerate((*self.retired, *self.entries), 1)
+        return {0: self.eager_calls, **{number: entry.hits for number, entry in versions}}
 
     def explanation(self) -> Explanation:
         """Calls are those of the function; the rest includes resume functions and nested frames."""
         below = self.nested.dispatchers if self.nested is not None else []
         own = Timeline(self.name, tuple(self.misses), self.answered())
+        entries = [*self.retired, *self.entries]
         rest = [dispatcher.explanation() for dispatcher in (*self.resumed.values(), *below)]
         return Explanation(
             name=self.name,
-            captures=sum((r.captures for r in rest), [e.capture for e in self.entries]),
+            captures=sum((r.captures for r in rest), [e.capture for e in entries]),
             breaks=list(dict.fromkeys(sum((r.breaks for r in rest), list(self.breaks)))),
             eager_calls=self.eager_calls,
-            compiled_calls=sum(entry.hits for entry in self.entries),
+            compiled_calls=sum(entry.hits for entry in entries),
             limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
             timelines=sum((r.timelines for r in rest), (own,)),
         )
@@ -523,7 +541,7 @@ def all_dispatchers() -> list[Dispatcher]:
         return list(_all)
 
 
-MAX_REFUSED = 64
+MAX_REFUSED, UNFIT_CALLS = 64, 32
 CAPTURES_PER_CALL, CALLS_THAT_CAPTURE = 2, 3
 """Where guards change while a frame is captured: how often one call captures it, and how many calls do
 before such calls run in eager for good."""
