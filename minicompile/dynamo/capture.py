@@ -71,6 +71,8 @@ class CapturedFrame:
     """Whether the lines give what remains to be done, to whom that is no result."""
     stopped_by: Unsupported | None = None
     """Why the capture ends before the frame does."""
+    cut_at: int | None = None
+    """The unit before which the captured function's own frame is cut."""
     asked_compiling: bool = False
     """Whether the frame, as far as it was captured, asks `torch.compiler.is_compiling()`."""
 
@@ -122,6 +124,8 @@ def capture_frame(
                 traced = trace(tracer, values, resume)
                 captured = finished(tracer, traced, name, values, resumed, make_state_check)
             captured.asked_compiling = tracer.asked_compiling
+            if (cut := tracer.frame_at_cut) is not None and cut.parent is None:
+                captured.cut_at = cut.program.instructions[cut.pc].unit
             return captured
         except Unsupported as error:
             raise error.with_traceback(None) from error.__cause__

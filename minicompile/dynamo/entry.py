@@ -49,8 +49,7 @@ class HeldCheck:
         self.renewed = -1
         """How many it had answered when the facts were noted."""
         self.pause = self.waits = 0
-        """Facts that change from call to call aren't noted at every call: for how many calls, how many are
-        left."""
+        """For how many calls the facts aren't noted again, and how many of these are left."""
         # `code.names` will refer to this object
         self.code.names, self.code.by_id = dict(code.names), dict(code.by_id)
         self.evaluate = self.generate(guards, fetched)
@@ -73,14 +72,19 @@ class HeldCheck:
         if found is MISS:
             return False
         self.tensors = found
+        if self.may_renew():
+            self.renewed = self.hits[0]
+            self.renew()
+        return True
+
+    def may_renew(self) -> bool:
+        """Whether to note the facts; after they held for no call, not for a while, each time a longer one."""
         if self.waits:
             self.waits -= 1
-            return True
-        in_vain = self.hits[0] - self.renewed == 1
-        self.pause = self.waits = min(2 * self.pause + 1, LONGEST_PAUSE) if in_vain else 0
-        self.renewed = self.hits[0]
-        self.renew()
-        return True
+        else:
+            in_vain = self.hits[0] - self.renewed == 1
+            self.pause = self.waits = min(2 * self.pause + 1, LONGEST_PAUSE) if in_vain else 0
+        return not self.waits
 
     def renew(self) -> None:
         """Note the facts under which the guards, just checked, hold."""

@@ -301,7 +301,7 @@ def set_grad_enabled(tracer: Calls, mode: Any) -> Any:
 
 
 class Unrecorded(contextlib.ContextDecorator):
-    """Stands for `record_function(name)` in a captured frame: a fused kernel lies in no range of a profile."""
+    """Stands for `record_function(name)` in a frame: a fused kernel lies in no range of a profile."""
 
     def __enter__(self) -> Unrecorded:
         return self

@@ -43,9 +43,7 @@ class Change:
             setter(value)
 
 
-def changed(
-    facts: dict[str, object], before: Modes, set_before: dict[Any, Any]
-) -> Change | None:
+def changed(facts: dict[str, object], before: Modes, set_before: dict[Any, Any]) -> Change | None:
     """What differs from the facts and modes noted before; None if nothing does.
 
     Raises ValueError with the name of a fact that can't be set.
