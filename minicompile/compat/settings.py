@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,17 +226,17 @@ class Modes:
 
 
 @contextlib.contextmanager
-def restored_modes() -> Iterator[None]:
-    """Grad mode, autocast and `SETTINGS` as before, whatever happens inside."""
-    before, settings = Modes.now(), settings_now()
+def restored_modes(setters: Iterable[Any] = SETTINGS) -> Iterator[None]:
+    """Grad mode, autocast and what some of `SETTINGS` set as before, whatever happens inside."""
+    before, values = Modes.now(), settings_now(setters)
     try:
         yield
     finally:
         before.set(before.nesting)
-        for setter, value in settings.items():
+        for setter, value in values.items():
             setter(value)
 
 
-def settings_now() -> dict[Any, Any]:
-    """What each setter of `SETTINGS` would have to be called with to change nothing."""
-    return {setter: reader() for setter, reader in SETTINGS.items()}
+def settings_now(setters: Iterable[Any] = SETTINGS) -> dict[Any, Any]:
+    """What setters of `SETTINGS` would have to be called with to change nothing."""
+    return {setter: SETTINGS[setter]() for setter in setters}

@@ -310,7 +310,8 @@ def graph_call(recorder: Recorder, code: SourceCode) -> list[str]:
     """Return the lines that run the graph in the modes of the frame."""
     call = ["out = graph(inputs)"]
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
-        code.names["restored_modes"] = restored_modes
+        setters = [node.target for node in recorder.calls if node.target in settings.SETTINGS]
+        code.names["restored_modes"] = functools.partial(restored_modes, setters)
         call = ["with restored_modes():", "    out = graph(inputs)"]
     if recorder.region not in (None, recorder.inference):
         code.names["InferenceMode"] = InferenceMode

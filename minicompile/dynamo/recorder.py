@@ -421,7 +421,7 @@ class Recorder:
 
     def detach_in_place(self, fake: torch.Tensor) -> None:
         """`detach_` of a tensor that the frame made; on one from outside, its owner would see it."""
-        if any(tracker.value is fake for tracker in self.inputs):
+        if self.open or any(tracker.value is fake for tracker in self.inputs):
             self.refuse("autograd-state", "`.detach_()` of a tensor from outside")
         self.record("call_method", "detach_", (fake,), {})
 
