@@ -23,7 +23,7 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from minicompile.dynamo.assembler import VERSION
 from minicompile.dynamo.bytecode import Instruction, Program, is_generator, slot_names
@@ -197,28 +197,48 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     above = (value for value, none in zip(stack, empty, strict=True) if not none)
     given = (*(values[name] for name in bound), *above)  # arguments that nobody read are passed on
     closure = frame.function.__closure__ or ()
-    return GoOn(native_piece(function, closure, resume, state, point), given)
+    return GoOn(native_step(function, closure, resume, state), given)
+
+
+Cells: TypeAlias = tuple[types.CellType, ...]
+
+
+def native_step(
+    function: types.FunctionType, closure: Cells, resume: Resume, state: State
+) -> Callable[..., Any]:
+    """What runs one instruction of a frame natively, and gives what goes on there."""
+    after = successors(function.__code__, state)
+
+    def transfer(number: int, closure: Cells) -> Callable[..., Any]:
+        going_on = resume(function, after[number], closure)
+        return lambda *values: GoOn(going_on, values)
+
+    code = break_at(function.__code__, state, transfer)
+    return resume.watched(bind(code, function, closure))
 
 
 def native_piece(
-    function: types.FunctionType,
-    closure: tuple[types.CellType, ...],
-    resume: Resume,
-    state: State,
-    last: int,
+    function: types.FunctionType, closure: Cells, resume: Resume, state: State, last: int
 ) -> Callable[..., Any]:
-    """What runs a frame natively from a state on to unit `last`, and gives what goes on there.
+    """What runs a frame natively from a state on to unit `last`. That runs alone, when what only the units
+    before it need has been dropped.
 
     Raises Unsupported where Python may branch before that unit.
     """
     code = function.__code__
-    after = successors(code, straight(code, state, last)[-1])
+    *before, end = straight(code, state, last)
+    names = live_names(code, last)
+    bound = tuple(name for name in end.bound if name in names)
+    step = native_step(function, closure, resume, State(last, end.stack, bound))
+    kept = [number for number, name in enumerate(end.bound) if name in names]
 
-    def transfer(number: int, closure: tuple[types.CellType, ...]) -> Callable[..., Any]:
-        going_on = resume(function, after[number], closure)
-        return lambda *values: GoOn(going_on, values)
+    def to_step(*values: Any) -> GoOn:
+        return GoOn(step, (*map(values.__getitem__, kept), *values[len(end.bound) :]))
 
-    return resume.watched(bind(break_at(code, state, transfer, last), function, closure))
+    if not before:
+        return to_step
+    piece = break_at(code, state, lambda number, closure: to_step, before[-1].point)
+    return resume.watched(bind(piece, function, closure))
 
 
 @dataclass(frozen=True)
