@@ -19,10 +19,9 @@ from minicompile.dynamo.dispatch import (
     Backend,
     Dispatcher,
     all_dispatchers,
-    graph_break,
     plain_backend,
 )
-from minicompile.dynamo.history import Explanation, Timeline
+from minicompile.dynamo.history import Explanation, Timeline, graph_break
 from minicompile.dynamo.modes import AtOnce
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
 from minicompile.dynamo.result import Capture

@@ -1,11 +1,15 @@
-"""Arguments of compiled functions: the signature they are bound by, and how large a module among them is."""
+"""Arguments of compiled functions: the signature that they are bound by, which calls are alike, and how large
+a module among them is."""
 
 from __future__ import annotations
 
 import inspect
 import types
+from typing import Any
 
 import torch
+
+from minicompile.dynamo.variables import is_constant
 
 LARGE_MODULE = 24
 """Modules in a module from which on its identity is guarded first: looking at each takes too long."""
@@ -27,3 +31,18 @@ def signature_of(function: types.FunctionType) -> inspect.Signature:
     bare = types.FunctionType(code, {}, "bare", defaults, cells)
     bare.__kwdefaults__ = function.__kwdefaults__
     return inspect.signature(bare)
+
+
+def fingerprint(value: Any, depth: int = 0) -> Any:
+    """What two calls must share for a refusal of one to stand for the other; hashable."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):  # reads of others would run user code
+        return type(value), value.dtype, tuple(value.shape), value.device, value.requires_grad
+    if isinstance(value, list | tuple) and depth < 4:
+        return type(value), tuple(fingerprint(item, depth + 1) for item in value)
+    if is_constant(value):
+        return type(value), repr(value)
+    if type(value) is dict and depth < 4:
+        return tuple((str(key), fingerprint(item, depth + 1)) for key, item in value.items())
+    if isinstance(value, torch.nn.Module):
+        return type(value), id(value), value.training, torch.is_grad_enabled()
+    return type(value)

@@ -220,7 +220,7 @@ class Attributes(Outside):
                 return types.MethodType(self.wrap_class_attribute(where, name, definition), value)
             if kind in C_METHODS:
                 return types.MethodType(definition, value)
-            if kind is property:
+            if issubclass(kind, property) and find(kind, "__get__") is property.__get__:
                 if definition.fget is None:
                     raise AttributeError(
                         f"property {name!r} of {cls.__name__!r} object has no getter"

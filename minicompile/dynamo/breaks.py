@@ -23,13 +23,22 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from minicompile.dynamo.assembler import VERSION
 from minicompile.dynamo.bytecode import Instruction, Program, is_generator, slot_names
-from minicompile.dynamo.continuation import State, bind, break_at, continuation, successors, units
+from minicompile.dynamo.continuation import (
+    State,
+    bind,
+    break_at,
+    continuation,
+    straight,
+    successors,
+    units,
+)
 from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame
 from minicompile.dynamo.reasons import refusal
+from minicompile.errors import Unsupported
 
 if TYPE_CHECKING:
     from minicompile.dynamo.dispatch import Dispatcher
@@ -77,18 +86,24 @@ Log = Sequence[tuple[Program, Instruction, int, int, int]]
 
 
 def places(
-    frame: Frame, log: Log, comes_and_goes: Callable[[types.FunctionType], bool]
+    frame: Frame,
+    log: Log,
+    comes_and_goes: Callable[[types.FunctionType], bool],
+    is_users: Callable[[Frame], bool],
 ) -> list[int]:
     """Numbers of executed instructions after which to cut, given the innermost frame that runs.
 
     First before the instruction that each frame is at, the innermost frame first; then before the with
     statements and loops around it, whose objects on the stack may be of a kind that can't be rebuilt. In an
     except block: before the instruction that raised. `comes_and_goes`: whether each call may bring a function
-    with cells of its own; what goes on in a frame holds the cells.
+    with cells of its own; what goes on in a frame holds the cells. `is_users`: a library's function is cut
+    only while it waits for code of the user's; else its call is undone, and runs in eager as a whole.
     """
     here: list[int] = []
     around: list[int] = []
+    users = False
     while True:
+        users |= is_users(frame)
         if frame.handled is not None:
             here, around = [frame.before_raise], []
         else:
@@ -98,7 +113,7 @@ def places(
         if caller is None:
             break
         bound_to_call = frame.function.__closure__ and comes_and_goes(frame.function)
-        if not waits_for(caller, frame) or bound_to_call:
+        if not users or not waits_for(caller, frame) or bound_to_call:
             here, around = [], []
         frame = caller
     return [steps for steps in dict.fromkeys((*here, *around)) if steps]
@@ -161,7 +176,7 @@ def resume_after(
 def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     """Go on from instruction `index` of one frame, its stack as given."""
     # a resume function's bytecode is another's behind a prologue, which shifts its units
-    function, shift = frame.function.__dict__.get("_minicompile_uncut", (frame.function, 0))
+    function, shift, _ = frame.function.__dict__.get("_minicompile_uncut", (frame.function, 0, 0))
     code, point = function.__code__, frame.program.instructions[index].unit - shift
     fast = dict(zip(frame.program.slots, frame.fast, strict=True))
     cells = (*code.co_cellvars, *code.co_freevars)
@@ -179,16 +194,51 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
         raise refusal("place-of-cut", "a break while a local without a proper name is alive")
     empty = [value is NULL or value is UNBOUND for value in stack]
     state = State(point, tuple("null" if none else "value" for none in empty), bound)
-    after = successors(code, state)
+    above = (value for value, none in zip(stack, empty, strict=True) if not none)
+    given = (*(values[name] for name in bound), *above)  # arguments that nobody read are passed on
+    closure = frame.function.__closure__ or ()
+    return GoOn(native_step(function, closure, resume, state), given)
 
-    def transfer(number: int, closure: tuple[types.CellType, ...]) -> Callable[..., Any]:
+
+Cells: TypeAlias = tuple[types.CellType, ...]
+
+
+def native_step(
+    function: types.FunctionType, closure: Cells, resume: Resume, state: State
+) -> Callable[..., Any]:
+    """What runs one instruction of a frame natively, and gives what goes on there."""
+    after = successors(function.__code__, state)
+
+    def transfer(number: int, closure: Cells) -> Callable[..., Any]:
         going_on = resume(function, after[number], closure)
         return lambda *values: GoOn(going_on, values)
 
-    step = bind(break_at(code, state, transfer), function, frame.function.__closure__ or ())
-    above = (value for value, none in zip(stack, empty, strict=True) if not none)
-    given = (*(values[name] for name in bound), *above)  # arguments that nobody read are passed on
-    return GoOn(resume.watched(step), given)
+    code = break_at(function.__code__, state, transfer)
+    return resume.watched(bind(code, function, closure))
+
+
+def native_piece(
+    function: types.FunctionType, closure: Cells, resume: Resume, state: State, last: int
+) -> Callable[..., Any]:
+    """What runs a frame natively from a state on to unit `last`. That runs alone, when what only the units
+    before it need has been dropped.
+
+    Raises Unsupported where Python may branch before that unit.
+    """
+    code = function.__code__
+    *before, end = straight(code, state, last)
+    names = live_names(code, last)
+    bound = tuple(name for name in end.bound if name in names)
+    step = native_step(function, closure, resume, State(last, end.stack, bound))
+    kept = [number for number, name in enumerate(end.bound) if name in names]
+
+    def to_step(*values: Any) -> GoOn:
+        return GoOn(step, (*map(values.__getitem__, kept), *values[len(end.bound) :]))
+
+    if not before:
+        return to_step
+    piece = break_at(code, state, lambda number, closure: to_step, before[-1].point)
+    return resume.watched(bind(piece, function, closure))
 
 
 @dataclass(frozen=True)
@@ -216,6 +266,22 @@ class Resume:
         before.entrances[key] = before.resumed[key].entrance
         return before.entrances[key]
 
+    def run_natively(self, function: types.FunctionType, last: int) -> Callable[..., Any] | None:
+        """What takes a resume function's place, and runs it natively up to unit `last`; None if Python may
+        branch before that."""
+        before = self.owner()
+        uncut, _, state = function.__dict__["_minicompile_uncut"]
+        closure = function.__closure__ or ()
+        key = id(uncut.__code__), state, tuple(map(id, closure))
+        if before is None or key not in before.entrances:
+            return None
+        try:
+            piece = native_piece(uncut, closure, self, state, last)
+        except Unsupported:
+            return None
+        before.entrances[key] = piece
+        return piece
+
 
 MAX_RESUMED = 256
 """How many places of one function go on in a compiled resume function; others in plain bytecode."""
@@ -228,7 +294,7 @@ def resume_function(
     code = continuation(function.__code__, state)
     made = bind(code, function, closure)
     shift = len(units(code)) - len(units(function.__code__))
-    made.__dict__["_minicompile_uncut"] = function, shift
+    made.__dict__["_minicompile_uncut"] = function, shift, state
     return made
 
 

@@ -453,8 +453,10 @@ def move_to_end(tracer: Calls, owner: Any, key: Any, last: Any = True) -> None:
         tracer.move_to_end(tracker, *(k for k in tracer.dict_keys(tracker) if k != key))
 
 
+means(list.append)(lambda tracer, target, item: tracer.extend(target, [item]))
+means(list.extend)(lambda tracer, target, items: tracer.extend(target, tracer.items(items)))
 means(
-    *(list.extend, list.__init__, collections.deque.extend, collections.deque.extendleft),
+    *(list.__init__, collections.deque.extend, collections.deque.extendleft),
     named=True,
 )(lambda tracer, method, target, items=(): method(tracer.mutable(target), tracer.items(items)))
 means(

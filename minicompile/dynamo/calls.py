@@ -315,6 +315,9 @@ class Calls(Containers):
         if name == "stride" and any(args[0] is gradient for gradient in self.gradients):
             what = "the strides of a gradient are read"
             self.unsupported("tensor-attribute", what, "call contiguous() first")
+        if name == "detach_":
+            self.recorder.detach_in_place(*args)
+            return args[0]
         if name == "requires_grad_":
             self.recorder.switch_gradient(*args, **kwargs)
             return args[0]

@@ -39,7 +39,7 @@ from minicompile.dynamo.modes import Change, Raised, changed, raised, random_sta
 from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
-from minicompile.dynamo.recorder import Recorder
+from minicompile.dynamo.recorder import CHECK, Recorder
 from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput
 from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
 from minicompile.dynamo.snapshot import state_check
@@ -71,6 +71,8 @@ class CapturedFrame:
     """Whether the lines give what remains to be done, to whom that is no result."""
     stopped_by: Unsupported | None = None
     """Why the capture ends before the frame does."""
+    cut_at: int | None = None
+    """The unit before which the captured function's own frame is cut."""
     asked_compiling: bool = False
     """Whether the frame, as far as it was captured, asks `torch.compiler.is_compiling()`."""
 
@@ -122,6 +124,8 @@ def capture_frame(
                 traced = trace(tracer, values, resume)
                 captured = finished(tracer, traced, name, values, resumed, make_state_check)
             captured.asked_compiling = tracer.asked_compiling
+            if (cut := tracer.frame_at_cut) is not None and cut.parent is None:
+                captured.cut_at = cut.program.instructions[cut.pc].unit
             return captured
         except Unsupported as error:
             raise error.with_traceback(None) from error.__cause__
@@ -170,7 +174,8 @@ MAX_PLACES = 6
 def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the tracer, as far as that shall go."""
     tracer.definition = definition_of(values.get("self"))
-    facts, modes, inference = settings.global_facts(), Modes.now(), tracer.recorder.inference
+    facts, inference = settings.global_facts(), tracer.recorder.inference
+    before = Modes.now(), settings.settings_now()
     rest = None
     with restored_modes(), deep_stack(), compat.quiet_fakes() as tracer.recorder.heard:
         try:
@@ -192,7 +197,7 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
             what, places = "the frame is left inside of the block", tracer.recorder.blocks[0]
             raise refusal("inference-mode", what, places=places)
         try:
-            change = changed(facts, modes)
+            change = changed(facts, *before)
         except ValueError as error:
             what = f"the frame leaves the {error} changed"
             raise refusal("mode-left-changed", what) from None
@@ -278,6 +283,7 @@ def finished(
     call = graph_call(recorder, code)
     if recorder.calls:
         acts = bool(stores) or any(step.handler for _, step, *_ in tracer.log.steps)
+        acts |= any(node.target is CHECK for node in recorder.calls)
         call = or_in_eager(call, recorder, code, parameters, acts)
     end = [f"result = {result}", *stores, *rebuild.positions]
     if traced.change is not None:
@@ -304,7 +310,8 @@ def graph_call(recorder: Recorder, code: SourceCode) -> list[str]:
     """Return the lines that run the graph in the modes of the frame."""
     call = ["out = graph(inputs)"]
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
-        code.names["restored_modes"] = restored_modes
+        setters = [node.target for node in recorder.calls if node.target in settings.SETTINGS]
+        code.names["restored_modes"] = functools.partial(restored_modes, setters)
         call = ["with restored_modes():", "    out = graph(inputs)"]
     if recorder.region not in (None, recorder.inference):
         code.names["InferenceMode"] = InferenceMode

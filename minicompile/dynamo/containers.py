@@ -176,7 +176,7 @@ class Containers(Attributes):
         tracker = self.tracker(value)
         assert tracker is not None
         base: Any = list if isinstance(value, list) else tuple
-        if tracker.contents is not None or isinstance(key, slice):
+        if tracker.contents is not None or tracker.appended or isinstance(key, slice):
             return base.__getitem__(self.inside(value), key)
         size = base.__len__(value)
         self.guard("length", tracker.source, size, "an item is read by position")
@@ -337,19 +337,40 @@ class Containers(Attributes):
             return len(value) if base is None else base.__len__(value)
         if base is None:
             return self.unsupported_kind("outside-object", "len() of a {} from outside", value)
-        if tracker.contents is not None:
-            return base.__len__(tracker.contents)
+        if tracker.contents is not None or tracker.appended:
+            return base.__len__(self.inside(value))
         if tracker.writes:
             return len(self.dict_keys(tracker))
         size = base.__len__(value)
         self.guard("length", tracker.source, size, "its length is read")
         return size
 
+    def branch(self, condition: torch.Tensor) -> bool:
+        """The way that is left where Python branches on a tensor's data and the other way raises.
+
+        The graph raises if that other way is the right one, and then the frame runs in eager. A GPU's kernel
+        can't raise such that the program may go on.
+        """
+        frame = self.frame
+        assert frame is not None
+        jump, after = frame.current, frame.pc
+        if jump.opname == "TO_BOOL":
+            jump, after = frame.program.instructions[after], after + 1
+        plain = condition.dtype is torch.bool and condition.dim() == 0
+        checked = plain and condition.device.type == "cpu" and not self.recorder.open
+        if checked and jump.opname in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
+            jumps = jump.opname == "POP_JUMP_IF_TRUE"
+            for way, start in ((jumps, jump.target), (not jumps, after)):
+                if frame.program.raises(start):
+                    self.recorder.require(condition, not way)
+                    return not way
+        return self.unsupported("branch-on-tensor", "Python branches on a tensor's data")
+
     def truth(self, value: Any) -> bool:
         if value is True or value is False or value is None:
             return bool(value)
         if isinstance(value, torch.Tensor):
-            self.unsupported("branch-on-tensor", "Python branches on a tensor's data")
+            return self.branch(value)
         if isinstance(value, torch.SymFloat):
             return bool(self.computed("bool({0})", value, function=bool))
         if is_constant(value) or isinstance(value, type | types.FunctionType | types.ModuleType):
@@ -408,7 +429,10 @@ class Containers(Attributes):
             right = self.imported(right)
         else:
             right = self.items(right) if symbol == "+=" else self.operand(right)
-        getattr(base, name)(self.mutable(left), right)
+        if name == "__iadd__" and base is list:
+            self.extend(left, right)
+        else:
+            getattr(base, name)(self.mutable(left), right)
         return left
 
     def fill_dict(self, owner: Any, items: Any = (), /, **kwargs: Any) -> None:

@@ -28,20 +28,20 @@ from minicompile import compat
 from minicompile.compat import settings
 from minicompile.compat.inference import without_inference_mode
 from minicompile.compat.settings import restored_modes
-from minicompile.dynamo.arguments import is_large, signature_of
-from minicompile.dynamo.breaks import Resume
+from minicompile.dynamo.arguments import fingerprint, is_large, signature_of
+from minicompile.dynamo.breaks import GoOn, Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import CapturedFrame, capture_frame, deep_stack
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
-from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines
+from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines, graph_break
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.modes import AtOnce, Raised
 from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
 from minicompile.dynamo.sizes import Dynamic, shape_guards
-from minicompile.dynamo.variables import RefusedWrite, UserError, is_constant
+from minicompile.dynamo.variables import RefusedWrite, UserError
 from minicompile.errors import (
     BackendError,
     MinicompileError,
@@ -147,6 +147,12 @@ class Dispatcher:
     def clear(self) -> None:
         """Forget every compiled version and all counts."""
         self.entries.clear()
+        self.native: Callable[..., Any] | None = None
+        """What runs the function in place of any version, as Python does."""
+        self.retired: list[Entry] = []
+        """Versions that no call is tried on any more."""
+        self.unfit = 0, 0
+        """How many calls versions had answered when one came that none fits, and how many came since."""
         self.entrances: dict[Any, Callable[..., Any]] = {}
         self.resumed: dict[Any, Dispatcher] = {}
         """What goes on after graph breaks, by bytecode and state."""
@@ -204,10 +210,13 @@ class Dispatcher:
         return found
 
     def answer(self, arguments: tuple[Any, ...], wait: bool = True) -> Any:
-        """What a cache entry gives, one that is there or one made now; MISS: run the frame in eager.
+        """What a cache entry gives, one made meanwhile or one made now; MISS: run the frame in eager.
 
         `wait`: for another thread that captures. User code never runs while the lock is held.
         """
+        if self.stopped:
+            self.retire()
+            return MISS
         tried = 0
         while True:
             for entry in self.entries[tried:]:  # other threads may have made one
@@ -227,10 +236,19 @@ class Dispatcher:
             finally:
                 _lock.release()
             if made is None:
-                return MISS
+                return MISS if self.native is None else GoOn(self.native, arguments)
             found = made.call(*arguments)
             if found is not MISS or not self.disown(made, arguments):
                 return found
+
+    def retire(self) -> None:
+        """Count a call that no version fits where no other will be made; after many, try none any more."""
+        hits = sum(entry.hits for entry in self.entries)
+        self.unfit = (hits, self.unfit[1] + 1 if self.unfit[0] == hits else 1)
+        if self.entries and self.unfit[1] == UNFIT_CALLS:
+            self.retired += self.entries
+            self.entries.clear()
+            self.note(refusal("recompile-limit", f"no version fits {UNFIT_CALLS} calls in a row"))
 
     def can_capture(self) -> bool:
         """Can anything be captured with this Python and this torch? Raises Unsupported under `fullgraph`."""
@@ -258,7 +276,7 @@ class Dispatcher:
     def is_inner(self) -> bool:
         """Does the compiled function go on when this one returns, which it calls?"""
         root = self.before or self
-        uncut, _ = self.function.__dict__.get("_minicompile_uncut", (self.function, 0))
+        uncut, *_ = self.function.__dict__.get("_minicompile_uncut", (self.function,))
         return root.above is not None or uncut.__code__ is not root.function.__code__
 
     def values(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
@@ -340,6 +358,8 @@ class Dispatcher:
                 root.compiling = False
             self.raises(key, frame.stopped_by)
             capture = frame.capture
+            if resumed and resume is not None and self.goes_natively(frame, resume):
+                return None
             capture.watch = watch
             watch.tell("capture", capture)
             capture.continues = frame.stopped_by is not None or self.is_inner
@@ -387,6 +407,19 @@ class Dispatcher:
         entry = Entry(frame, compiled, tuple(values), weakref.WeakMethod(self.graph_raised))
         self.entries.append(entry)
         return entry
+
+    def goes_natively(self, frame: CapturedFrame, resume: Resume) -> bool:
+        """Whether what goes on after a break records nothing up to the next one: then Python runs it, which
+        takes less time than guards."""
+        why = frame.stopped_by
+        if why is None or frame.cut_at is None or frame.capture.graph.op_count:
+            return False
+        _, shift, _ = self.function.__dict__["_minicompile_uncut"]
+        self.native = resume.run_natively(self.function, frame.cut_at - shift)
+        if self.native is not None:
+            self.last_refusal = graph_break(why, "instruction")
+            self.breaks[self.last_refusal] = None
+        return self.native is not None
 
     def fixed_modules(self, values: dict[str, Any]) -> list[str]:
         """Arguments whose modules are guarded by identity, which is quick to check: the module that is
@@ -490,19 +523,21 @@ class Dispatcher:
 
     def answered(self) -> dict[int, int]:
         """How many calls each version has answered, by its number; 0: how many ran in eager."""
-        return {0: self.eager_calls, **{n: e.hits for n, e in enumerate(self.entries, 1)}}
+        versions = enumerate((*self.retired, *self.entries), 1)
+        return {0: self.eager_calls, **{number: entry.hits for number, entry in versions}}
 
     def explanation(self) -> Explanation:
         """Calls are those of the function; the rest includes resume functions and nested frames."""
         below = self.nested.dispatchers if self.nested is not None else []
         own = Timeline(self.name, tuple(self.misses), self.answered())
+        entries = [*self.retired, *self.entries]
         rest = [dispatcher.explanation() for dispatcher in (*self.resumed.values(), *below)]
         return Explanation(
             name=self.name,
-            captures=sum((r.captures for r in rest), [e.capture for e in self.entries]),
+            captures=sum((r.captures for r in rest), [e.capture for e in entries]),
             breaks=list(dict.fromkeys(sum((r.breaks for r in rest), list(self.breaks)))),
             eager_calls=self.eager_calls,
-            compiled_calls=sum(entry.hits for entry in self.entries),
+            compiled_calls=sum(entry.hits for entry in entries),
             limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
             timelines=sum((r.timelines for r in rest), (own,)),
         )
@@ -512,36 +547,16 @@ def symbolic_sources(capture: Capture) -> set[Source]:
     return set() if capture.shape_env is None else set(capture.shape_env.symbols.values())
 
 
-def graph_break(why: Unsupported, kind: str = "frame") -> GraphBreak:
-    explanation = REASONS[why.id].explanation
-    return GraphBreak(why.reason, why.where, why.hint, kind, why.id, explanation)
-
-
 def all_dispatchers() -> list[Dispatcher]:
     """Every dispatcher that is alive, for `mc.reset()`."""
     with _all_lock:
         return list(_all)
 
 
-MAX_REFUSED = 64
+MAX_REFUSED, UNFIT_CALLS = 64, 32
 CAPTURES_PER_CALL, CALLS_THAT_CAPTURE = 2, 3
 """Where guards change while a frame is captured: how often one call captures it, and how many calls do
 before such calls run in eager for good."""
-
-
-def fingerprint(value: Any, depth: int = 0) -> Any:
-    """What two calls must share for a refusal of one to stand for the other; hashable."""
-    if type(value) in (torch.Tensor, torch.nn.Parameter):  # reads of others would run user code
-        return type(value), value.dtype, tuple(value.shape), value.device, value.requires_grad
-    if isinstance(value, list | tuple) and depth < 4:
-        return type(value), tuple(fingerprint(item, depth + 1) for item in value)
-    if is_constant(value):
-        return type(value), repr(value)
-    if type(value) is dict and depth < 4:
-        return tuple((str(key), fingerprint(item, depth + 1)) for key, item in value.items())
-    if isinstance(value, torch.nn.Module):
-        return type(value), id(value), value.training, torch.is_grad_enabled()
-    return type(value)
 
 
 def compiled_function(dispatcher: Dispatcher) -> types.FunctionType:

@@ -36,10 +36,20 @@ class HeldCheck:
     `unchanged()`: everything is as when `tensors` were found; else `check()` evaluates the guards.
     """
 
-    __slots__ = ("code", "evaluate", "fetched", "guards", "tensors", "unchanged")
+    __slots__ = (
+        *("code", "evaluate", "fetched", "guards", "hits", "pause", "renewed", "tensors"),
+        *("unchanged", "waits"),
+    )
 
-    def __init__(self, code: SourceCode, guards: list[Guard], fetched: list[Source]) -> None:
-        self.code, self.guards, self.fetched = code.part(), guards, fetched
+    def __init__(
+        self, code: SourceCode, guards: list[Guard], fetched: list[Source], hits: list[int]
+    ) -> None:
+        """`hits`: how many calls the entry has answered."""
+        self.code, self.guards, self.fetched, self.hits = code.part(), guards, fetched, hits
+        self.renewed = -1
+        """How many it had answered when the facts were noted."""
+        self.pause = self.waits = 0
+        """For how many calls the facts aren't noted again, and how many of these are left."""
         # `code.names` will refer to this object
         self.code.names, self.code.by_id = dict(code.names), dict(code.by_id)
         self.evaluate = self.generate(guards, fetched)
@@ -62,8 +72,19 @@ class HeldCheck:
         if found is MISS:
             return False
         self.tensors = found
-        self.renew()
+        if self.may_renew():
+            self.renewed = self.hits[0]
+            self.renew()
         return True
+
+    def may_renew(self) -> bool:
+        """Whether to note the facts; after they held for no call, not for a while, each time a longer one."""
+        if self.waits:
+            self.waits -= 1
+        else:
+            in_vain = self.hits[0] - self.renewed == 1
+            self.pause = self.waits = min(2 * self.pause + 1, LONGEST_PAUSE) if in_vain else 0
+        return not self.waits
 
     def renew(self) -> None:
         """Note the facts under which the guards, just checked, hold."""
@@ -85,6 +106,9 @@ class HeldCheck:
         if uncovered:
             always = self.generate(uncovered, [])
             self.unchanged = lambda: unchanged() and always() is not MISS
+
+
+LONGEST_PAUSE = 63
 
 
 def unknown() -> bool:
@@ -147,7 +171,7 @@ class Entry:
         fetched = [source for source in tensors if code.holds(source)]
         own = tensors[: len(tensors) - len(fetched)]  # these come first
         if held or fetched:
-            code.names["held"] = HeldCheck(captured.code, held, fetched)
+            code.names["held"] = HeldCheck(captured.code, held, fetched, self.counter)
             code.lines.append("if not (held.unchanged() or held.check()): return MISS")
         inputs = "".join(f"{code.expression(source)}, " for source in own)
         code.lines.append(f"inputs = [{inputs}{'*held.tensors' if fetched else ''}]")

@@ -300,6 +300,8 @@ class Interpreter:
     compare: Operation
     mutable: Operation
     """What to change in place of a list or set."""
+    extend: Operation
+    """(list, items): put items at the end of a list."""
     items: Operation
     """Everything an iterable gives, as unpacking, `*args` and `list.extend` want it."""
     mapping: Operation

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import contextvars
 import copy
 import dataclasses
@@ -22,6 +23,7 @@ import typing
 from typing import Any
 
 import torch
+from torch.autograd.profiler import record_function
 
 from minicompile import compat
 from minicompile.compat import settings
@@ -281,11 +283,36 @@ def read_setting(tracer: Calls, reader: Any, *args: Any) -> Any:
     return tracer.wrap(reader(*args), source, "a setting of torch")
 
 
+@means(*settings.SETTINGS, named=True)
+def set_setting(tracer: Calls, setter: Any, value: Any) -> Any:
+    """Sets a setting now, and again when the graph runs, in calls that begin with it as it was."""
+    read_setting(tracer, settings.SETTINGS[setter])
+    return set_state(tracer, setter, value)
+
+
+means(torch.detach_)(lambda tracer, value: tracer.tensor_method("detach_", (value,), {}))
+
+
 @means(torch.set_grad_enabled)
 def set_grad_enabled(tracer: Calls, mode: Any) -> Any:
     made = object.__new__(torch.set_grad_enabled)
     tracer.call(torch.set_grad_enabled.__init__, (made, mode), {})
     return made
+
+
+class Unrecorded(contextlib.ContextDecorator):
+    """Stands for `record_function(name)` in a frame: a fused kernel lies in no range of a profile."""
+
+    def __enter__(self) -> Unrecorded:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+means(record_function)(lambda tracer, name, args=None: Unrecorded())
+means(contextlib.ContextDecorator._recreate_cm)(  # type: ignore[attr-defined]
+    lambda tracer, manager: Unrecorded() if type(manager) is record_function else manager
+)
 
 
 @call_rules(*settings.compiling_predicates())

@@ -34,12 +34,16 @@ class Change:
     after: Modes
     blocks: int
     """Autocast blocks that it opened and left open; negative: that it closed."""
+    settings: tuple[tuple[Callable[[Any], Any], Any], ...] = ()
+    """Setters, and what they set."""
 
     def __call__(self) -> None:
         self.after.set(Modes.now().nesting + self.blocks)
+        for setter, value in self.settings:
+            setter(value)
 
 
-def changed(facts: dict[str, object], before: Modes) -> Change | None:
+def changed(facts: dict[str, object], before: Modes, set_before: dict[Any, Any]) -> Change | None:
     """What differs from the facts and modes noted before; None if nothing does.
 
     Raises ValueError with the name of a fact that can't be set.
@@ -49,7 +53,10 @@ def changed(facts: dict[str, object], before: Modes) -> Change | None:
     if fixed := [name for name in different if name not in CHANGEABLE]:
         raise ValueError(fixed[0])
     after = Modes.now()
-    return Change(after, after.nesting - before.nesting) if after != before else None
+    new = tuple(settings.settings_now().items() - set_before.items())
+    if after == before and not new:
+        return None
+    return Change(after, after.nesting - before.nesting, new)
 
 
 def random_states() -> list[tuple[torch.Generator, torch.Tensor]]:

@@ -91,8 +91,8 @@ BUILD_STRING               (*values -- "".join(values))
 BUILD_SLICE                (*values -- slice(*values))
 BUILD_CONST_KEY_MAP        (*values, keys -- dict(zip(keys, values, strict=True)))
 LIST_TO_TUPLE              (items -- tuple(world.items(items)))
-LIST_APPEND                (item --) under(frame, ins).append(item)
-LIST_EXTEND                (items --) under(frame, ins).extend(world.items(items))
+LIST_APPEND                (item --) world.extend(stack[-arg], [item])
+LIST_EXTEND                (items --) world.extend(stack[-arg], world.items(items))
 SET_ADD                    (item --) under(frame, ins).add(world.pinned(item))
 SET_UPDATE                 (items --) world.call(set.update, (stack[-arg], items), {})
 MAP_ADD                    (key, item --) world.store_subscript(stack[-arg], key, item)
@@ -146,7 +146,7 @@ for _row in re.findall(r"^(\w+) +\(([^-]*?) ?--(?: (.*)\)|\) ?(.*))$", EFFECTS, 
 
 
 def under(frame: Frame, ins: Instruction) -> Any:
-    """The list or set on the stack that is being filled; it can be from before a graph break."""
+    """The set on the stack that is being filled; it can be from before a graph break."""
     return frame.world.mutable(frame.stack[-ins.arg])
 
 

@@ -474,6 +474,7 @@ class Outside(Interpreter):
             size = base.__len__(value)
             self.guard("length", tracker.source, size, "its items are read")
             items = [self.below(value, "item", i, base.__getitem__(value, i)) for i in range(size)]
+            items += tracker.appended
             if base is collections.deque:
                 self.below(value, "slot", "maxlen", base.maxlen.__get__(value))
         try:
@@ -493,6 +494,15 @@ class Outside(Interpreter):
             self.unsupported("outside-change", what)
         self.mark_written(tracker)
         return self.inside(value)
+
+    def extend(self, target: Any, items: list[Any]) -> None:
+        """Put items at the end of a list."""
+        tracker = self.tracker(target)
+        if tracker is None or tracker.contents is not None:
+            list.extend(self.mutable(target), items)
+        else:
+            self.mark_written(tracker)
+            tracker.appended += items
 
     # -- names
 

@@ -317,7 +317,11 @@ class Rebuild:
         return stores
 
     def rewrite(self, tracker: VariableTracker) -> list[str]:
-        """Lines that give a list, set or deque the items that its inside copy ended with."""
+        """Lines that give a list, set or deque the items that its inside copy ended with; or a list that has
+        none, what is new."""
+        if tracker.contents is None:
+            self.effects.append(f"{tracker.source} gets more items")
+            return [f"list.extend({self.outside(tracker)}, {self.sequence(tracker.appended)})"]
         known, now = self.tracer.trackers, raw_items(tracker.contents)
         before = [
             known[id(item)].value if id(item) in known else item

@@ -50,6 +50,8 @@ RESHAPES_IN_PLACE = words(
 )
 """Methods that change a tensor's own shape or strides."""
 
+CHECK = torch.ops.aten._assert_async.msg
+
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
@@ -392,6 +394,14 @@ class Recorder:
         node = self.graph.create_node("call_function", target, args, {})
         self.finish(node, target, None)
 
+    def require(self, condition: torch.Tensor, holds: bool) -> None:
+        """Record a check, which raises where a boolean tensor is not `holds`."""
+        if not holds:
+            condition = self.record("call_method", "logical_not", (condition,), {})
+        self.stay_in_region()
+        args = self.node_of(condition), "a condition of the program does not hold"
+        self.finish(self.graph.call_function(CHECK, args), CHECK, None)
+
     def switch_gradient(self, fake: torch.Tensor, requires_grad: bool = True) -> None:
         """`requires_grad_` of a tensor that the frame made, which makes it a leaf."""
         if fake.requires_grad is requires_grad and fake.is_leaf:
@@ -408,6 +418,12 @@ class Recorder:
         self.run("call_method", "requires_grad_", (fake, requires_grad), {})
         node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
         self.finish(node, "requires_grad_", fake)
+
+    def detach_in_place(self, fake: torch.Tensor) -> None:
+        """`detach_` of a tensor that the frame made; on one from outside, its owner would see it."""
+        if self.open or any(tracker.value is fake for tracker in self.inputs):
+            self.refuse("autograd-state", "`.detach_()` of a tensor from outside")
+        self.record("call_method", "detach_", (fake,), {})
 
     def refuse(
         self, id: str, what: str, hint: str = "", kind: type[Unsupported] = Unsupported

@@ -52,7 +52,7 @@ OF_TENSORS = (
     ("item", "`{}` needs the tensor's data", "__contains__"),
     ("numpy", "`.{}()` needs the tensor's data", "numpy"),
     ("numpy", "`.{}()` exports the tensor's memory", "__array__ __dlpack__"),
-    ("autograd-state", "`.{}()` changes how autograd treats a tensor", "retain_grad detach_"),
+    ("autograd-state", "`.{}()` changes how autograd treats a tensor", "retain_grad"),
     ("autograd-state", "`.{}` is read inside the captured function", "grad grad_fn _version"),
     ("autograd-state", "`.{}()`: a hook on a tensor", "register_hook"),
     ("backward", "`.{}()` runs inside the captured function", "backward"),

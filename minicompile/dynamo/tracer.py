@@ -141,7 +141,7 @@ class Tracer(Calls):
     def places_now(self) -> list[int]:
         """Where the running frames could be cut."""
         assert self.frame is not None
-        return places(self.frame, self.log.steps, self.comes_and_goes)
+        return places(self.frame, self.log.steps, self.comes_and_goes, is_users)
 
     def provenance(self) -> tuple[tuple[SourceLine, ...], str]:
         """The user's lines from the outermost frame to the innermost, and the module that is running."""

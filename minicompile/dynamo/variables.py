@@ -76,6 +76,8 @@ class VariableTracker:
     """Keys that the frame removed and then wrote: they stand behind those that stayed."""
     slots: dict[str, Any] = field(default_factory=dict)
     """Slots of an object, and the contents of a cell, that the frame wrote."""
+    appended: list[Any] = field(default_factory=list)
+    """What the frame put at the end of a list that it has not read: what else is there doesn't matter."""
     contents: Any = None
     """An inside copy that stands for a container as a whole, kept up to date with what the frame does."""
 
@@ -89,7 +91,7 @@ _NUMPY_SCALARS = words("bool bool_ int8 int16 int32 int64 uint8 float16 float32 
 ATOMS: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range),
-    *(torch.finfo, torch.iinfo),
+    *(torch.finfo, torch.iinfo, torch.nn.attention.SDPBackend),
 )
 """Exact types that are constants."""
 ATOM_IDS = frozenset(map(id, ATOMS))

@@ -20,6 +20,7 @@ from typing import Any
 import minicompile as mc
 from minicompile.dynamo.breaks import places
 from minicompile.dynamo.interpreter import Frame
+from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.tracer import Tracer
 from tests.dynamo.helpers import explained
 from tests.dynamo.program_table import names, run
@@ -48,7 +49,7 @@ def broken(stop: Callable[[Tracer, int], bool]) -> Iterator[list[int]]:
         if self is first[0]:
             seen.append(number)
         if stop(self, number):
-            self.places = places(frame, self.log.steps, self.comes_and_goes)
+            self.places = places(frame, self.log.steps, self.comes_and_goes, is_users)
             self.unsupported("internal-error", FORCED)
 
     Tracer.step = step  # type: ignore[method-assign]

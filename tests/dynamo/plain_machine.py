@@ -102,6 +102,9 @@ class PlainMachine(Interpreter):
     def convert(self, kind, value):
         return CONVERSIONS[kind](value)
 
+    def extend(self, target, items):
+        target.extend(items)
+
     def mutable(self, value):
         return value
 
