@@ -20,9 +20,7 @@ ROWS = 8
 
 def pictures(*shape: int, classes: int = 10, count: int = 3) -> list[tuple[Tensor, Tensor]]:
     """Batches of random images and labels."""
-    return [
-        (torch.randn(ROWS, *shape), torch.randint(classes, (ROWS,))) for _ in range(count)
-    ]
+    return [(torch.randn(ROWS, *shape), torch.randint(classes, (ROWS,))) for _ in range(count)]
 
 
 def adam(model: nn.Module, rate: float = 1e-3) -> torch.optim.Optimizer:
@@ -431,9 +429,7 @@ class SpatialTransformer(nn.Module):
         self.norm, self.into = nn.GroupNorm(4, width), nn.Linear(width, width)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
         self.q = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(2))
-        self.kv = nn.ModuleList(
-            nn.Linear(size, 2 * width, bias=False) for size in (width, context)
-        )
+        self.kv = nn.ModuleList(nn.Linear(size, 2 * width, bias=False) for size in (width, context))
         self.gate, self.out = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
 
     def attend(self, number: int, x: Tensor, context: Tensor) -> Tensor:
@@ -596,7 +592,11 @@ class WindowAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, h, w, c = x.shape
-        x = torch.roll(self.norm(x), (-self.shift, -self.shift), dims=(1, 2)) if self.shift else self.norm(x)
+        x = (
+            torch.roll(self.norm(x), (-self.shift, -self.shift), dims=(1, 2))
+            if self.shift
+            else self.norm(x)
+        )
         x = self.cut(x)
         q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
         weights = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)

@@ -194,9 +194,7 @@ class GPT(nn.Module):
         if flash:
             self.tokens.weight = self.head.weight
 
-    def forward(
-        self, index: Tensor, targets: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, index: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         b, t = index.size()
         assert t <= CONTEXT, f"Cannot forward a sequence of length {t}"
         x = self.tokens(index) + self.places(torch.arange(0, t, dtype=torch.long))

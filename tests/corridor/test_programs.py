@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-import minicompile as mc
 from tests.corridor.training_table import PROGRAMS, Compiled, distance, losses, started
 
 BROKEN = {"word_transformer": 1, "actor_critic": 9, "ppo": 15, "gaussian_process": 2}

@@ -1,4 +1,4 @@
-"""Training programs, compiled and plain: `python -m tests.corridor.training_table --torch`
+"""Training programs, compiled and plain: `python -m tests.corridor.training_table --torch inductor`
 
 Prints for each program how far its losses are from eager's, graphs and breaks, and the time of a step after
 warming up, in turns; geometric means at the end. `--programs vae,dcgan` chooses; `--timm resnet18` adds
@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributions import Distribution
 
 import minicompile as mc
 from minicompile.api import dispatcher_of
 from minicompile.bench.timing import geometric_mean, time_in_turns
 from minicompile.dynamo.history import Explanation
-from tests.corridor import image_programs  # noqa: F401 (registers its programs)
+from tests.corridor import image_programs
 from tests.corridor.programs import PROGRAMS, Compile, Step
 
 TOLERANCE = 1e-3
@@ -78,24 +79,26 @@ class Row:
         return f"{self.name:20}{self.difference:9.1e}{counts}{times}{ratios}"
 
 
-def measure(name: str, steps: int, seconds: float, with_torch: bool) -> Row:
+def measure(name: str, steps: int, seconds: float, torch_backend: str | None) -> Row:
     """Run one program in each way."""
     expected = losses(started(name, lambda target: target), steps)
     compiled = Compiled()
     ours = started(name, compiled)
     difference = distance(losses(ours, steps), expected)
     told = compiled.explanations
-    counts = {"mc": (sum(e.graph_count for e in told), sum(len(e.breaks) for e in told))}
+    graphs = [capture for e in told for capture in e.captures if capture.graph.op_count]
+    counts = {"mc": (len(graphs), sum(len(e.breaks) for e in told))}
     calls: dict[str, Callable[[], object]] = {"eager": started(name, lambda t: t), "mc": ours}
-    if with_torch:
+    if torch_backend:
         from torch._dynamo.utils import counters
 
         torch._dynamo.reset()
         counters.clear()
-        calls["torch"] = started(name, torch.compile)
+        calls["torch"] = started(name, lambda t: torch.compile(t, backend=torch_backend))
         losses(calls["torch"], steps)  # type: ignore[arg-type]
         breaks = sum(counters["graph_break"].values())
         counts["torch"] = counters["stats"].get("unique_graphs", 0), breaks
+        Distribution.set_default_validate_args(__debug__)  # torch.compile switches that off
     for call in calls.values():
         losses(call, 2)  # type: ignore[arg-type]
     timings = time_in_turns(calls, seconds, "cpu")
@@ -123,15 +126,20 @@ def main() -> int:
     parser.add_argument("--programs", help="their names, with commas; default: all")
     parser.add_argument("--steps", type=int, default=8, help="whose losses are compared")
     parser.add_argument("--seconds", type=float, default=3.0, help="of timing, for each program")
-    parser.add_argument("--torch", action="store_true", help="torch.compile as well (slow)")
+    parser.add_argument(
+        "--torch", help="torch.compile too, by this backend: inductor (slow) or eager"
+    )
     parser.add_argument("--timm", help="names of networks of timm, with commas")
     parser.add_argument("--reasons", action="store_true", help="print why graphs end")
     options = parser.parse_args()
     if options.timm:
         add_timm(options.timm)
     names = options.programs.split(",") if options.programs else list(PROGRAMS)
-    ways = ["mc"] + ["torch"] * options.torch
-    print(f"{'program':20}{'loss':>9}" + "".join(f"{w + ' graphs, breaks':>10.10}" for w in ways), end="")
+    ways = ["mc"] + ["torch"] * bool(options.torch)
+    print(
+        f"{'program':20}{'loss':>9}" + "".join(f"{w + ' graphs, breaks':>10.10}" for w in ways),
+        end="",
+    )
     print("".join(f"{w + ' ms':>9}" for w in ["eager", *ways]), "".join(f"{w}/e" for w in ways))
     rows = []
     for name in names:
