@@ -21,7 +21,7 @@ import minicompile as mc
 from minicompile.api import dispatcher_of
 from minicompile.bench.timing import geometric_mean, time_in_turns
 from minicompile.dynamo.history import Explanation
-from tests.corridor import image_programs
+from tests.corridor import control_programs, diffusion_programs, image_programs  # noqa: F401
 from tests.corridor.programs import PROGRAMS, Compile, Step
 
 TOLERANCE = 1e-3
