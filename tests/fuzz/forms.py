@@ -340,8 +340,8 @@ def blanks(t: str, u: str, i: str, pick: Callable[..., str]) -> dict[str, str]:
 
 
 PARTS = (
-    *("{c} += ({i},)", "{c} *= 2", "{c} += [{i}]", "{c} |= {{{i}}}", "{c} &= {{1, {i}}}"),
-    *("{c} -= {{{i}}}", "{c} ^= {{{i}}}", "{c} += 'x'", "{c} += {i}", "{c} **= 2", "{c} //= 2"),
+    *("{c} += ({i},)", "{c} *= {i} % 2", "{c} += [{i}]", "{c} |= {{{i}}}", "{c} &= {{1, {i}}}"),
+    *("{c} -= {{{i}}}", "{c} ^= {{{i}}}", "{c} += 'x'", "{c} += {i}", "{c} **= 1", "{c} //= 2"),
     *("{c} %= 3", "{c} <<= 1", "{c} >>= 1", "{c} /= 2", "{c} -= {i}", "{c} @= {i}"),
 )
 """What changes a value that can't be changed in place, or raises."""
@@ -369,14 +369,25 @@ CONTAINERS = {
         *("{c}.popitem(last=False)", "{c}['a'] = {i}", "del {c}['b']", "{c}.update(b={i}, c=1)"),
     ),
     "SHELF.lists[{i} % 3]": (
-        *("{c} += [{i}]", "{c} += ({i}, 7)", "{c} *= 2", "operator.iadd({c}, [{i}])"),
+        *(
+            "{c} += [{i}]",
+            "{c} += ({i}, 7)",
+            "{c} *= 1 + (len({c}) < 9)",
+            "operator.iadd({c}, [{i}])",
+        ),
         *("{c}.append({i})", "{c}[0] = {i}", "{c}.pop()", "{c}.reverse()", "{c}.extend([{i}])"),
-        *("del {c}[0]", "{c}.remove({i})", "{c}.insert(0, {i})", "{c} += {c}", "{c}[0] += {i}"),
+        *(
+            "del {c}[0]",
+            "{c}.remove({i})",
+            "{c}.insert(0, {i})",
+            "{c} += [*{c}][:2]",
+            "{c}[0] += {i}",
+        ),
         *(
             "{c}[:1] = [{i}, 8]",
             "del {c}[::2]",
             "{c}[1:1] += [{i}]",
-            "{c}.__imul__(2)",
+            "{c}.__imul__({i} % 2)",
             "{c} += 'xy'",
         ),
     ),
@@ -385,7 +396,12 @@ CONTAINERS = {
     "SHELF.own": (
         *("{c} += {i}", "{c} |= {i}", "operator.iadd({c}, {i})", "{c} *= {i}", "{c}.held += [{i}]"),
     ),
-    "SHELF.table['in']": ("{c} += [{i}]", "{c} *= 2", "{c}[0] -= {i}", "{c}.append({i})"),
+    "SHELF.table['in']": (
+        "{c} += [{i}]",
+        "{c} *= 1 + (len({c}) < 9)",
+        "{c}[0] -= {i}",
+        "{c}.append({i})",
+    ),
 }
 """Where the program finds containers of its caller, and what it does to them."""
 READS = (
