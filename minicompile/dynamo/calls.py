@@ -66,7 +66,7 @@ TORCH_FUNCTION_MODULES = words("torch.functional torch.nn.functional torch._tens
 
 PURE_MODULES = words(
     "math cmath _operator operator _bisect _heapq itertools _collections _functools builtins "
-    "collections _struct numpy unicodedata _string _sre _abc fractions numbers string textwrap keyword"
+    "collections _struct numpy unicodedata _string re _sre _abc fractions numbers string textwrap keyword"
 )
 """C functions of these modules have no effects and depend on nothing but their arguments."""
 IMPURE = words(

@@ -73,6 +73,13 @@ def member(namespace: dict[str, Any], table: str, name: str) -> Any:
     return namespace[table][name]
 
 
+def entry(container: dict[Any, Any], key: Any) -> Any:
+    """An item that a dict holds. `container[key]` would call `__missing__`, which may store another."""
+    if not dict.__contains__(container, key):
+        raise KeyError(key)
+    return dict.__getitem__(container, key)
+
+
 def closure_cell(function: types.FunctionType, name: str) -> types.CellType:
     return (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
 
@@ -144,7 +151,7 @@ def memory_facts(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
 HELPERS: dict[str, Any] = {"math": math} | {
     helper.__name__: helper
     for helper in (
-        *(member, closure_cell, namespace_of, base_length, items_of, same_items),
+        *(member, entry, closure_cell, namespace_of, base_length, items_of, same_items),
         *(hook_free, same_class, memory_facts, lookup, same_constant, operator.is_),
     )
 }
@@ -229,8 +236,10 @@ class SourceCode:
         return form.format(base=base, namespace=namespace, key=source.key)
 
     def item(self, base: str, cls: type | None, key: Any) -> str:
+        if cls is not None and issubclass(cls, dict) and cls is not dict:
+            return f"entry({base}, {self.literal(key)})"
         if cls is not None and id(cls) not in CONTAINER_IDS:
-            for builtin in (dict, list, tuple, collections.deque):
+            for builtin in (list, tuple, collections.deque):
                 if issubclass(cls, builtin):
                     return f"{builtin.__name__}.__getitem__({base}, {self.literal(key)})"
         return f"{base}[{self.literal(key)}]"

@@ -17,6 +17,7 @@ import heapq
 import inspect
 import itertools
 import logging
+import re
 import sys
 import types
 import typing
@@ -64,6 +65,14 @@ def change_first(tracer: Calls, function: Any, items: Any, *rest: Any, **options
 means(typing.cast)(lambda tracer, kind, value: value)
 # The fields of a dataclass are fixed when the class is made.
 means(dataclasses.fields)(lambda tracer, owner: dataclasses.fields(owner))
+
+
+# What a regular expression finds follows from it and the text; the module's cache only saves time.
+means(
+    *(re.compile, re.escape, re.findall, re.finditer, re.fullmatch, re.match, re.search, re.split),
+    *(re.sub, re.subn),
+    named=True,
+)(lambda tracer, function, *args, **kwargs: tracer.run_native(function, args, kwargs))
 
 
 @means(sys.exc_info)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import re
 import sys
 import types
 from collections.abc import Iterable
@@ -91,7 +92,7 @@ _NUMPY_SCALARS = words("bool bool_ int8 int16 int32 int64 uint8 float16 float32 
 ATOMS: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, range),
-    *(torch.finfo, torch.iinfo, torch.nn.attention.SDPBackend),
+    *(torch.finfo, torch.iinfo, torch.nn.attention.SDPBackend, re.Pattern),
 )
 """Exact types that are constants."""
 ATOM_IDS = frozenset(map(id, ATOMS))

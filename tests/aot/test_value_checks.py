@@ -57,6 +57,7 @@ def error_of(call: Callable[[], object]) -> type[Exception] | None:
     return None
 
 
+@pytest.mark.filterwarnings("error:internal error")
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
 def test_values_that_eager_refuses_are_refused(name: str, requires_grad: bool) -> None:

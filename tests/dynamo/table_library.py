@@ -8,6 +8,7 @@ import itertools
 import math
 import operator
 import random
+import re
 import string
 
 import torch
@@ -37,6 +38,18 @@ def string_methods(a):
 @program(x)
 def format_method_and_percent(a):
     return a, "{0}{1!r}{k:>4}".format(1, "z", k=2.5), "%s %05.1f %d%%" % ("p", 2.25, 3)
+
+
+SIZE = re.compile(r"(\d+)x(\d+)")
+
+
+@program(x, "a3", again=(x, "a1 2x3 4x5"))
+def regular_expressions(a, text):
+    letter, sizes = re.match(r"(\w)(\d)", text), SIZE.search(text)
+    count = int(letter.group(2)) + (0 if sizes is None else int(sizes[1]) * sizes.start())
+    count += sum(len(size[0]) for size in SIZE.finditer(text))
+    shown = SIZE.sub(lambda size: f"<{size[1]}>", text), re.findall("[a-z]", text)
+    return a * count, shown, re.split("x", text), re.escape(text), SIZE
 
 
 @program(x)

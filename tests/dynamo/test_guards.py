@@ -343,6 +343,30 @@ def test_evaluating_guards_runs_no_user_code(number: int) -> None:
     assert calls_of_methods(evaluate) == []
 
 
+class Filling(dict[str, int]):
+    """Stores what it is asked for and doesn't hold."""
+
+    def __missing__(self, key: str) -> int:
+        self[key] = 1
+        return 1
+
+
+FILLING = [Filling, lambda **items: collections.defaultdict(lambda: 1, items), collections.Counter]
+
+
+@pytest.mark.parametrize("make", FILLING)
+def test_evaluating_guards_asks_no_dict_for_what_it_does_not_hold(make: Any) -> None:
+    def take(a: torch.Tensor, table: Any) -> torch.Tensor:
+        return a * dict.pop(table, "n")
+
+    run = compiled(take)
+    equal(run(x, make(n=1)), x)
+    empty = make()
+    with pytest.raises(KeyError):
+        run(x, empty)
+    assert not empty
+
+
 def test_a_failed_guard_is_reported_with_old_and_new_value_and_line() -> None:
     run = compiled(lambda a, k: a * k)
     run(x, 2)

@@ -1,5 +1,7 @@
 """Random programs until the time is over: `python -m tests.fuzz --minutes 5 --seed 0 --backend inductor`.
 
+`--count 5000 --jobs 16` runs so many programs in so many processes.
+
 Prints each program that behaves differently when compiled, made smaller, and writes it down as a test file.
 Then how many there were, and how they ran. Exit code 1 if any differs, but for those whose plain result hangs
 on rounding (`tests/fuzz/rounding.py`).
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -46,11 +49,22 @@ def test_seed_{program.seed}_behaves_as_in_python() -> None:
 '''
 
 
+def sharded(seed: int, count: int, jobs: int) -> int:
+    """Run this command in several processes, a range of seeds each; how many of them failed."""
+    share = -(-count // jobs)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", *sys.argv[1:], "--jobs", "1"]
+    ranges = [["--seed", f"{seed + job * share}", "--count", f"{share}"] for job in range(jobs)]
+    failed = sum(process.wait() != 0 for process in [subprocess.Popen(command + r) for r in ranges])
+    print(f"{share * jobs} programs in {jobs} processes, {failed} of which met a difference")
+    return failed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--seed", type=int, default=0, help="the first program's seed")
     parser.add_argument("--count", type=int, help="how many programs, however long it takes")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the count")
     parser.add_argument("--backend", choices=sorted(BACKENDS), default="eager")
     parser.add_argument("--size", type=int, default=5, help="statements of a program")
     parser.add_argument("--show", action="store_true", help="print the first program, run nothing")
@@ -60,6 +74,8 @@ def main() -> int:
     if options.show:
         print(generate(options.seed, options.size))
         return 0
+    if options.count is not None and options.jobs > 1:
+        return int(sharded(options.seed, options.count, options.jobs) > 0)
     faulthandler.enable()
     torch.set_num_threads(1)
     counting = Counting()

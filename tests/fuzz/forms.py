@@ -169,6 +169,13 @@ MODULES = (
     "net.gru({t}.float())[0]",
     "net.lstm({t}.float())[0]",
     "net.rnn({t}.float().unsqueeze(0))[0].squeeze(0)",
+    "net.projected({t}.float())[0].sum(-1, keepdim=True)",
+    "net.cell({t}.float())[0]",
+    "net.state({t}.float(), {u}.float()[: len({t})])",
+    "net.gru({t}.float().unsqueeze(1), torch.ones(2, 1, 4))[1].sum(1)",
+    "through([net.linear, net.norm, torch.tanh], {t}.float())",
+    "through(net.chain[:2], {t}.float())[..., :4]",
+    "torch.func.functional_call(net, dict(net.named_parameters()), ({t}.float(),))",
     "F.dropout({t}.float(), 0.3, net.training)",
     "net.average({t})",
     "net.average({t}) + net.average({u})",
@@ -332,25 +339,68 @@ def blanks(t: str, u: str, i: str, pick: Callable[..., str]) -> dict[str, str]:
     return found | {name: pick(*among) for name, among in CHOICES.items()}
 
 
+PARTS = (
+    *("{c} += ({i},)", "{c} *= {i} % 2", "{c} += [{i}]", "{c} |= {{{i}}}", "{c} &= {{1, {i}}}"),
+    *("{c} -= {{{i}}}", "{c} ^= {{{i}}}", "{c} += 'x'", "{c} += {i}", "{c} **= 1", "{c} //= 2"),
+    *("{c} %= 3", "{c} <<= 1", "{c} >>= 1", "{c} /= 2", "{c} -= {i}", "{c} @= {i}"),
+)
+"""What changes a value that can't be changed in place, or raises."""
 CONTAINERS = {
     "SHELF.sets[{i} % 2]": (
         *("{c} |= {{{i}, 2}}", "{c} &= {{1, {i}}}", "{c} -= {{{i}}}", "{c} ^= {{{i}, 3}}"),
         *("{c}.add({i})", "{c}.discard({i})", "{c}.update([{i}, 5])", "operator.ior({c}, {{{i}}})"),
-        "{c}.intersection_update({{1, 2, {i}}})",
+        *("{c}.intersection_update({{1, 2, {i}}})", "{c}.__ixor__({{{i}}})", "{c}.pop()"),
+        *(
+            "operator.iand({c}, {{1, {i}}})",
+            "operator.isub({c}, {{{i}}})",
+            "{c} |= {c}",
+            "{c} -= {c}",
+        ),
     ),
     "SHELF.dicts[{i} % 4]": (
         *("{c} |= {{'n': {i}}}", "{c} |= {{'a': {i}, 'm': 1}}", "operator.ior({c}, {{'k': {i}}})"),
         *("{c}['n'] = {i}", "{c}['a'] += {i}", "{c}.update(n={i})", "{c}.setdefault('m', {i})"),
-        *("del {c}['a']", "{c}.pop('n', None)", "{c}.popitem()", "{c}.clear()"),
+        *("del {c}['a']", "{c}.pop('n', None)", "{c}.popitem()", "{c}.clear()", "{c} |= {c}"),
+        *("{c} |= [('p', {i})]", "{c}.__ior__({{'a': {i}}})", "{c}['a'] -= 1", "{c}['a'] *= 2"),
+        *("{c} += collections.Counter(a={i})", "{c} &= collections.Counter(a={i}, b=1)"),
     ),
     "SHELF.ordered": (
         *("{c} |= {{'n': {i}}}", "{c}.move_to_end('a')", "{c}.move_to_end('b', last=False)"),
         *("{c}.popitem(last=False)", "{c}['a'] = {i}", "del {c}['b']", "{c}.update(b={i}, c=1)"),
     ),
     "SHELF.lists[{i} % 3]": (
-        *("{c} += [{i}]", "{c} += ({i}, 7)", "{c} *= 2", "operator.iadd({c}, [{i}])"),
+        *(
+            "{c} += [{i}]",
+            "{c} += ({i}, 7)",
+            "{c} *= 1 + (len({c}) < 9)",
+            "operator.iadd({c}, [{i}])",
+        ),
         *("{c}.append({i})", "{c}[0] = {i}", "{c}.pop()", "{c}.reverse()", "{c}.extend([{i}])"),
-        *("del {c}[0]", "{c}.remove({i})", "{c}.insert(0, {i})"),
+        *(
+            "del {c}[0]",
+            "{c}.remove({i})",
+            "{c}.insert(0, {i})",
+            "{c} += [*{c}][:2]",
+            "{c}[0] += {i}",
+        ),
+        *(
+            "{c}[:1] = [{i}, 8]",
+            "del {c}[::2]",
+            "{c}[1:1] += [{i}]",
+            "{c}.__imul__({i} % 2)",
+            "{c} += 'xy'",
+        ),
+    ),
+    "SHELF.parts[{i} % 5]": PARTS,
+    "SHELF.part": PARTS,
+    "SHELF.own": (
+        *("{c} += {i}", "{c} |= {i}", "operator.iadd({c}, {i})", "{c} *= {i}", "{c}.held += [{i}]"),
+    ),
+    "SHELF.table['in']": (
+        "{c} += [{i}]",
+        "{c} *= 1 + (len({c}) < 9)",
+        "{c}[0] -= {i}",
+        "{c}.append({i})",
     ),
 }
 """Where the program finds containers of its caller, and what it does to them."""
@@ -358,11 +408,38 @@ READS = (
     *("len({c})", "len(str({c}))", "sum(len(str(v)) for v in {c})", "len(f'{{{c}}}')"),
     *("int('a' in {c})", "int({i} in {c})", "len(list({c}) + [1])", "int({c} == SHELF.ordered)"),
     *("len([*{c}, *{c}])", "len(repr(next(iter({c}), None)))", "len(type({c}).__name__)"),
+    *("len([*reversed({c})])", "int(bool({c}))", "len(repr(sorted({c})))", "len(repr(max({c})))"),
 )
 """Numbers that follow from such a container."""
+ODD = (
+    *(
+        "LOCAL",
+        "Chosen",
+        "weakref.proxy(box)",
+        "box.bump",
+        "SHELF",
+        "ODD",
+        "ODD_MODULE",
+        "a",
+        "net",
+    ),
+    *(
+        "helper",
+        "functools.partial(helper, sign=2)",
+        "collections",
+        "None",
+        "Slotted()",
+        "type(ODD)",
+    ),
+)
+NAMES = ("v", "scale", "steps", "mark", "hidden", "missing", "late", "func", "__name__", "__doc__")
 LOOKUPS = (
-    *("getattr(LOCAL, 'v', {i})", "int(hasattr(LOCAL, 'v'))", "getattr(Chosen, 'scale', 5)"),
-    *("int(hasattr(Chosen, 'other'))", "getattr(weakref.proxy(box), 'steps', 7)"),
-    *("int(hasattr(box.bump, 'mark'))", "getattr(SHELF, 'nothing', {i})"),
+    *("len(str(type(getattr({odd}, {name!r}, {i}))))", "int(hasattr({odd}, {name!r}))"),
+    *("asked(lambda: {odd}.{name})", "asked(lambda: getattr({odd}, {name!r}))"),
+    *("asked(lambda: operator.attrgetter({name!r})({odd}))", "int(hasattr(box, {name!r}))"),
 )
 """Numbers that follow from whether an object has an attribute."""
+ATTRIBUTES = (
+    *("LOCAL.v = {i}", "ODD.late = {i}", "del ODD.late", "del LOCAL.v", "ODD_MODULE.v = {i}"),
+    *("box.bump.__func__.mark = {i}", "setattr(ODD, 'v', {i})", "ODD.hidden = {i}"),
+)

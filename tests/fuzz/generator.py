@@ -15,10 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tests.fuzz.forms import (
+    ATTRIBUTES,
     CONTAINERS,
     FORMS,
     HALF,
     LOOKUPS,
+    NAMES,
+    ODD,
     READS,
     STEPS,
     WRITES,
@@ -278,6 +281,10 @@ class Maker:
                 f"{items}[0] = {t}",
                 f"{items}[-1] = {items}[0]",
                 f"{items}.extend([{t}, {self.t()}])",
+                f"{items} {self.pick('+=', '+= items[:2];' + items + ' +=')} [{t}]",
+                f"{items} *= 1 + (len({items}) < 9)",
+                f"table |= {{'{self.pick('x', 'z')}': {t}}}",
+                f"table['{self.pick('x', 'y')}'] {self.pick('+=', '*=', '-=')} {self.pick(i, t)}",
                 f"{items} = {items}[1:] + [{t}]" if items != "items" else "del items[1:]",
                 f"{items}.reverse()",
                 f"table['x'] = {t}",
@@ -295,9 +302,11 @@ class Maker:
         """Something about a container that the caller holds, or about an attribute of an odd object."""
         place, changes = self.choose.choice(list(CONTAINERS.items()))
         place, i = place.format(i=self.i()), self.i()
-        if self.chance(0.2):
-            value = self.pick(*LOOKUPS).format(i=i)
-            return line(f"LOCAL.v = {i}") if self.chance(0.2) else self.bound(self.ints, "k", value)
+        if self.chance(0.3):
+            if self.chance(0.2):
+                return line(self.pick(*ATTRIBUTES).format(i=i))
+            odd, name = self.pick(*ODD), self.pick(*NAMES)
+            return self.bound(self.ints, "k", self.pick(*LOOKUPS).format(i=i, odd=odd, name=name))
         if self.chance(0.3):
             return self.bound(self.ints, "k", self.pick(*READS).format(c=place, i=i))
         if self.chance(0.4):
@@ -432,6 +441,7 @@ class Maker:
             "torch.no_grad(), Scope(SEEN)",
             "contextlib.suppress(ValueError)",
             "torch.autocast('cpu', dtype=torch.bfloat16)",
+            "torch.inference_mode()",
         )
         body = self.inner()
         if self.chance(0.12):

@@ -34,11 +34,28 @@ class Doubled(dict):
         super().__setitem__(key, value * 2)
 
 
+class Own:
+    def __init__(self):
+        self.held = [1]
+
+    def __iadd__(self, other):
+        self.held.append(other)
+        return self
+
+    def __ior__(self, other):
+        return Own()
+
+    def __len__(self):
+        return len(self.held)
+
+
 SHELF = types.SimpleNamespace(
     sets=[{1, 2}, Tags({1, 3})],
     dicts=[{"a": 1}, Doubled(a=2), collections.defaultdict(int, a=3), collections.Counter("aab")],
     ordered=collections.OrderedDict(a=1, b=2),
     lists=[[1, 2], Rows([3]), collections.deque([4, 5], 6)],
+    parts=[(1, 2), frozenset({1, 3}), "ab", 5, 1.5],
+    part=(3, 4), own=Own(), table={"in": [1]},
 )
 
 
@@ -51,6 +68,40 @@ class Answering(type):
 
 class Chosen(metaclass=Answering):
     pass
+
+
+class Slotted:
+    __slots__ = ("v", "late")
+
+    def __init__(self):
+        self.v = 2
+
+
+class Odd:
+    def __getattr__(self, name):
+        SEEN.append(name)
+        if name == "scale":
+            return 3
+        raise AttributeError(name)
+
+    @property
+    def steps(self):
+        return self.missing
+
+    @property
+    def mark(self):
+        raise AttributeError("mark")
+
+
+ODD, ODD_MODULE = Odd(), types.ModuleType("odd_module")
+ODD_MODULE.__getattr__ = lambda name: {"scale": 4}[name]
+
+
+def asked(get):
+    try:
+        return len(str(type(get())))
+    except AttributeError as error:
+        return len(str(error))
 
 
 class Box:
@@ -137,6 +188,8 @@ class Net(torch.nn.Module):
         self.average = Average()
         self.gru, self.lstm = (make(4, 4, 2, dropout=0.5) for make in (torch.nn.GRU, torch.nn.LSTM))
         self.rnn = torch.nn.RNN(4, 2, 2, dropout=0.5, bidirectional=True, batch_first=True)
+        self.projected = torch.nn.LSTM(4, 6, 2, dropout=0.5, proj_size=3)
+        self.cell, self.state = torch.nn.LSTMCell(4, 4), torch.nn.GRUCell(4, 4)
 
     def forward(self, t):
         self.calls += 1
@@ -176,6 +229,12 @@ def helper(t, k=2, *more, sign=1):
 def steps(t, count):
     for i in range(count):
         yield t + i
+
+
+def through(modules, t):
+    for module in modules:
+        t = module(t)
+    return t
 
 
 def speak(t, label):
