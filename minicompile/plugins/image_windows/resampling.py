@@ -17,7 +17,7 @@ from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, converted
-from minicompile.lowering.rules.windows import (
+from minicompile.plugins.image_windows.windows import (
     Table,
     Tabled,
     folded,

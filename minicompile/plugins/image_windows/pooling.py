@@ -11,7 +11,7 @@ import torch
 
 from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, converted
-from minicompile.lowering.rules.windows import (
+from minicompile.plugins.image_windows.windows import (
     INT,
     Axis,
     Strided,
