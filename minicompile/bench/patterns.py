@@ -217,6 +217,12 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
+@pattern("G D", "V D", Input("G", below="V"), training=True)
+def next_token_loss(x: Tensor, words: Tensor, labels: Tensor) -> Tensor:
+    """The end of a language model: its logits are larger than anything else."""
+    return F.cross_entropy(F.linear(x, words), labels)
+
+
 @pattern("B T D", Input("B T D", below="2", again=False), training=True)
 def bce_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """The gradient is of one difference for each logit: 8 bytes of a label needn't be read again."""

@@ -39,6 +39,7 @@ class Plugin:
     needs     plug-ins without which this one does nothing
     cases     cases of `minicompile bench`, as "max_pool, cache", that show what it buys
     options   (name, value) pairs that the cases are measured with
+    needs_torch   whether what it makes of a program calls torch, which a package can't (exporting/package.py)
     """
 
     name: str
@@ -48,6 +49,7 @@ class Plugin:
     needs: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
+    needs_torch: bool = False
 
 
 @cache
@@ -88,6 +90,11 @@ def select(chosen: str | Iterable[str]) -> tuple[str, ...]:
         if name not in plugins:
             raise unknown("plug-in", name, ["'default'", "'all'", "'none'", *sorted(plugins)])
     return tuple(name for name in names if set(plugins[name].needs) <= set(names))
+
+
+def without_torch(selected: Iterable[str]) -> tuple[str, ...]:
+    """Return the selected plug-ins whose programs run where torch isn't installed."""
+    return tuple(name for name in selected if not available()[name].needs_torch)
 
 
 @cache

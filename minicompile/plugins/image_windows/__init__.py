@@ -1,6 +1,6 @@
-"""Windows of images: pooling (pooling.py), resampling, and padding with a tensor's own elements (resampling.py).
+"""Windows of images: pooling (pooling.py), and resampling and padding (resampling.py), by windows.py.
 
-Both describe each dimension by its windows (windows.py). Without this plug-in these operators are extern calls.
+Without this plug-in their operators are extern calls.
 """
 
 from minicompile.ops.plugins import Plugin

@@ -17,6 +17,9 @@ from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, converted
+from minicompile.lowering.value import TensorValue
+from minicompile.ops.dtypes import computation_dtype
+from minicompile.ops.handler import Index, Ops, V
 from minicompile.plugins.image_windows.windows import (
     Table,
     Tabled,
@@ -25,9 +28,6 @@ from minicompile.plugins.image_windows.windows import (
     summation_dtype,
     unfolded,
 )
-from minicompile.lowering.value import TensorValue
-from minicompile.ops.dtypes import computation_dtype
-from minicompile.ops.handler import Index, Ops, V
 from minicompile.shapes.expr import Size
 
 CUBIC = -0.75
