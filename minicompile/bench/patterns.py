@@ -229,6 +229,12 @@ def bce_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
 
 
+@pattern(Input("B T D", positive=True), Input("B T D", positive=True), training=True)
+def gamma_entropy(shape: Tensor, rate: Tensor) -> Tensor:
+    """Of many gamma distributions, as variational inference asks for it."""
+    return shape - rate.log() + torch.lgamma(shape) + (1 - shape) * torch.digamma(shape)
+
+
 @pattern(*(3 * ["G F"]), Input("G F", positive=True), *(3 * ["F"]), Input("F", positive=True))
 def adamw_step(p0: Tensor, g0: Tensor, m0: Tensor, v0: Tensor,
                p1: Tensor, g1: Tensor, m1: Tensor, v1: Tensor) -> None:  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minicompile.aot.decompositions import rule_for
-from minicompile.aot.decompositions.special import EXPANSIONS, RULES, coefficients
+from minicompile.plugins.special_functions.expansions import EXPANSIONS, RULES, coefficients
 
 aten = torch.ops.aten
 EPS = 2.0**-23

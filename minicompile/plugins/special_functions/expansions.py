@@ -19,7 +19,7 @@ import torch
 from mpmath import log
 from torch import Tensor, where
 
-from minicompile.aot.decompositions.registry import Rule, decompose, formulas, real
+from minicompile.aot.decompositions.registry import Rule, formulas, real
 
 aten = torch.ops.aten
 INF, NAN, PI = math.inf, math.nan, math.pi
@@ -126,17 +126,6 @@ def entropy(x: Tensor) -> Tensor:
     return where(torch.isnan(x), x, found)
 
 
-def times_log(log: Rule) -> Rule:
-    """x log(y), where 0 times an infinity is 0; one of them may be a number."""
-
-    def rule(x: Any, y: Any) -> Tensor:
-        y = y if isinstance(y, Tensor) else torch.full_like(x, y)
-        x = x if isinstance(x, Tensor) else torch.full_like(y, x)
-        return where(torch.isnan(y), NAN, where(x == 0, 0.0, x * log(y)))
-
-    return rule
-
-
 def logit(x: Tensor, eps: float | None = None) -> Tensor:
     x = x if eps is None else x.clamp(eps, 1 - eps)
     return torch.log(x / (1 - x))
@@ -157,10 +146,3 @@ RULES: dict[str, Rule] = {
     "logit_backward": logit_backward,
 }
 formulas({getattr(aten, name).default: real(rule) for name, rule in RULES.items()}, wide=False)
-decompose(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other, to="core")(
-    real(times_log(torch.log))
-)
-_XLOG1PY = aten.special_xlog1py
-decompose(_XLOG1PY.default, _XLOG1PY.self_scalar, _XLOG1PY.other_scalar, to="core")(
-    real(times_log(torch.log1p))
-)
