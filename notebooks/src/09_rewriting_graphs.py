@@ -618,6 +618,15 @@ def register_products():
     )(lambda x, a, b: torch.mm(x, torch.mm(a, b)))
 
 
+# %% name="ex4-wrong-multi-dot" tags=["wrong"] kind="built-in" says="a use of multi_dot"
+def register_products():
+    mc.register_pattern(
+        "products",
+        search=lambda x, a, b: torch.mm(torch.mm(x, a), b),
+        examples=[torch.empty(2, 2, requires_grad=True) for _ in "xab"],
+    )(lambda x, a, b: torch.linalg.multi_dot([x, a, b]))
+
+
 # %% [markdown]
 # ## Go deeper
 #

@@ -1,4 +1,4 @@
-"""Without a plug-in its programs give eager's values, strides and gradients; what it does is done by others."""
+"""Without a plug-in its programs give eager's values, strides and gradients: by extern calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import minicompile as mc
 
-X = torch.randn(2, 3, 9, 8)
+X, LAST = torch.randn(2, 3, 9, 8), torch.channels_last
 
 
 def columns(x: torch.Tensor) -> torch.Tensor:
@@ -30,7 +30,7 @@ PROGRAMS: dict[str, tuple[str, Callable[..., Any], torch.Tensor, str]] = {
     "columns": ("image_windows", columns, X, "im2col"),
     "windows": ("image_windows", lambda x: x.unfold(2, 4, 2).sin() * 2, X, "unfold_backward"),
     "channels last": (
-        "image_windows", lambda x: F.max_pool2d(x * 2, 2), X.to(memory_format=torch.channels_last), "max_pool",
+        "image_windows", lambda x: F.max_pool2d(x * 2, 2), X.to(memory_format=LAST), "max_pool",
     ),
     "digamma": ("special_functions", lambda x: torch.digamma(x.exp()) * x, X, "digamma"),
     "logit": ("special_functions", lambda x: torch.logit(x.sigmoid(), 1e-3) * x, X, "logit"),
