@@ -5,6 +5,7 @@ The real compiler: torch/_inductor/fx_passes/pad_mm.py, torch/_inductor/fx_passe
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from minicompile import compat
 from minicompile.aot.passes.patterns import replace_nodes
 from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Rewrite, origins_of, statement
-from minicompile.ops.toolchain import processor_vendor
+from minicompile.ops.toolchain import processor_features
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match
 from minicompile.shapes.symnode import hint
@@ -55,6 +56,12 @@ def choose_library(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
             node.target, node.args = linear, (x, turned, *(bias or [None]), "none", [], "")
             done.append(Rewrite("onednn", before, statement(node), origins_of(node)))
     return done
+
+
+def processor_vendor() -> str:
+    """Return "GenuineIntel", "AuthenticAMD", or "" where it isn't known."""
+    found = re.search(r"^vendor_id\s*: (.+)$", processor_features(), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def is_float32_on_cpu(value: Tensor) -> bool:
