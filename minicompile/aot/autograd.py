@@ -40,8 +40,8 @@ def ahead_of_time(
     compat.require("differentiation")
     mode = fake_mode_of(graph, fakes, shape_env)
     records: list[PassRecord] = []
-    check_names(options, known_passes())
     selected = known_passes(options.plugins)
+    check_names(options, known_passes())
     rules = plugins.rules(decomposition, options.plugins)
 
     def run(stage: str, given: Graph) -> Graph:

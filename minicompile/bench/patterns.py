@@ -229,10 +229,16 @@ def bce_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
 
 
-@pattern(Input("B T D", positive=True), Input("B T D", positive=True), training=True)
-def gamma_entropy(shape: Tensor, rate: Tensor) -> Tensor:
-    """Of many gamma distributions, as variational inference asks for it."""
-    return shape - rate.log() + torch.lgamma(shape) + (1 - shape) * torch.digamma(shape)
+@pattern("G D", "V D", training=True)
+def word_logits(x: Tensor, words: Tensor) -> Tensor:
+    """By the library alone; on a GPU of GPT-2's vocabulary, whose size is odd."""
+    return F.linear(x, words)
+
+
+@pattern("B T D", training=True)
+def row_entropy(logits: Tensor) -> Tensor:
+    """How sure a policy is of its next action."""
+    return torch.special.entr(torch.softmax(logits, -1)).sum(-1)
 
 
 @pattern(*(3 * ["G F"]), Input("G F", positive=True), *(3 * ["F"]), Input("F", positive=True))

@@ -112,5 +112,7 @@ def _packages_without(selected: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def rules(registry: Registry[V], selected: tuple[str, ...]) -> Mapping[Any, V]:
-    """Return the rules of the core, of the user, and of the selected plug-ins."""
+    """Return the rules of the core, of the user, and of the selected plug-ins, which are loaded."""
+    for name in selected:
+        load(name)
     return registry.without_modules(_packages_without(selected))

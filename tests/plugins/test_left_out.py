@@ -32,7 +32,7 @@ PROGRAMS: dict[str, tuple[str, Callable[..., Any], torch.Tensor, str]] = {
     "channels last": (
         "image_windows", lambda x: F.max_pool2d(x * 2, 2), X.to(memory_format=LAST), "max_pool",
     ),
-    "digamma": ("special_functions", lambda x: torch.digamma(x.exp()) * x, X, "digamma"),
+    "entropy": ("special_functions", lambda x: torch.special.entr(x.sigmoid()) * x, X, "special_entr"),
     "logit": ("special_functions", lambda x: torch.logit(x.sigmoid(), 1e-3) * x, X, "logit"),
 }  # fmt: skip
 

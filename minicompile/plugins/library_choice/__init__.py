@@ -7,5 +7,5 @@ PLUGIN = Plugin(
     "Calls oneDNN for large products on AMD's processors, and pads them for a GPU's tensor cores.",
     (f"{__name__}.products",),
     needs_torch=True,
-    cases=("mlp", "mlp_training", "next_token_loss, gpu"),
+    cases=("word_logits, large, training", "word_logits, gpu, training"),
 )
