@@ -108,34 +108,24 @@ class Options:
     plugins: tuple[str, ...] = field(default_factory=default_plugins)
     """`MINICOMPILE_PLUGINS`: "default", "all", "none" or names (`minicompile plugins` lists them)."""
     disable_passes: tuple[str, ...] = ()
-    """Graph passes and patterns to leave out: "cse", "post_grad.addmm", "pattern:attention"."""
+    """Graph passes and patterns to leave out: "cse", "prims.merge_views", "pattern:attention"."""
     fuse_attention: Literal[False, True, "template"] = False
     """Written-out attention becomes a kernel of its own on a GPU (codegen/attention.py), and the library's
     scaled_dot_product_attention on a CPU: twice as fast from 1,000 tokens on. "template": the first anywhere.
 
     Rounds differently; of the library's, a row whose every position is masked gives 0, where softmax gives
     NaN."""
-    chunk_loss: bool = True
-    """Cross-entropy of a linear layer is computed in chunks of rows where logits are many (aot/passes)."""
     fallback_random: bool = True
     """Random numbers are eager's: the same seed gives the same ones. False: kernels compute theirs, which
     fuses (ops/philox.py), from seeds that eager's generator draws."""
     library: bool = True
     """False: kernels of our own are all there is: every matrix product is one, not only where a template may
     beat the library's (packages for GPUs)."""
-    reassociate_gemm: bool = False
-    """(x @ a) @ b becomes x @ (a @ b) where that is less arithmetic. Rounds differently."""
-    batch_linears: bool = False
-    """Products of one input with several weights become one. Copies the weights: seldom pays on a CPU."""
-    fold_batch_norm: bool = False
-    """Inference: batch norm goes into the weights of the convolution before it. Rounds differently."""
     assert_indirect_indexing: bool = True
     """Kernels look whether indices from memory are in range, and raise as eager does. False: nobody looks,
     and an index out of range reads or overwrites whatever is there."""
     memory_budget: float | None = None
     """From 0 (the backward recomputes all that it can) to 1 (like "default"). None: nothing expensive."""
-    layout_optimization: bool = True
-    """Images lie channels-last between convolutions (aot/passes/images.py)."""
     memory_pool: bool | None = None
     """A graph's intermediates share one allocation. None: where that saves much and raises no peak."""
     arena_bytes: int = 1 << 30

@@ -87,8 +87,6 @@ around_compile: Registry[Callable[[Capture, Options, Compile], Program]] = Regis
 
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     """Every room after capture. `capture.watch` hears what each one made."""
-    for name in options.plugins:
-        plugins.load(name)
     compile: Compile = compile_program
     for rule in plugins.rules(around_compile, options.plugins).values():
         compile = partial(_inside, rule, compile)

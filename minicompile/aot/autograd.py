@@ -8,12 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from minicompile import compat
+from minicompile.aot.decompositions import decomposition
 from minicompile.aot.functionalize import functionalize, keep_strides
 from minicompile.aot.joint import trace
 from minicompile.aot.levels import LevelGraph, lower_to, verify
 from minicompile.aot.partition import partition
 from minicompile.aot.passes import known_passes
 from minicompile.aot.result import AotResult
+from minicompile.ops import plugins
 from minicompile.ops.graph import Graph, PassRecord, copied
 from minicompile.options import Options
 from minicompile.passes.manager import check_names, run_passes
@@ -38,8 +40,9 @@ def ahead_of_time(
     compat.require("differentiation")
     mode = fake_mode_of(graph, fakes, shape_env)
     records: list[PassRecord] = []
-    check_names(options, known_passes())
     selected = known_passes(options.plugins)
+    check_names(options, known_passes())
+    rules = plugins.rules(decomposition, options.plugins)
 
     def run(stage: str, given: Graph) -> Graph:
         chosen = [entry for entry in selected if entry.runs(stage, options)]
@@ -48,7 +51,7 @@ def ahead_of_time(
         run_passes(chosen, given, mode, records)
         late = stage in ("prims", "post_grad")  # no level follows that would expand replacements
         if late and any(isinstance(node.target, Replacement) for node in given.nodes):
-            given.gm = lower_to("prims", given, mode).gm
+            given.gm = lower_to("prims", given, mode, rules).gm
         return given
 
     graph = run("pre_grad", graph)
@@ -60,13 +63,13 @@ def ahead_of_time(
     functional = functionalize(traced, metadata, mode, options.assert_indirect_indexing)
     full = LevelGraph(functional, name, "functionalization")
     run("joint", full)
-    core = lower_to("core", full, mode)
-    prims = lower_to("prims", core, mode)
+    core = lower_to("core", full, mode, rules)
+    prims = lower_to("prims", core, mode, rules)
     run("prims", prims)
     levels = {graph.level: graph for graph in (full, core, prims)}
     if options.verify:
         for level in levels.values():
-            verify(level)
+            verify(level, rules=rules)
     if not metadata.trains:
         forward = run("post_grad", copied(prims))
         keep_strides(recorded, forward)

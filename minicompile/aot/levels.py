@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -27,7 +28,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.decompositions import rule_for
+from minicompile.aot.decompositions.registry import Decomposition, decomposition, rule_for
 from minicompile.aot.layout import conform, same_sizes
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import VerifyError
@@ -138,14 +139,19 @@ def is_uneven(node: fx.Node) -> bool:
     )
 
 
-def verify(graph: LevelGraph, strict: bool = False) -> None:
+def verify(
+    graph: LevelGraph, strict: bool = False, rules: Mapping[Any, Decomposition] = decomposition
+) -> None:
     """Raises VerifyError that names an operator which its graph's level can't hold; `strict`: or which is of
     no family."""
     for node, op in graph.calls:
         wrong = ""
         if op._schema.is_mutable or compat.is_composite(op):
             wrong = "writes to an argument, or only calls other operators"
-        elif rule_for(op, graph.level) is not None and op not in {*graph.declined, *graph.refused}:
+        elif rule_for(op, graph.level, rules) is not None and op not in {
+            *graph.declined,
+            *graph.refused,
+        }:
             wrong = "has a rule, which was not applied"
         elif op in graph.refused:
             continue
@@ -160,8 +166,10 @@ def verify(graph: LevelGraph, strict: bool = False) -> None:
 # The way down
 
 
-def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
-    """A new graph with the operators of `level` ("core" or "prims")."""
+def lower_to(
+    level: Level, graph: Graph, mode: Any, rules: Mapping[Any, Decomposition] = decomposition
+) -> LevelGraph:
+    """Return a new graph with the operators of `level` ("core" or "prims"); `rules` are decompositions."""
     gm = graph.gm
     kind = PrimsTracer if level == "prims" else Tracer
     tracer, values = kind(mode), dict[fx.Node, Any]()
@@ -169,7 +177,7 @@ def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
     """What became of each node, for gates."""
 
     def rule(op: Any) -> Any:
-        found = op if isinstance(op, Replacement) else rule_for(op, level)
+        found = op if isinstance(op, Replacement) else rule_for(op, level, rules)
         before, after = partial(statement, node), partial(made.__getitem__, node)
         where = partial(union, [tracer.origins])
         if found in (None, op) or allowed("decomposition", op, before, after, where):

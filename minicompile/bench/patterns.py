@@ -217,10 +217,28 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
+@pattern("G D", "V D", Input("G", below="V"), training=True)
+def next_token_loss(x: Tensor, words: Tensor, labels: Tensor) -> Tensor:
+    """The end of a language model: its logits are larger than anything else."""
+    return F.cross_entropy(F.linear(x, words), labels)
+
+
 @pattern("B T D", Input("B T D", below="2", again=False), training=True)
 def bce_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """The gradient is of one difference for each logit: 8 bytes of a label needn't be read again."""
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+
+
+@pattern("G D", "V D", training=True)
+def word_logits(x: Tensor, words: Tensor) -> Tensor:
+    """By the library alone; on a GPU of GPT-2's vocabulary, whose size is odd."""
+    return F.linear(x, words)
+
+
+@pattern("B T D", training=True)
+def row_entropy(logits: Tensor) -> Tensor:
+    """How sure a policy is of its next action."""
+    return torch.special.entr(torch.softmax(logits, -1)).sum(-1)
 
 
 @pattern(*(3 * ["G F"]), Input("G F", positive=True), *(3 * ["F"]), Input("F", positive=True))

@@ -53,7 +53,7 @@ Target = tuple[str, int]
 """("cuda", 90): as `trace.assembly` takes it."""
 
 OPTIONS: dict[str, Any] = {
-    "device_codegen": "triton", "library": False, "disable_passes": ("onednn", "pad_products"),
+    "device_codegen": "triton", "library": False,
 }  # fmt: skip
 """Triton for CPU tensors; no products of a library's."""
 

@@ -39,6 +39,7 @@ from minicompile.exporting.safetensors import write_safetensors
 from minicompile.exporting.self_check import check_built
 from minicompile.lowering.context import layout_of
 from minicompile.lowering.lower import lower
+from minicompile.ops import plugins
 from minicompile.ops.graph import Graph, copied, output_node, placeholders
 from minicompile.ops.toolchain import BASE_FLAGS, find_compiler, machine_flags, processor_features
 from minicompile.options import Options
@@ -116,9 +117,8 @@ def _fill(folder: Path, exported: Exported, cpu: str | None, target: cuda.Target
     held = [spec for spec in exported.signature.inputs if spec.kind != "input"]
     users = [spec for spec in exported.signature.inputs if spec.kind == "input"]
     tensors = [exported.state[spec.target].cpu() for spec in held]
-    options = Options(
-        memory_pool=False, layout_optimization=False, **(cuda.OPTIONS if target else {})
-    )
+    usable = plugins.without_torch(Options().plugins)
+    options = Options(memory_pool=False, plugins=usable, **(cuda.OPTIONS if target else {}))
     lowered = _Lowered(exported, options)
     weights = {spec.target: tensor for spec, tensor in zip(held, tensors)}
     names = [spec.target for spec in held]

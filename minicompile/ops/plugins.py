@@ -39,6 +39,7 @@ class Plugin:
     needs     plug-ins without which this one does nothing
     cases     cases of `minicompile bench`, as "max_pool, cache", that show what it buys
     options   (name, value) pairs that the cases are measured with
+    needs_torch   whether what it makes of a program calls torch, which a package can't (exporting/package.py)
     """
 
     name: str
@@ -48,6 +49,7 @@ class Plugin:
     needs: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
+    needs_torch: bool = False
 
 
 @cache
@@ -90,6 +92,11 @@ def select(chosen: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if set(plugins[name].needs) <= set(names))
 
 
+def without_torch(selected: Iterable[str]) -> tuple[str, ...]:
+    """Return the selected plug-ins whose programs run where torch isn't installed."""
+    return tuple(name for name in selected if not available()[name].needs_torch)
+
+
 @cache
 def load(name: str) -> None:
     """Import a plug-in's modules, which registers its rules."""
@@ -105,5 +112,7 @@ def _packages_without(selected: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def rules(registry: Registry[V], selected: tuple[str, ...]) -> Mapping[Any, V]:
-    """Return the rules of the core, of the user, and of the selected plug-ins."""
+    """Return the rules of the core, of the user, and of the selected plug-ins, which are loaded."""
+    for name in selected:
+        load(name)
     return registry.without_modules(_packages_without(selected))

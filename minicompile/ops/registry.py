@@ -69,9 +69,9 @@ class Registry(Mapping[Any, V]):
     def without_modules(self, packages: tuple[str, ...]) -> Mapping[Any, V]:
         """Return the rules that would be in force without the modules whose names begin like `packages`."""
         self.load()
-        hidden = [k for k, records in self.history.items() if records[-1][0].startswith(packages)]
-        if not packages or not hidden:
+        if not packages:
             return self.rules
+        hidden = [k for k, records in self.history.items() if records[-1][0].startswith(packages)]
         rules = dict(self.rules)
         for key in hidden:
             if rules.get(key) is self.history[key][-1][1]:

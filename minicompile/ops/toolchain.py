@@ -185,12 +185,6 @@ def processor_features() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
-def processor_vendor() -> str:
-    """ "GenuineIntel", "AuthenticAMD"; "" where that isn't known."""
-    found = re.search(r"^vendor_id\s*: (.+)$", processor_features(), re.MULTILINE)
-    return found[1] if found else ""
-
-
 def machine_flags() -> tuple[str, ...]:
     """Code for this processor; on x86 with vectors as wide as it has."""
     if platform.machine() not in ("x86_64", "AMD64"):

@@ -498,10 +498,10 @@ def a_loss_in_chunks(run: Run, losses_and_slopes: Callable[..., Any]) -> str:
         run.near(got[0], losses.detach(), f"the losses of {what}", rtol=1e-4, atol=1e-4)
         run.near(got[1], slopes, f"the slopes of {what}", rtol=1e-4, atol=1e-5)
     x, weight = (torch.randn(n, 8, requires_grad=True) for n in (2048, 8192))
-    labels, pass_of = torch.randint(8192, (2048,)), "minicompile.aot.passes.chunked_loss"
+    labels, pass_of = torch.randint(8192, (2048,)), "minicompile.plugins.chunked_loss.cross_entropy"
     eager = tokens_loss(x, weight, labels)
     expected = torch.autograd.grad(eager, [x, weight])
-    whole, _ = divided(tokens_loss, x, weight, labels, chunk_loss=False)
+    whole, _ = divided(tokens_loss, x, weight, labels, plugins="none")
     with run.replaced(f"{pass_of}:losses_and_slopes", losses_and_slopes):
         aot, loss = divided(tokens_loss, x, weight, labels)
     run.close(loss.detach(), eager.detach(), "the model's loss", rtol=1e-4, atol=1e-4)

@@ -248,8 +248,7 @@ def is_cheaper(rows: int, inner: int, middle: int, columns: int) -> bool:
     level="real",
     visible=[(64, 8, 32, 8), (4, 8, 32, 8)],
     hidden=[(40, 16, 2, 16), (8, 8, 8, 8), (16, 24, 64, 4), (20, 12, 8, 8)],
-    without=["pattern:reassociate_gemm"],
-    forbidden=["is_cheaper", "weights_first", "reassociate_gemm"],
+    forbidden=["multi_dot"],
 )
 def products_of_products(run: Run, register_products: Callable[..., Any]) -> str:
     """mm(mm(x, a), b) by multiplications, alone and in a block that learns."""

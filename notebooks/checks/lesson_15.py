@@ -140,7 +140,7 @@ def apart(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
     level="construct",
     visible=[[8, 8, 8]],
     hidden=[[4, 12], [5, 5, 5, 5, 5]],
-    forbidden=["compile", "what_if", "batch_linears", "options"],
+    forbidden=["compile", "what_if", "options"],
 )
 def heads_need_two_calls(
     run: Run, prepare: Callable[..., Any], heads_at_once: Callable[..., Any]

@@ -313,12 +313,13 @@ def loss(x, w, labels):
 
 tokens, vocabulary = torch.randn(2048, 16), torch.randn(16384, 16, requires_grad=True)
 labels = torch.randint(16384, (2048,))
-for title, chunks in (("all rows at once", False), ("in chunks", True)):
-    aot = divided(loss, tokens.requires_grad_(), vocabulary, labels, chunk_loss=chunks)
+for title, chosen in (("all rows at once", "none"), ("in chunks", "default")):
+    aot = divided(loss, tokens.requires_grad_(), vocabulary, labels, plugins=chosen)
     print(f"{title:>16}: {bytes_text(aot.partition.saved_bytes)} saved beside inputs")
 
 # %% [markdown]
-# A pass over the captured graph does it (the next lesson is about passes), before gradients are known:
+# A pass over the captured graph does it (the next lesson is about passes), before gradients are known. It
+# belongs to a plug-in, `chunked_loss`: a part of the compiler that can be left out (lesson 17).
 
 # %% name="chunks-pass"
 print(next(record for record in aot.passes if "chunked_loss" in record.name))
@@ -837,7 +838,7 @@ def losses_and_slopes(logits, labels, ignore):
 #
 # - `minicompile/aot/partition.py`: this lesson is `min_cut` and `why_not_recomputed` there.
 # - `minicompile/aot/maxflow.py`: Dinic's algorithm in one page.
-# - `minicompile/aot/passes/chunked_loss.py`: which losses go in chunks, and why others don't.
+# - `minicompile/plugins/chunked_loss/cross_entropy.py`: which losses go in chunks, and why others don't.
 # - `torch/_functorch/partitioners.py`: `min_cut_rematerialization_partition`, and its bans.
 # - `torch/_functorch/_activation_checkpointing/knapsack.py`: greedy, exact and by integer programming.
 #

@@ -618,16 +618,13 @@ def register_products():
     )(lambda x, a, b: torch.mm(x, torch.mm(a, b)))
 
 
-# %% name="ex4-wrong-linear" tags=["wrong"] kind="built-in" says="a use of is_cheaper"
+# %% name="ex4-wrong-multi-dot" tags=["wrong"] kind="built-in" says="a use of multi_dot"
 def register_products():
-    from minicompile.aot.passes.linear import is_cheaper, weights_first
-
     mc.register_pattern(
         "products",
         search=lambda x, a, b: torch.mm(torch.mm(x, a), b),
         examples=[torch.empty(2, 2, requires_grad=True) for _ in "xab"],
-        when=is_cheaper,
-    )(weights_first)
+    )(lambda x, a, b: torch.linalg.multi_dot([x, a, b]))
 
 
 # %% [markdown]
@@ -635,7 +632,8 @@ def register_products():
 #
 # - `minicompile/passes/patterns.py`: what a pattern is, and the matcher.
 # - `minicompile/aot/passes/patterns.py`: tracing, confirming, replacing; `place_of` looks for writes.
-# - `minicompile/aot/passes/cleanup.py`, `minicompile/aot/passes/linear.py`: passes that aren't patterns.
+# - `minicompile/aot/passes/cleanup.py`: passes that aren't patterns; `minicompile/plugins/product_bias`: one
+#   in a plug-in.
 # - `torch/_inductor/pattern_matcher.py` and `torch/_inductor/fx_passes/post_grad.py`: the same in Inductor.
 #
 # **Where you are.** The model's graphs are as good as graphs get. The next lesson takes operators apart.

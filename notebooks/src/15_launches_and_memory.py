@@ -613,7 +613,7 @@ def heads_at_once(x, prepared, widths):
     return list(torch.relu(x @ prepared).chunk(3, dim=1))
 
 
-# %% name="ex2-wrong-option" tags=["wrong"] kind="built-in" says="got a use of"
+# %% name="ex2-wrong-compiled" tags=["wrong"] kind="built-in" says="got a use of"
 def prepare(*weights):
     return torch.cat(weights, dim=1)
 
@@ -622,7 +622,7 @@ def heads_at_once(x, prepared, widths):
     def heads(x, prepared):
         return [torch.relu(x @ w) for w in prepared.split(list(widths), dim=1)]
 
-    return mc.compile(heads, options={"batch_linears": True})(x, prepared)
+    return mc.compile(heads)(x, prepared)
 
 
 # %% [markdown]

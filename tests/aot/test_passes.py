@@ -12,49 +12,15 @@ from minicompile import compat
 from minicompile.aot.passes.cleanup import fold_constants
 from minicompile.errors import OptionError
 from minicompile.ops.display import to_html
-from minicompile.options import Options
 from minicompile.passes.manager import graph_pass
-from tests.aot.helpers import compile_aot, forward_and_gradients
+from tests.aot.fired_passes import FIRST, checked, fired, leaf, rand, run
+from tests.aot.helpers import compile_aot
 
 aten = torch.ops.aten
-rand = torch.randn
-
-
-def leaf(*size):
-    return rand(*size, requires_grad=True)
-
-
-def fired(result):
-    return {record.name.partition(".")[2] for record in result.passes if record.changed}
 
 
 def targets(graph):
     return [n.target for n in graph.nodes if n.op == "call_function"]
-
-
-def run(fn, inputs, dynamic=None, atol=1e-5, **options):
-    """The AotResult; values, strides and gradients are eager's, and no result is an input's memory."""
-    call, result = compile_aot(fn, inputs, options=Options(**options), dynamic=dynamic)
-    eager = forward_and_gradients(fn, inputs)
-    compiled = forward_and_gradients(call, inputs)
-    for got, want in zip(compiled, eager, strict=True):
-        torch.testing.assert_close(got, want, atol=atol, rtol=1e-4, equal_nan=True)
-    for got, want in zip(compiled[: len(result.metadata.outputs)], eager):
-        assert got.stride() == want.stride()
-    return result
-
-
-def checked(name, fires, stays, dynamic=None, **options):
-    """The pass fires on one program and not on another; where it is off it does nothing."""
-    for given in (dynamic, None) if dynamic else (None,):
-        assert name in fired(run(*fires, given, **options)), given
-        assert name not in fired(run(*fires, given, **options, disable_passes=(name,)))
-    assert name not in fired(run(*stays, **options))
-    if options:
-        assert name not in fired(run(*fires))
-
-
-FIRST = {(0, 0): "s0"}
 
 
 # Cleaning
@@ -174,164 +140,6 @@ def test_view_chains():
         [leaf(3, 4)],
         FIRST,
     )
-
-
-# Matrix products
-
-
-def product_and_part(x, a, b):
-    inner = x @ a
-    return inner @ b, inner
-
-
-def test_a_bias_goes_back_into_the_product_where_no_kernel_could_add_it():
-    inputs = [leaf(5, 3), leaf(4, 3), leaf(4)]
-    checked(
-        "addmm",
-        (F.linear, inputs),
-        (lambda x, w, b: F.linear(x, w, b).relu(), inputs),
-        FIRST,
-    )
-    twice = lambda x, w, b: F.linear(x.mm(w.t()), torch.ones(4, 4), b)  # noqa: E731
-    assert "addmm" in fired(run(twice, [rand(5, 3), rand(4, 3), rand(4)]))
-    shared = lambda x, w, b: (x @ w.t() + b, (x @ w.t()).sin())  # noqa: E731
-    assert "addmm" not in fired(run(shared, inputs))
-    half = [x.detach().bfloat16() for x in inputs]
-    assert "addmm" not in fired(run(lambda x, w, b: x @ w.t() + b, half))
-
-
-@pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel"])
-def test_large_products_are_onednn_s_on_amd_s_processors(vendor, monkeypatch):
-    monkeypatch.setattr("minicompile.aot.passes.linear.processor_vendor", lambda: vendor)
-    large = [leaf(512, 256), leaf(600, 256), leaf(600)]
-    products = lambda x, w, b: (F.linear(x, w, b), x @ w.t(), x.t() @ x[:, ::2])  # noqa: E731
-    chosen = fired(run(products, large, atol=1e-3))
-    if vendor == "GenuineIntel":
-        assert "onednn" not in chosen
-        return
-    assert "onednn" in chosen
-    small = [x.detach()[:255] for x in large]
-    for other in (small, [x.detach().double() for x in large], [x.detach().half() for x in large]):
-        assert "onednn" not in fired(run(lambda x, w: x @ w.t(), other[:2], atol=2e-1))
-    with torch.backends.mkldnn.flags(enabled=False):
-        assert "onednn" not in fired(run(products, large, atol=1e-3))
-
-
-def test_large_products_for_tensor_cores_have_rows_of_whole_vectors(monkeypatch):
-    monkeypatch.setattr("minicompile.aot.passes.linear.runs_on_tensor_cores", lambda value: True)
-    monkeypatch.setattr("minicompile.aot.passes.linear.WORTH_PADDING", 2)
-    inputs = [leaf(20, 13), leaf(11, 13), leaf(11)]
-    products = lambda x, w, b: (F.linear(x, w, b), x @ w.t(), w @ x.t(), F.linear(x, w, b[:1]))  # noqa: E731
-    aligned = [leaf(16, 24), leaf(8, 24), leaf(8)]
-    checked("pad_products", (products, inputs), (products, aligned), FIRST)
-    columns = lambda x, w: x.t() @ w  # noqa: E731
-    checked("pad_products", (columns, [rand(24, 13), rand(24, 16)]), (columns, [rand(24, 16)] * 2))
-    special = [x.detach().clone() for x in inputs]
-    special[0][0, 0], special[1][3, 4] = float("inf"), float("nan")
-    assert "pad_products" in fired(run(lambda x, w: x @ w.t(), special[:2]))
-
-
-def test_products_of_products_are_marked_with_the_bytes_between():
-    inputs = [rand(6, 3), rand(3, 5), rand(5, 2)]
-    chain = lambda x, a, b: x @ a @ b  # noqa: E731
-    checked(
-        "back_to_back_gemm", (chain, inputs), (lambda x, a, b: (x @ a).relu() @ b, inputs), FIRST
-    )
-    result = run(chain, inputs)
-    (outer,) = [n.meta["back_to_back"] for n in result.forward.nodes if "back_to_back" in n.meta]
-    assert outer == 6 * 5 * 4
-    (record,) = [r for r in result.passes if r.rewrites]
-    assert "120 bytes between" in str(record)
-    assert "back_to_back_gemm" not in fired(run(product_and_part, inputs))
-
-
-@pytest.mark.parametrize("make", [rand, leaf])
-def test_products_are_reassociated_where_that_is_less_arithmetic(make):
-    cheap = [make(50, 30), make(30, 40), make(40, 5)]
-    dear = [make(2, 30), make(30, 40), make(40, 50)]
-    chain = lambda x, a, b: x @ a @ b  # noqa: E731
-    name = "pattern:reassociate_gemm"
-    checked(name, (chain, cheap), (chain, dear), FIRST, atol=1e-3, reassociate_gemm=True)
-    assert name not in fired(run(product_and_part, cheap, atol=1e-3, reassociate_gemm=True))
-
-
-def test_linears_of_one_input_become_one_product():
-    inputs = [leaf(6, 3), leaf(4, 3), leaf(5, 3), leaf(4)]
-    checked(
-        "batch_linears",
-        (lambda x, a, b, c: (F.linear(x, a, c).relu() * 2, F.linear(x, b)), inputs),
-        (lambda x, a, b, c: (F.linear(x, a), F.linear(x * 2, b)), inputs),
-        FIRST,
-        batch_linears=True,
-    )
-    later = lambda x, a: x @ (x.t() @ x @ a.t()).relu().t()[:3]  # noqa: E731
-    assert "batch_linears" not in fired(run(later, [rand(3, 3), rand(3, 3)], batch_linears=True))
-
-
-# Convolution
-
-
-def norm_of(conv, training=False):
-    def fn(x, w, b, mean, var, gamma, beta):
-        return F.batch_norm(conv(x, w, b), mean, var, gamma, beta, training, 0.1, 1e-5).relu()
-
-    return fn
-
-
-def conv_inputs(make=rand):
-    channels = [rand(6) for _ in range(4)]
-    channels[2] = channels[2].abs() + 0.5
-    b, mean, var, beta = channels
-    return [make(2, 4, 7, 7), make(6, 2, 3, 3), b, mean, var, rand(6), beta]
-
-
-def plain(x, w, b):
-    return F.conv2d(x, w, b, stride=2, padding=1, groups=2)
-
-
-def test_batch_norm_goes_into_the_convolution_before_it():
-    def shared(x, w, b, *rest):
-        y = plain(x, w, b)
-        return norm_of(lambda *_: y)(x, w, b, *rest), y
-
-    checked(
-        "fold_batch_norm",
-        (norm_of(plain), conv_inputs()),
-        (shared, conv_inputs()),
-        FIRST,
-        fold_batch_norm=True,
-    )
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [
-        norm_of(lambda x, w, b: plain(x, w, None)),
-        lambda x, w, b, mean, var, *_: F.batch_norm(plain(x, w, b), mean, var),
-    ],
-)
-def test_batch_norm_without_bias_or_scale_is_folded_too(fn):
-    assert "fold_batch_norm" in fired(run(fn, conv_inputs(), fold_batch_norm=True))
-
-
-@pytest.mark.parametrize(
-    "fn, inputs",
-    [
-        (norm_of(plain), conv_inputs(leaf)),
-        (norm_of(plain, training=True), conv_inputs()),
-        (norm_of(lambda x, w, b: plain(x, w, b).sin()), conv_inputs()),
-        (
-            norm_of(
-                lambda x, w, b: F.conv_transpose2d(
-                    x.repeat(1, 2, 1, 1)[:, :6], w.repeat(1, 3, 1, 1)
-                )
-            ),
-            conv_inputs(),
-        ),
-    ],
-)
-def test_batch_norm_is_not_folded_where_that_would_be_wrong(fn, inputs):
-    assert "fold_batch_norm" not in fired(run(fn, inputs, fold_batch_norm=True))
 
 
 # Attention

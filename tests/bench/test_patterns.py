@@ -22,8 +22,7 @@ def both(name: str, **how: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]
     return eager, ours
 
 
-def test_the_patterns_are_twenty_eight() -> None:
-    assert len(PATTERNS) == 28
+def test_every_pattern_gives_results() -> None:
     assert all(pattern.run(pattern.fn, pattern.make_inputs("cpu", torch.float32, "small"))
                for pattern in PATTERNS.values())  # fmt: skip
 

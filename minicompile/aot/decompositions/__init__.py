@@ -4,5 +4,5 @@ from minicompile.aot.decompositions.registry import decompose, decomposition, ru
 
 __all__ = ["decompose", "decomposition", "rule_for"]
 
-FAMILIES = "activations creation indexing losses normalization pointwise reductions special views"
+FAMILIES = "activations creation indexing losses normalization pointwise reductions views"
 decomposition.modules += [f"{__name__}.{family}" for family in FAMILIES.split()]

@@ -148,6 +148,26 @@ formulas(
 )
 
 
+def times_log(log: Rule) -> Rule:
+    """x log(y), where 0 times an infinity is 0; one of them may be a number."""
+
+    def rule(x: Any, y: Any) -> Tensor:
+        y = y if isinstance(y, Tensor) else torch.full_like(x, y)
+        x = x if isinstance(x, Tensor) else torch.full_like(y, x)
+        return where(torch.isnan(y), math.nan, where(x == 0, 0.0, x * log(y)))
+
+    return rule
+
+
+decompose(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other, to="core")(
+    real(times_log(torch.log))
+)
+_XLOG1PY = aten.special_xlog1py
+decompose(_XLOG1PY.default, _XLOG1PY.self_scalar, _XLOG1PY.other_scalar, to="core")(
+    real(times_log(torch.log1p))
+)
+
+
 @decompose(aten.isin.Tensor_Tensor, to="core")
 def isin(x: Tensor, among: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """By comparison with each, if they are few."""

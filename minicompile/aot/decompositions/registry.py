@@ -66,9 +66,11 @@ def formulas(
         decompose(op, to=to, wide=wide)(rule)
 
 
-def rule_for(op: OpOverload, level: str) -> Rule | None:
+def rule_for(
+    op: OpOverload, level: str, rules: Mapping[Any, Decomposition] = decomposition
+) -> Rule | None:
     """The rule that applies to `op` on the way to `level`."""
-    found = decomposition.get(op)
+    found = rules.get(op)
     reached = {"full": (), "core": ("core",), "prims": ("core", "prims")}[level]
     return found.rule if found is not None and found.level in reached else None
 

@@ -2,11 +2,8 @@
 
 from minicompile.aot.passes import (  # noqa: F401
     attention,
-    chunked_loss,
     cleanup,
     flash_attention,
-    images,
-    linear,
     random,
 )
 from minicompile.aot.passes.patterns import pattern_passes

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from minicompile.aot.passes.linear import EXACT
+from minicompile.ops.dtypes import EXACT
 from minicompile.ops.graph import target_name
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match, register_pattern

@@ -5,10 +5,8 @@ from minicompile.lowering.rules import (  # noqa: F401
     externs,
     indexing,
     pointwise,
-    pooling,
     products,
     reductions,
-    resampling,
     scans,
     view,
 )

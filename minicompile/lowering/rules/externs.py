@@ -33,8 +33,8 @@ REASONS: dict[str, str] = {
     "library Fourier transform": "_fft_r2c _fft_c2r _fft_c2c",
     "library distances": "_cdist_forward _cdist_backward _pdist_forward",
     "library special function": """
-        erfinv i0 igamma igammac special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0
-        special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+        digamma polygamma erfinv i0 igamma igammac special_airy_ai special_bessel_j0 special_bessel_j1
+        special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u
         special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_erfcx
         special_hermite_polynomial_h special_hermite_polynomial_he special_i0e special_i1 special_i1e
         special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr

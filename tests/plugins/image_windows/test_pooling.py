@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile as mc
-from minicompile.lowering.rules import pooling, windows
+from minicompile.plugins.image_windows import pooling, windows
 from tests.lowering.conftest import check, run
 from tests.lowering.samples import Found, as_sample, run_operator
 from tests.lowering.samples import check as check_sample

@@ -39,7 +39,7 @@ VECTOR = 16
 """Floats in the longest vector of a CPU."""
 
 
-@graph_pass("channels_last", stage="prims", order=80, option="layout_optimization")
+@graph_pass("channels_last", stage="prims", order=80)
 def channels_last(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
     """Not where more would be copied than half of what the convolutions read and write, nor where a weight's
     gradient is larger than all images (the library takes scratch memory for it): says so then. Convolutions

@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.passes.linear import VECTOR, pad_matrix, runs_on_tensor_cores
 from minicompile.aot.passes.patterns import may_write
 from minicompile.ops.graph import Rewrite, origins_of, statement, target_name
 from minicompile.ops.nodes import bytes_of
@@ -36,6 +35,8 @@ ROWS = {"view", "reshape", "flatten", "contiguous", "float"}
 """Methods after which the last dimension is still the vocabulary, and rows follow each other as before."""
 LABELS = {torch.int64, torch.uint8}
 """Eager takes no others; real numbers would be likelihoods."""
+VECTOR = 8
+"""Elements of 16 bytes: tensor cores are faster where each row of logits is whole vectors."""
 PRECISE = {torch.float32, torch.float64, torch.bfloat16}
 """Gradients wait for their scale as sums over rows: float16 could overflow."""
 
@@ -51,7 +52,7 @@ class ChunkedLoss(torch.autograd.Function):
         wide, classes = torch.promote_types(dtype, torch.float32), len(weight)
         if isinstance(classes, int) and runs_on_tensor_cores(weight):
             more = -classes % VECTOR  # whole vectors in rows of logits
-            weight = pad_matrix(weight, more, 0)
+            weight = F.pad(weight, (0, 0, 0, more))
             bias = None if bias is None else F.pad(bias, (0, more))
         by_x = []
         by_weight = weight.new_zeros(weight.shape, dtype=wide)
@@ -81,6 +82,10 @@ class ChunkedLoss(torch.autograd.Function):
         scale = scale if count is None else scale / count.clamp(min=1)
         scaled = ((g * scale).to(by_x.dtype) for g in (by_x, by_weight))
         return *scaled, None if by_bias is None else (by_bias * scale).to(by_x.dtype), *[None] * 5
+
+
+def runs_on_tensor_cores(value: Tensor) -> bool:
+    return value.device.type == "cuda" and value.dtype is torch.bfloat16
 
 
 def losses_and_slopes(logits: Tensor, labels: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
@@ -137,7 +142,7 @@ def readers(node: fx.Node) -> int:
     return sum(bool(user.users) or user.target not in ROWS for user in node.users)
 
 
-@graph_pass("chunked_loss", stage="pre_grad", order=20, option="chunk_loss")
+@graph_pass("chunked_loss", stage="pre_grad", order=20)
 def chunk_losses(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
     """Says why not for the last one it left."""
     done, why = list[Rewrite](), "no cross-entropy"

@@ -17,7 +17,10 @@ from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, converted
-from minicompile.lowering.rules.windows import (
+from minicompile.lowering.value import TensorValue
+from minicompile.ops.dtypes import computation_dtype
+from minicompile.ops.handler import Index, Ops, V
+from minicompile.plugins.image_windows.windows import (
     Table,
     Tabled,
     folded,
@@ -25,9 +28,6 @@ from minicompile.lowering.rules.windows import (
     summation_dtype,
     unfolded,
 )
-from minicompile.lowering.value import TensorValue
-from minicompile.ops.dtypes import computation_dtype
-from minicompile.ops.handler import Index, Ops, V
 from minicompile.shapes.expr import Size
 
 CUBIC = -0.75

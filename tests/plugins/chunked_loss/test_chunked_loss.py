@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import minicompile as mc
 from minicompile import compat
-from minicompile.aot.passes import chunked_loss
 from minicompile.bench.timing import peak_bytes
+from minicompile.plugins.chunked_loss import cross_entropy
 
 ROWS, WIDTH, CLASSES = 10, 6, 40
 
@@ -22,16 +22,16 @@ ROWS, WIDTH, CLASSES = 10, 6, 40
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 3 rows, the last of one."""
-    monkeypatch.setattr(chunked_loss, "LEAST_BYTES", 0)
-    monkeypatch.setattr(chunked_loss, "LEAST_ROWS", 3)
+    monkeypatch.setattr(cross_entropy, "LEAST_BYTES", 0)
+    monkeypatch.setattr(cross_entropy, "LEAST_ROWS", 3)
 
 
 @pytest.fixture(params=["40 classes", "48 columns"])
 def columns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of logits: as many as classes, or whole vectors, as tensor cores like them."""
     if request.param == "48 columns":
-        monkeypatch.setattr(chunked_loss, "VECTOR", 16)
-        monkeypatch.setattr(chunked_loss, "runs_on_tensor_cores", lambda _: True)
+        monkeypatch.setattr(cross_entropy, "VECTOR", 16)
+        monkeypatch.setattr(cross_entropy, "runs_on_tensor_cores", lambda _: True)
 
 
 def plain(x: Tensor, w: Tensor, b: Tensor, t: Tensor) -> Tensor:
@@ -215,11 +215,11 @@ def test_a_number_of_rows_that_varies_keeps_one_product() -> None:
 
 
 def test_few_logits_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_loss, "LEAST_BYTES", 2**26)
+    monkeypatch.setattr(cross_entropy, "LEAST_BYTES", 2**26)
     assert "all logits are 1600 bytes" in refused(plain, make())
     assert not any(
         r.name == "pre_grad.chunked_loss"
-        for r in mc.trace(mc.compile(plain, options={"chunk_loss": False}), *make()).aot.passes
+        for r in mc.trace(mc.compile(plain, options={"plugins": "none"}), *make()).aot.passes
     )
 
 
@@ -233,5 +233,5 @@ def test_memory_is_a_fraction_of_eagers() -> None:
     assert ours * 3 < eager
     lines = str(mc.trace(plain, *given).graphs["forward"].wrapper).splitlines()
     sums = [line.split("addmm(")[1] for line in lines if "addmm(" in line]
-    assert len(sums) == chunked_loss.CHUNKS
+    assert len(sums) == cross_entropy.CHUNKS
     assert all(line.split(",")[0] == line.split("out=")[1].rstrip(")") for line in sums[1:])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import minicompile as mc
 from minicompile.lowering.ir import Scatter
-from minicompile.lowering.rules import resampling
+from minicompile.plugins.image_windows import resampling
 from tests.lowering.samples import Found, as_sample, run_operator
 from tests.lowering.samples import check as check_sample
 

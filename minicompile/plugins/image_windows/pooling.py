@@ -11,7 +11,11 @@ import torch
 
 from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, converted
-from minicompile.lowering.rules.windows import (
+from minicompile.lowering.value import TensorValue
+from minicompile.ops.dtypes import computation_dtype
+from minicompile.ops.handler import Index, Ops, V
+from minicompile.ops.table import reduction_identity
+from minicompile.plugins.image_windows.windows import (
     INT,
     Axis,
     Strided,
@@ -22,10 +26,6 @@ from minicompile.lowering.rules.windows import (
     summation_dtype,
     unfolded,
 )
-from minicompile.lowering.value import TensorValue
-from minicompile.ops.dtypes import computation_dtype
-from minicompile.ops.handler import Index, Ops, V
-from minicompile.ops.table import reduction_identity
 from minicompile.shapes.expr import Size
 
 Axes = Sequence[Axis]

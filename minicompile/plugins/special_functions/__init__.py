@@ -1,0 +1,13 @@
+"""Special functions: entropy terms, logit and sinc as formulas (formulas.py), so that they fuse.
+
+Without this plug-in they are extern calls, as other special functions always are.
+"""
+
+from minicompile.ops.plugins import Plugin
+
+PLUGIN = Plugin(
+    "special_functions",
+    "Computes entropy terms, logit and sinc in kernels, where they fuse with what is around them.",
+    (f"{__name__}.formulas",),
+    cases=("row_entropy, cache", "row_entropy, cache, training"),
+)

@@ -1,0 +1,60 @@
+"""Without a plug-in its programs give eager's values, strides and gradients: by extern calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minicompile as mc
+
+X, LAST = torch.randn(2, 3, 9, 8), torch.channels_last
+
+
+def columns(x: torch.Tensor) -> torch.Tensor:
+    return F.fold(F.unfold(x, 3, padding=1) * 2, (9, 8), 3, padding=1)
+
+
+PROGRAMS: dict[str, tuple[str, Callable[..., Any], torch.Tensor, str]] = {
+    "max_pool": (
+        "image_windows", lambda x: F.max_pool2d(x * 2, 3, 2, 1).exp(), X, "max_pool2d_with_indices",
+    ),
+    "avg_pool": ("image_windows", lambda x: F.avg_pool2d(x * 2, 3, 2, 1).exp(), X, "avg_pool2d"),
+    "resize": (
+        "image_windows", lambda x: F.interpolate(x, scale_factor=1.7).sin(), X, "upsample_nearest2d",
+    ),
+    "pad": ("image_windows", lambda x: F.pad(x * 2, (2, 1), mode="reflect"), X[0], "reflection_pad1d"),
+    "columns": ("image_windows", columns, X, "im2col"),
+    "windows": ("image_windows", lambda x: x.unfold(2, 4, 2).sin() * 2, X, "unfold_backward"),
+    "channels last": (
+        "image_windows", lambda x: F.max_pool2d(x * 2, 2), X.to(memory_format=LAST), "max_pool",
+    ),
+    "entropy": ("special_functions", lambda x: torch.special.entr(x.sigmoid()) * x, X, "special_entr"),
+    "logit": ("special_functions", lambda x: torch.logit(x.sigmoid(), 1e-3) * x, X, "logit"),
+}  # fmt: skip
+
+
+def externs(fn: Callable[..., Any], x: torch.Tensor) -> str:
+    graphs = mc.trace(fn, x).graphs.values()
+    return " ".join(str(extern.op) for graph in graphs for extern in graph.loops.externs)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_operators_of_a_plugin_left_out_are_extern_calls(name: str, dynamic: bool) -> None:
+    plugin, fn, x, operator = PROGRAMS[name]
+    x = x.clone().requires_grad_()
+    chosen = [p for p in mc.Options().plugins if p != plugin]
+    without = mc.compile(fn, fullgraph=True, dynamic=dynamic, options={"plugins": chosen})
+    want, have = fn(x), without(x)
+    torch.testing.assert_close(have, want)
+    assert have.stride() == want.stride()
+    down = torch.randn_like(want)
+    gradients = (torch.autograd.grad(result, x, down)[0] for result in (have, want))
+    torch.testing.assert_close(*gradients)
+    assert operator in externs(without, x)
+    if not dynamic:
+        assert operator not in externs(mc.compile(fn, dynamic=False), x)
