@@ -13,7 +13,7 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from minicompile.lessons.exercise import Exercise, forbidden_uses
+from minicompile.lessons.outline import Outline
 
 MODULES = frozenset(
     """__future__ abc ast bisect cmath collections contextlib copy dataclasses decimal dis enum fractions
@@ -89,7 +89,7 @@ def imports(tree: ast.AST) -> dict[str, str]:
     return found
 
 
-def refusal(text: str, setup: Sequence[Any], exercise: Exercise) -> str:
+def refusal(text: str, setup: Sequence[Any], exercise: Outline) -> str:
     """Why an answer is not run at all, or ""; `setup` are the cells whose names it may not take."""
     if not text:
         return "its cell is missing"
@@ -127,6 +127,29 @@ def refusal(text: str, setup: Sequence[Any], exercise: Exercise) -> str:
         if root in outside:
             return f"it changes {target}, which is not its own"
     return ""
+
+
+def forbidden_uses(text: str, exercise: Outline) -> list[str]:
+    """The names in the text of an answer that its exercise forbids, sorted."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            dotted = ast.unparse(node)
+            found.update((dotted, dotted.rpartition(".")[2]))
+        elif isinstance(node, ast.MatchClass):
+            found.update(node.kwd_attrs)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            names = [part.value for part in node.args if isinstance(part, ast.Constant)]
+            found.update(name for name in names if isinstance(name, str))
+        elif isinstance(node, ast.alias):
+            found.update((node.name, node.name.rpartition(".")[2]))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update((node.module, *node.module.split(".")))
+    return sorted(found & exercise.forbidden)
 
 
 def imported_by(node: ast.AST) -> str:

@@ -277,6 +277,6 @@ def defined(node: ast.stmt) -> set[str]:
 
 
 if __name__ == "__main__":
-    from minicompile.lessons.exercise import checks_file
+    from minicompile.lessons.outline import checks_text
 
-    print(probe_of(checks_file(sys.argv[1]).read_text(encoding="utf-8"), sys.argv[2]))
+    print(probe_of(checks_text(sys.argv[1]), sys.argv[2]))

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from minicompile.lessons.exercise import LEVELS, checks, notebooks_folder
+from minicompile.lessons.exercise import LEVELS, checks
+from minicompile.lessons.outline import notebooks_folder
 from minicompile.options import child_environment
 
 pytest.importorskip("jupytext", reason="the extra `lessons` is not installed")

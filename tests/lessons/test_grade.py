@@ -18,9 +18,10 @@ import pytest
 from minicompile.__main__ import main as command_line
 from minicompile.errors import MinicompileError
 from minicompile.lessons import grade as grading
-from minicompile.lessons.exercise import checks, notebooks_folder
+from minicompile.lessons.exercise import checks
 from minicompile.lessons.guard import refusal
 from minicompile.lessons.notebook import pristine, tags
+from minicompile.lessons.outline import notebooks_folder
 
 for module in ("nbformat", "nbval", "ipykernel"):
     pytest.importorskip(module, reason="the extra `lessons` is not installed")
