@@ -35,6 +35,7 @@ import inspect
 import io
 import linecache
 import re
+import secrets
 import sys
 import types
 import warnings
@@ -47,7 +48,7 @@ from unittest import mock
 import torch
 
 from minicompile.errors import MinicompileError, OptionError
-from minicompile.lessons import wire
+from minicompile.lessons import rerun, wire
 from minicompile.lessons.guard import forbidden_uses
 from minicompile.lessons.outline import Outline, checks_file
 from minicompile.lessons.wire import Raised, show
@@ -187,6 +188,31 @@ class Run:
             torch.testing.assert_close(got, expected, equal_nan=True, **how)
         except AssertionError:
             raise Wrong(given_input, show(expected), show(got)) from None
+
+    def rerun(
+        self,
+        kernel: tuple[str, str],
+        function: Callable[..., torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        given_input: str,
+        **how: Any,
+    ) -> None:
+        """Raises Wrong unless a kernel, its C text and name, gives what `function` does for other inputs.
+
+        They are new float32 numbers of the shapes of `inputs`, and the text runs in a process of its own.
+        """
+        text, name = self.seen(kernel)
+        draw = torch.Generator().manual_seed(secrets.randbits(60))
+        others = [torch.randn(x.shape, generator=draw) for x in inputs]
+        expected = function(*others)
+        data = [x.numpy().tobytes() for x in others]
+        what = f"{given_input}, its kernel run again on other numbers"
+        try:
+            raw = rerun.result_of(text, name, data, expected.numel() * expected.element_size())
+        except MinicompileError as error:
+            raise Wrong(what, show(expected), error) from None
+        got = torch.frombuffer(bytearray(raw), dtype=expected.dtype).view(expected.shape)
+        self.near(got, expected, what, **how)
 
     def that(self, holds: bool, given_input: str, expected: object, got: object) -> None:
         """Raises Wrong with these words unless it holds: judge only what `seen` gave."""
