@@ -1,6 +1,6 @@
 """Runs the C text of an answer's kernel again: in a new process, on inputs that the answer has never seen.
 
-    judge --text, inputs--> process: confined, then compiler, then the kernel --the bytes of its result--> judge
+    judge --text, inputs--> process: confined, compiler, the kernel --the bytes of its result--> judge
 
 The process imports no torch and holds no expected value: whatever the text does, it can only give bytes.
 """

@@ -56,8 +56,8 @@ def many(x: Tensor) -> Tensor:
     return torch.tanh(torch.exp(-torch.abs(torch.cos(torch.sin(x) * 2)))).sum(-1)
 
 
-def on_block(operator: str) -> tuple[Callable[..., Any], tuple[int, ...], str]:
-    return Block(TINY), (2, 16, 16), operator
+def on_block(name: str) -> tuple[Callable[..., Any], tuple[int, ...], str]:
+    return Block(TINY), (2, 16, 16), name
 
 
 @lesson.exercise(
@@ -77,22 +77,22 @@ def on_block(operator: str) -> tuple[Callable[..., Any], tuple[int, ...], str]:
 def kernels_that_an_operator_made(run: Run, kernels_of: Callable[..., Any]) -> str:
     """Compares with what the provenance of the package says."""
     found = 0
-    for target, shape, operator in run.cases:
+    for target, shape, name_of_op in run.cases:
         trace = mc.trace(target, torch.randn(shape, requires_grad=True))
         expected = [
             kernel.name
             for graph in trace.graphs.values()
             for kernel in graph.kernels
             if any(
-                operator in origin.target.split(".")
+                name_of_op in origin.target.split(".")
                 for line in kernel.lines
                 if not line.scaffold
                 for origin in line.origins
             )
         ]
-        got = run.seen(kernels_of(trace, operator))
+        got = run.seen(kernels_of(trace, name_of_op))
         name = getattr(target, "__name__", type(target).__name__)
-        told = f"kernels_of {name}, {operator!r}"
+        told = f"kernels_of {name}, {name_of_op!r}"
         if isinstance(got, list) and len(got) != len(expected):
             run.that(False, told, f"{len(expected)} kernels", f"{len(got)} kernels: {got}")
         run.same(got, expected, told)
@@ -492,14 +492,24 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 FUNCTIONS: dict[str, Callable[..., int]] = {
-    **{"tl.minimum": min, "tl.maximum": max, "min": min, "max": max},
+    "tl.minimum": min,
+    "tl.maximum": max,
+    "min": min,
+    "max": max,
     "tl.cdiv": lambda a, b: -(-a // b),
     "tl.where": lambda condition, a, b: a if condition else b,
 }
 OPERATORS: dict[type, Callable[..., int]] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul},
-    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg},
-    **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge},
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 
 
