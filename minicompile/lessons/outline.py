@@ -90,9 +90,19 @@ def outline_of(
     """The outline of one check; a keyword's value is a literal or the name of a module's constant."""
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
 
+    def literal(node: ast.expr) -> Any:
+        match node:
+            case ast.Name(id=name):
+                return literal(constants[name])
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                many = [
+                    literal(p.value) if isinstance(p, ast.Starred) else [literal(p)] for p in parts
+                ]
+                return [item for items in many for item in items]
+        return ast.literal_eval(node)
+
     def value(name: str, default: Any = None) -> Any:
-        given = keywords.get(name, ast.Constant(default))
-        return ast.literal_eval(constants[given.id] if isinstance(given, ast.Name) else given)
+        return literal(keywords[name]) if name in keywords else default
 
     return Outline(
         ast.literal_eval(call.args[0]),

@@ -58,6 +58,7 @@ def environment_of(folder: Path, **values: str) -> dict[str, str]:
     """The environment of a process of grading: its folders are below `folder`."""
     inherited = child_environment()
     places = {"HOME": "home", "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache", "IPYTHONDIR": "ipython"}
+    places["TRITON_HOME"] = "home"  # Triton, imported before, remembers another
     places |= {"JUPYTER_CONFIG_DIR": "jupyter", "JUPYTER_DATA_DIR": "jupyter"}
     places |= {"JUPYTER_RUNTIME_DIR": "jupyter"}
     for name in set(places.values()):
