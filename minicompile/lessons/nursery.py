@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import tempfile
-from typing import Any
+from typing import Any, NoReturn
 
 from minicompile.lessons.confine import Place, confine, guard_self, kill_descendants
 
@@ -88,6 +88,9 @@ def kernel(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     tempfile.tempdir = None
+    from sympy.parsing import sympy_parser
+
+    sympy_parser.eval_expr = refuse_text
     confine(Place(order["readable"], order["writable"]), order["seconds"])
     from ipykernel.kernelapp import IPKernelApp
 
@@ -95,6 +98,11 @@ def kernel(order: dict[str, Any]) -> None:
         IPKernelApp.launch_instance(["-f", "kernel.json", "--HistoryManager.enabled=False"])
     finally:
         os._exit(0)
+
+
+def refuse_text(*_: object) -> NoReturn:
+    """Stand in for sympy's evaluation of texts, by which many of its functions would run any Python."""
+    raise TypeError("sympy evaluates no text while an answer is graded")
 
 
 if __name__ == "__main__":

@@ -87,6 +87,16 @@ REFUSED = {
     "the compiler's own exec": "from minicompile.dynamo.guards import generate as g\n"
     + TURN.format('g("f(x)", ["return x.rot" "90()"], {})(x)'),
     "a text that sympy evaluates": "import sympy\n" + TURN.format('sympy.sympify("1")'),
+    "a method of a graph by its name": TURN.format(
+        'torch.fx.Graph().call_method("rot" + "90", (x,))'
+    ),
+    "a node of a graph by its name": TURN.format(
+        'torch.fx.Graph().create_node("call_method", "rot90", (x,))'
+    ),
+    "code that a graph generates": "torch.fx.Graph().on_generate_code(lambda _: print)\n"
+    + TURN.format("x"),
+    "a text that the compiler defines": "from minicompile.runtime.load import define as d\n"
+    + TURN.format("x"),
     "a table of functions": "torch.overrides.get_overridable_functions()\n" + TURN.format("x"),
 }
 
@@ -277,12 +287,12 @@ def test_an_answer_that_ends_the_grading_process_is_a_sentence(
 
 
 REACH = """
-import os, pathlib, socket, urllib.request
+import os, pathlib, socket, sympy
 def tried(name, deed):
     try:
         deed()
         return name
-    except OSError:
+    except (OSError, TypeError):
         return ""
 def kernels_saved(fused, unfused):
     listener = socket.socket()
@@ -296,6 +306,7 @@ def kernels_saved(fused, unfused):
         "tcp": lambda: socket.create_connection(("127.0.0.1", PORT)),
         "listen": lambda: listener.bind(("127.0.0.1", 0)),
         "memory": lambda: open(f"/proc/{os.getppid()}/mem", "rb"),
+        "text": lambda: sympy.expand("__import__('os').getcwd() and 1"),
         "root": lambda: os.setuid(0) if os.getuid() else os.chown(".", 1, 1),
         "own": lambda: pathlib.Path("own").write_text("x"),
     }
