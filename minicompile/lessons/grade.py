@@ -179,28 +179,27 @@ def said_of(
     for name, cells in answered.items():
         (folder / name).mkdir()
         write(folder / name / f"{name}.ipynb", cells)
-    feedback = dict.fromkeys(answered, "it did not finish")
+    failures: dict[str, str] = {}
     verdicts: dict[str, Future[str]] = {}
 
     def heard(row: Row) -> None:
         name = row["notebook"]
         if not row["passed"]:
-            feedback[name] = row["message"]
+            failures.setdefault(name, row["message"])
         if row["last"]:
             told(f"{name} ran")
-            if row["passed"] and name in feedback:
+            if row["passed"] and name in answered:
                 verdicts[name] = judge.ask(number, name, row["data"])
 
-    rows = run_notebooks(nursery, folder, list(answered), seconds, heard)
-    failed = {row["notebook"] for row in rows if not row["passed"]}
+    run_notebooks(nursery, folder, list(answered), seconds, heard)
+    feedback = dict.fromkeys(answered, "it did not finish")
     try:
         for name, verdict in verdicts.items():
-            if name not in failed:
-                feedback[name] = verdict.result(2 * seconds * len(verdicts) + 60)
+            feedback[name] = verdict.result(2 * seconds * len(verdicts) + 60)
     except TimeoutError:
         raise MinicompileError("judging the answers took too long") from None
     told("judged")
-    return feedback
+    return feedback | failures
 
 
 # ------------------------------------------------------------------------------------------- reports
