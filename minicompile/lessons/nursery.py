@@ -22,6 +22,7 @@ import tempfile
 from typing import Any, NoReturn
 
 from minicompile.lessons.confine import Place, confine, guard_self, kill_descendants
+from minicompile.options import replace_environment
 
 
 def main(descriptor: int) -> None:
@@ -85,8 +86,7 @@ def kernel(order: dict[str, Any]) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.chdir(order["folder"])
-    os.environ.clear()
-    os.environ.update(order["environment"])
+    replace_environment(order["environment"])
     tempfile.tempdir = None
     from sympy.parsing import sympy_parser
 
