@@ -70,6 +70,12 @@ def child_environment(**values: str) -> dict[str, str]:
     return {**os.environ, **values}
 
 
+def replace_environment(values: Mapping[str, str]) -> None:
+    """Make these variables the whole environment of this process."""
+    os.environ.clear()
+    os.environ.update(values)
+
+
 def bisection() -> tuple[str, str]:
     """`MINICOMPILE_BISECT`, `MINICOMPILE_BISECT_REPORT`: a setting, where to report (debug/gates.py)."""
     return os.environ.get("MINICOMPILE_BISECT", ""), os.environ.get("MINICOMPILE_BISECT_REPORT", "")

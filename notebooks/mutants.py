@@ -28,11 +28,11 @@ from minicompile.lessons.exercise import (
     NotAnswered,
     Wrong,
     checks,
-    checks_file,
     lesson_in,
 )
 from minicompile.lessons.guard import refusal
 from minicompile.lessons.notebook import exercise_of, tags
+from minicompile.lessons.outline import checks_text
 from minicompile.lessons.probe import probe_of
 from minicompile.options import child_environment
 from notebooks.build import (
@@ -54,7 +54,7 @@ class Trial:
 
     def __init__(self, lesson: Lesson, name: str, cells: Sequence[Any], reference: str) -> None:
         self.exercise, self.cells = lesson.exercises[name], cells
-        text = probe_of(checks_file(lesson.number).read_text(encoding="utf-8"), name)
+        text = probe_of(checks_text(lesson.number), name)
         self.probe = lesson_in(text, f"probe_{lesson.number}_{name}").exercises[name]
         self.reference = self.names(reference)
 

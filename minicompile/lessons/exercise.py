@@ -26,7 +26,6 @@ answer, runs the whole check with the reference answers and gets those data from
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import html
@@ -36,8 +35,8 @@ import inspect
 import io
 import linecache
 import re
+import secrets
 import sys
-import sysconfig
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +48,9 @@ from unittest import mock
 import torch
 
 from minicompile.errors import MinicompileError, OptionError
-from minicompile.lessons import wire
+from minicompile.lessons import rerun, wire
+from minicompile.lessons.guard import forbidden_uses
+from minicompile.lessons.outline import Outline, checks_file
 from minicompile.lessons.wire import Raised, show
 from minicompile.ops.display import count_text
 from minicompile.ops.registry import scoped, without
@@ -188,6 +189,31 @@ class Run:
         except AssertionError:
             raise Wrong(given_input, show(expected), show(got)) from None
 
+    def rerun(
+        self,
+        kernel: tuple[str, str],
+        function: Callable[..., torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        given_input: str,
+        **how: Any,
+    ) -> None:
+        """Raises Wrong unless a kernel, its C text and name, gives what `function` does for other inputs.
+
+        They are new float32 numbers of the shapes of `inputs`, and the text runs in a process of its own.
+        """
+        text, name = self.seen(kernel)
+        draw = torch.Generator().manual_seed(secrets.randbits(60))
+        others = [torch.randn(x.shape, generator=draw) for x in inputs]
+        expected = function(*others)
+        data = [x.numpy().tobytes() for x in others]
+        what = f"{given_input}, its kernel run again on other numbers"
+        try:
+            raw = rerun.result_of(text, name, data, expected.numel() * expected.element_size())
+        except MinicompileError as error:
+            raise Wrong(what, show(expected), error) from None
+        got = torch.frombuffer(bytearray(raw), dtype=expected.dtype).view(expected.shape)
+        self.near(got, expected, what, **how)
+
     def that(self, holds: bool, given_input: str, expected: object, got: object) -> None:
         """Raises Wrong with these words unless it holds: judge only what `seen` gave."""
         if not holds:
@@ -255,32 +281,20 @@ def expects(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Exercise:
+class Exercise(Outline):
     """An exercise: what its answer is called, what checks it, and what the answer must do without."""
 
-    name: str
-    points: int
-    level: str
     test: Callable[..., str]
     visible: Cases
     hidden: Cases
-    forbidden: frozenset[str]
-    """Names that an answer may not use: the built-in way to have the result."""
     without: tuple[str, ...]
     """Rules taken away while the answer is checked."""
-    computed_names: bool = False
-    """Whether an answer may look up attributes whose names its text doesn't show, as a graph's methods."""
 
     @functools.cached_property
     def hidden_count(self) -> int:
         """How many hidden inputs there are; drawing them leaves the random generator as it was."""
         with torch.random.fork_rng(devices=[]):
             return len(self.hidden() if callable(self.hidden) else self.hidden)
-
-    @property
-    def answers(self) -> list[str]:
-        """The names that the answer cell defines: the parameters of `test` after the run."""
-        return list(inspect.signature(self.test).parameters)[1:]
 
     def run(self, namespace: Mapping[str, Any], hidden: bool = False) -> tuple[str, Run]:
         """Check the answers in `namespace`: what a pass says, and the run. Raises Wrong."""
@@ -397,29 +411,6 @@ def class_file(answer: type) -> str:
     return codes[0].co_filename if codes else ""
 
 
-def forbidden_uses(text: str, exercise: Exercise) -> list[str]:
-    """The names in the text of an answer that its exercise forbids, sorted."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return []
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name | ast.Attribute):
-            dotted = ast.unparse(node)
-            found.update((dotted, dotted.rpartition(".")[2]))
-        elif isinstance(node, ast.MatchClass):
-            found.update(node.kwd_attrs)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
-            names = [part.value for part in node.args if isinstance(part, ast.Constant)]
-            found.update(name for name in names if isinstance(name, str))
-        elif isinstance(node, ast.alias):
-            found.update((node.name, node.name.rpartition(".")[2]))
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.update((node.module, *node.module.split(".")))
-    return sorted(found & exercise.forbidden)
-
-
 def error_text(error: BaseException, answers: Sequence[Any]) -> str:
     """An error and the line of the answer that it came from."""
     what = f"{type(error).__name__}: {error}".strip()
@@ -466,10 +457,11 @@ class Lesson:
             raise OptionError(f"level={level!r} must be one of {', '.join(LEVELS)}")
 
         def add(test: Callable[..., str]) -> Exercise:
-            names, rules = frozenset(forbidden), tuple(without)
+            answers = tuple(inspect.signature(test).parameters)[1:]
             exercise = Exercise(
-                name, points, level, test, visible, hidden, names, rules, computed_names
-            )
+                name, points, level, answers, frozenset(forbidden), computed_names,
+                test, visible, hidden, tuple(without),
+            )  # fmt: skip
             self.exercises[name] = exercise
             return exercise
 
@@ -522,26 +514,6 @@ class Printed(io.StringIO):
         if self.tell() < self.most:
             super().write(text[: self.most])
         return len(text)
-
-
-def notebooks_folder() -> Path:
-    """Where the lessons are: beside the package in a checkout, in the environment's share/minicompile where a
-    wheel was installed. Raises MinicompileError where there are none."""
-    places = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share", "minicompile"))
-    for folder in (place / "notebooks" for place in places):
-        if (folder / "checks").is_dir():
-            return folder
-    where = " and ".join(map(str, places))
-    raise MinicompileError(f"no lessons in {where}: install minicompile again, or use its checkout")
-
-
-def checks_file(number: str) -> Path:
-    """Where the checks of lesson `number` ("03") are. Raises MinicompileError for a lesson that has none."""
-    path = notebooks_folder() / "checks" / f"lesson_{number}.py"
-    if not path.exists():
-        known = ", ".join(sorted(p.stem[-2:] for p in path.parent.glob("lesson_*.py")))
-        raise MinicompileError(f"no checks for lesson {number!r}; there are {known}")
-    return path
 
 
 def checks(number: str) -> Lesson:

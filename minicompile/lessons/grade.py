@@ -13,32 +13,38 @@ from __future__ import annotations
 
 import concurrent.futures
 import csv
+import functools
 import io
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from minicompile.errors import MinicompileError
-from minicompile.lessons.exercise import Exercise, checks, checks_file
 from minicompile.lessons.guard import refusal
 from minicompile.lessons.notebook import (
+    Node,
     answer_from,
     cells_of,
+    code_cell,
     lesson_of,
-    need,
+    need_not_import,
     pristine,
     read,
     released,
     same_code,
+    write,
 )
+from minicompile.lessons.outline import Outline, checks_text, outlines
 from minicompile.lessons.probe import probe_of
-from minicompile.lessons.processes import Row, Told, judge, run_notebooks, workplace
+from minicompile.lessons.processes import Helpers, Row, run_notebooks
 from minicompile.ops.display import Shown, aligned, count_text
-from minicompile.pipeline_result import page
+
+Told = Callable[[str], None]
 
 SECONDS = 120
 """Longest time that a cell of an exercise may take."""
@@ -83,72 +89,73 @@ class Report(Shown):
 
 @dataclass(frozen=True)
 class Task:
-    """An exercise's notebook for a kernel; `reason` says why there is none. The remark goes with a pass."""
+    """An exercise's cells for a kernel; `reason` says why there are none. The remark goes with a pass."""
 
-    notebook: Any
+    cells: list[Node]
     reason: str
     remark: str
 
 
-def task(number: str, exercise: Exercise, learner: Any) -> Task:
+def task(number: str, exercise: Outline, learner: Any) -> Task:
     """What is run for one exercise of a learner's notebook."""
-    new = need("nbformat").v4
     name = exercise.name
     setup, answer = cells_of(pristine(number), name)
     text, remark = answer_from(answer, learner)
     _, stub = cells_of(released(number), name)
     if text and same_code(text, stub.source):
-        return Task(None, f"{name}: no answer yet", "")
+        return Task([], f"{name}: no answer yet", "")
     if reason := refusal(text, setup, exercise):
-        return Task(None, f"not run: {reason}", "")
-    probe = probe_of(checks_file(number).read_text(encoding="utf-8"), name)
-    cells = [new.new_code_cell(c.source, id=c["id"]) for c in setup]
-    cells.append(new.new_code_cell(text, id=answer["id"]))
+        return Task([], f"not run: {reason}", "")
+    probe = probe_of(checks_text(number), name)
+    cells = [code_cell(cell.source, cell["id"]) for cell in setup]
     sending = f"from minicompile.lessons.exercise import send\nsend({name!r}, {probe!r}, globals())"
-    last = new.new_code_cell(sending, id=f"{name}-check")
-    last.outputs = [new.new_output("stream", name="stdout", text=f"{name} sent\n")]
-    last.execution_count = 1
-    last.metadata = {"tags": ["nbval-check-output"], "points": exercise.points, "last": True}
-    return Task(new.new_notebook(cells=[*cells, last]), "", remark)
+    sent = {"name": "stdout", "output_type": "stream", "text": f"{name} sent\n"}
+    tags = {"tags": ["nbval-check-output"], "points": exercise.points, "last": True}
+    last = code_cell(sending, f"{name}-check", outputs=[sent], execution_count=1, metadata=tags)
+    return Task([*cells, code_cell(text, answer["id"]), last], "", remark)
 
 
 def grade(
-    path: Path, only: Iterable[str] = (), seconds: float = SECONDS, told: Told = lambda line: None
+    path: Path,
+    only: Iterable[str] = (),
+    seconds: float = SECONDS,
+    told: Told = lambda line: None,
+    helpers: Helpers | None = None,
 ) -> Report:
     """Grade a notebook; the file is only read. `only`: names of exercises (default: all).
 
-    `told` hears a line whenever something is done.
+    `told` hears a line whenever something is done. `helpers` are processes that several calls share.
     """
+    if helpers is None:
+        with Helpers() as own:
+            return grade(path, only, seconds, told, own)
     number = ""
     try:
         learner = read(path)
         number = lesson_of(path, learner)
-        chosen = [e for name, e in checks(number).exercises.items() if not only or name in only]
-        return Report(path.name, number, tuple(run(number, chosen, learner, seconds, told)))
+        chosen = [e for name, e in outlines(number).items() if not only or name in only]
+        return Report(
+            path.name, number, tuple(run(number, chosen, learner, seconds, told, helpers))
+        )
     except MinicompileError as error:
         return Report(path.name, number, problem=str(error))
 
 
 def run(
-    number: str, chosen: Sequence[Exercise], learner: Any, seconds: float, told: Told
+    number: str,
+    chosen: Sequence[Outline],
+    learner: Any,
+    seconds: float,
+    told: Told,
+    helpers: Helpers,
 ) -> list[Grade]:
     """Run the exercises, each in a kernel of its own, and judge what they sent."""
-    need("nbval")
+    need_not_import("nbval")
     tasks = {exercise.name: task(number, exercise, learner) for exercise in chosen}
     feedback = {name: each.reason for name, each in tasks.items()}
-    answered = [name for name, each in tasks.items() if not each.reason]
+    answered = {name: each.cells for name, each in tasks.items() if not each.reason}
     if answered:
-        rows = rows_of(number, {name: tasks[name].notebook for name in answered}, seconds, told)
-        sent = {}
-        for name in answered:
-            own = [row for row in rows if row["notebook"] == name]
-            failed = [row["message"] for row in own if not row["passed"]]
-            if failed or not own or not own[-1]["last"]:
-                feedback[name] = failed[0] if failed else "it did not finish"
-            else:
-                sent[name] = own[-1]["data"]
-        feedback |= judge(number, sent, seconds)
-        told("judged")
+        feedback |= said_of(number, answered, seconds, told, helpers)
     return [
         Grade(
             exercise.name,
@@ -160,14 +167,39 @@ def run(
     ]
 
 
-def rows_of(number: str, notebooks: dict[str, Any], seconds: float, told: Told) -> list[Row]:
-    """Run notebooks in a workplace: what became of their cells."""
-    nbformat = need("nbformat")
-    with workplace(number) as folder:
-        for name, notebook in notebooks.items():
-            (folder / name).mkdir()
-            nbformat.write(notebook, folder / name / f"{name}.ipynb")
-        return run_notebooks(folder, list(notebooks), seconds, told)
+def said_of(
+    number: str,
+    answered: Mapping[str, Sequence[Node]],
+    seconds: float,
+    told: Told,
+    helpers: Helpers,
+) -> dict[str, str]:
+    """What is said of each exercise whose cells are run: "" for a right answer."""
+    nursery, judge, folder = helpers.start()
+    for name, cells in answered.items():
+        (folder / name).mkdir()
+        write(folder / name / f"{name}.ipynb", cells)
+    failures: dict[str, str] = {}
+    verdicts: dict[str, Future[str]] = {}
+
+    def heard(row: Row) -> None:
+        name = row["notebook"]
+        if not row["passed"]:
+            failures.setdefault(name, row["message"])
+        if row["last"]:
+            told(f"{name} ran")
+            if row["passed"] and name in answered:
+                verdicts[name] = judge.ask(number, name, row["data"])
+
+    run_notebooks(nursery, folder, list(answered), seconds, heard)
+    feedback = dict.fromkeys(answered, "it did not finish")
+    try:
+        for name, verdict in verdicts.items():
+            feedback[name] = verdict.result(2 * seconds * len(verdicts) + 60)
+    except TimeoutError:
+        raise MinicompileError("judging the answers took too long") from None
+    told("judged")
+    return feedback | failures
 
 
 # ------------------------------------------------------------------------------------------- reports
@@ -221,6 +253,7 @@ def printable(text: str) -> str:
 
 def as_html(reports: Sequence[Report]) -> str:
     """A page with a table for each notebook."""
+    from minicompile.pipeline_result import page
     from minicompile.show.html import STYLE, box, table, text
 
     def rows(report: Report) -> list[list[str]]:
@@ -281,18 +314,18 @@ def run_command(chosen: Any) -> int:
     began = time.monotonic()
     print(f"grading {notebooks}: every answer in a kernel of its own ...", file=sys.stderr)
 
-    def one(pair: tuple[str, Path]) -> Report:
+    def one(helpers: Helpers, pair: tuple[str, Path]) -> Report:
         def told(line: str) -> None:
             seconds = time.monotonic() - began
             print(f"  {seconds:5.1f} s  {pair[0]}: {line}", file=sys.stderr, flush=True)
 
-        done = grade(pair[1], chosen.exercise, chosen.seconds, told)
+        done = grade(pair[1], chosen.exercise, chosen.seconds, told, helpers)
         report = Report(pair[0], done.lesson, done.grades, done.problem)
         print(report, flush=True)
         return report
 
-    with concurrent.futures.ThreadPoolExecutor(max(1, chosen.jobs)) as pool:
-        reports = list(pool.map(one, named))
+    with Helpers() as helpers, concurrent.futures.ThreadPoolExecutor(max(1, chosen.jobs)) as pool:
+        reports = list(pool.map(functools.partial(one, helpers), named))
     written = ((chosen.csv, as_csv), (chosen.html, as_html), (chosen.junit, as_junit))
     for where, writer in written:
         if where:

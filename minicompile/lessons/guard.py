@@ -13,7 +13,7 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from minicompile.lessons.exercise import Exercise, forbidden_uses
+from minicompile.lessons.outline import Outline
 
 MODULES = frozenset(
     """__future__ abc ast bisect cmath collections contextlib copy dataclasses decimal dis enum fractions
@@ -31,7 +31,7 @@ REACHING = frozenset(
     f_back f_globals f_locals f_builtins tb_frame gi_frame ag_frame cr_frame _os _sys _io
     get_overridable_functions load_library call_method from_file resolve_name generate
     Formatter get_field get_type_hints ForwardRef evaluate_forward_ref singledispatch singledispatchmethod
-    sympify""".split()  # noqa: SIM905
+    sympify generated define on_generate_code set_codegen make_dataclass exec_module""".split()  # noqa: SIM905
 )
 """Names by which an answer would reach outside itself."""
 
@@ -89,7 +89,7 @@ def imports(tree: ast.AST) -> dict[str, str]:
     return found
 
 
-def refusal(text: str, setup: Sequence[Any], exercise: Exercise) -> str:
+def refusal(text: str, setup: Sequence[Any], exercise: Outline) -> str:
     """Why an answer is not run at all, or ""; `setup` are the cells whose names it may not take."""
     if not text:
         return "its cell is missing"
@@ -121,12 +121,35 @@ def refusal(text: str, setup: Sequence[Any], exercise: Exercise) -> str:
             return f"it uses {name}, which reaches outside the answer"
         if isinstance(node, ast.Name) and node.id == "getattr" and id(node) not in called:
             return "it uses getattr without a name that can be read"
-        if isinstance(node, ast.Call) and unread_name(node, exercise.computed_names):
-            return "it uses getattr without a name that can be read"
+        if isinstance(node, ast.Call) and (name := unread_name(node, exercise)):
+            return f"it uses {name} without a name that can be read"
         root, target = changed_by(node)
         if root in outside:
             return f"it changes {target}, which is not its own"
     return ""
+
+
+def forbidden_uses(text: str, exercise: Outline) -> list[str]:
+    """The names in the text of an answer that its exercise forbids, sorted."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            dotted = ast.unparse(node)
+            found.update((dotted, dotted.rpartition(".")[2]))
+        elif isinstance(node, ast.MatchClass):
+            found.update(node.kwd_attrs)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            names = [part.value for part in node.args if isinstance(part, ast.Constant)]
+            found.update(name for name in names if isinstance(name, str))
+        elif isinstance(node, ast.alias):
+            found.update((node.name, node.name.rpartition(".")[2]))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update((node.module, *node.module.split(".")))
+    return sorted(found & exercise.forbidden)
 
 
 def imported_by(node: ast.AST) -> str:
@@ -141,14 +164,26 @@ def imported_by(node: ast.AST) -> str:
     return next((name for name in names if name.split(".")[0] not in MODULES), "")
 
 
-def unread_name(call: ast.Call, computed_names: bool) -> bool:
-    """Is it `getattr` or `hasattr` of a name that the text doesn't show, or of one that reaches outside?"""
-    if not (isinstance(call.func, ast.Name) and call.func.id in ("getattr", "hasattr")):
-        return False
-    name = call.args[1] if len(call.args) > 1 else None
-    if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
-        return not computed_names
-    return bool(refused_attribute(name.value))
+NAMED_BY = {"getattr": 1, "hasattr": 1, "call_method": 0, "create_node": 1}
+"""Functions and methods that find something by its name, and the place of that name among their arguments."""
+
+
+def unread_name(call: ast.Call, exercise: Outline) -> str:
+    """The function of `NAMED_BY` that gets a name that no text shows or no answer may use, else ""."""
+    match call.func:
+        case ast.Name(id="getattr" | "hasattr" as function):
+            computed = exercise.computed_names
+        case ast.Attribute(attr="call_method" | "create_node" as function):
+            computed = False
+        case _:
+            return ""
+    place = NAMED_BY[function]
+    name = call.args[place] if len(call.args) > place else None
+    if isinstance(name, ast.Constant) and isinstance(name.value, str):
+        refused = refused_attribute(name.value) or name.value in exercise.forbidden
+        return function if refused else ""
+    shown = function == "create_node" and isinstance(name, ast.Attribute)
+    return "" if computed or shown else function
 
 
 def refused_attribute(name: str) -> str:

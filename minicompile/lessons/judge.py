@@ -1,12 +1,14 @@
 """The judge: a process that compares what answers sent with what the checks expect. It runs no answer.
 
-It reads a task from its standard input and writes `{"ex1": "", "ex2": "ex2: ... expected 3, got 4"}`. Checks
-run with the reference answers of `notebooks/solutions`, and `Run.seen` gives what an answer sent.
+It reads a task a line from its standard input, and writes a text a line: "" for a right answer, else such as
+"ex2: ... expected 3, got 4". Checks run with the reference answers of `notebooks/solutions`, and `Run.seen`
+gives what an answer sent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import linecache
 import os
@@ -16,6 +18,7 @@ from typing import Any
 
 from minicompile.errors import MinicompileError
 from minicompile.lessons import wire
+from minicompile.lessons.confine import guard_self
 from minicompile.lessons.exercise import Exercise, Judging, Wrong, checks
 from minicompile.lessons.notebook import cells_of, pristine
 
@@ -51,16 +54,16 @@ def verdict(exercise: Exercise, reference: dict[str, Any], sent: str) -> str:
 
 
 def main() -> None:
-    """Judge the task on standard input."""
-    answer = os.dup(1)
+    """Judge the tasks on standard input."""
+    guard_self()
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what checks and compilers print is no verdict
-    task = json.load(sys.stdin)
-    lesson, notebook = checks(task["lesson"]), pristine(task["lesson"])
-    verdicts = {}
-    with contextlib.redirect_stdout(sys.stderr):
-        for name, sent in task["received"].items():
-            setup, reference = cells_of(notebook, name)
+    lessons = functools.cache(checks)
+    for line in sys.stdin:
+        task = json.loads(line)
+        number, name = task["lesson"], task["exercise"]
+        with contextlib.redirect_stdout(sys.stderr):
+            setup, reference = cells_of(pristine(number), name)
             names = names_of([*setup, reference])
-            verdicts[name] = verdict(lesson.exercises[name], names, sent)
-    with open(answer, "w", encoding="utf-8") as out:
-        json.dump(verdicts, out)
+            said = verdict(lessons(number).exercises[name], names, task["sent"])
+        print(json.dumps(said), file=answer, flush=True)

@@ -1,32 +1,34 @@
-"""What the grader adds to nbval: `pytest -p minicompile.lessons.nbval_plugin --grading-results=DESCRIPTOR`.
+"""What the grader adds to nbval: `pytest -p minicompile.lessons.nbval_plugin -p nbval --grading=JSON`.
 
-nbval waits as long as a cell may take where the kernel has died, and without end where a cell never stops
-printing. Here a dead kernel is noticed within a second, and one that is past its time is killed. Each cell's
-outcome goes to the file descriptor, which no kernel inherits, as soon as it is known: a JSON object a line.
-The last one of a notebook brings the data that its kernel left in a file. When a notebook is done, every
-process that its kernel has started is killed. A cell's points (its metadata) become properties of its test
-case in JUnit's report. Memory, processes, processor time and files of kernels are limited.
+nbval starts a kernel by a command, waits as long as a cell may take where the kernel has died, and without
+end where a cell never stops printing. Here a branch of the nursery (`lessons/nursery.py`) starts and stops
+kernels, a dead one is noticed within a second, and one that is past its time is killed. Each cell's outcome
+goes to a file descriptor, which no kernel inherits, as soon as it is known: a JSON object a line. The last
+one of a notebook brings the data that its kernel left in a file. A cell's points (its metadata) become
+properties of its test case in JUnit's report.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import resource
 import signal
+import socket
 import stat
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.connect import write_connection_file
 from nbval.kernel import RunningKernel
 from nbval.plugin import IPyNbCell
+
+from minicompile.lessons.confine import guard_self
+from minicompile.lessons.processes import BRANCH_ENDED
 
 MOST_OUTPUT = 2_000_000
 """Most characters that the cells of one exercise may print."""
@@ -35,25 +37,57 @@ MOST_OUTPUT = 2_000_000
 MOST_DATA = 2**28
 """Most bytes of a file that a kernel sends."""
 
-MOST_MEMORY, MOST_FILE, MORE_PROCESSES = 2**34, 2**30, 512
-"""Limits of a kernel: bytes of address space, bytes of a file, more processes and threads than there are."""
+START = 60
+"""Seconds in which a kernel must answer for the first time."""
 
-BECOMES_PARENT = 36
-"""Linux's PR_SET_CHILD_SUBREAPER: processes whose parent has ended become our children."""
 
-UNREADABLE = 4
-"""Linux's PR_SET_DUMPABLE: at 0 no process of the same user may trace this one or open its descriptors."""
+class Branch:
+    """The runner's end of a branch of the nursery."""
 
-DROP, TRACING = 24, 19
-"""Linux's PR_CAPBSET_DROP of CAP_SYS_PTRACE: kernels that root starts get no exemption from `UNREADABLE`."""
+    def __init__(self, descriptor: int, order: dict[str, Any]) -> None:
+        self.order = order
+        self.socket = socket.socket(fileno=descriptor)
+        self.lines = self.socket.makefile("rw", encoding="utf-8")
+
+    def ask(self, **more: Any) -> int:
+        """Start a kernel, or stop all with no arguments: its process. Ends pytest if the branch was ended."""
+        line = ""
+        with contextlib.suppress(OSError):
+            self.lines.write(json.dumps(more and self.order | more) + "\n")
+            self.lines.flush()
+            line = self.lines.readline()
+        if not line:
+            pytest.exit("the process that starts kernels has ended", returncode=BRANCH_ENDED)
+        return int(line)
 
 
 class GradingKernel(RunningKernel):  # type: ignore[misc]  # nbval has no types
-    """A kernel that is given up once it is dead, silent too long, or too talkative."""
+    """A kernel from the nursery, given up once it is dead, silent too long, or too talkative."""
 
+    branch: ClassVar[Branch]
     deadline = float("inf")
     printed = 0
     overdue = False
+    language = "python"
+
+    def __init__(self, kernel_name: str, cwd: str, startup_timeout: float = START) -> None:
+        writable = [cwd, *self.branch.order["writable"]]
+        address = os.path.join(cwd, "at")
+        connection, _ = write_connection_file(
+            os.path.join(cwd, "kernel.json"), ip=address, transport="ipc"
+        )
+        self.kc = BlockingKernelClient(connection_file=connection)
+        self.kc.load_connection_file()
+        self.process = self.branch.ask(folder=cwd, writable=writable)
+        self.kc.start_channels(hb=False, stdin=False)
+        end = time.monotonic() + startup_timeout
+        while time.monotonic() < end:
+            asked = self.kc.kernel_info()
+            self.await_reply(asked, timeout=max(0.1, end - time.monotonic()))
+            with contextlib.suppress(Empty):  # its output is not connected yet
+                self.await_idle(asked, 0.1)
+                return
+        raise RuntimeError("the kernel did not start")
 
     def execute_cell_input(self, cell_input: str, allow_stdin: bool | None = None) -> Any:
         self.deadline = float("inf")
@@ -66,7 +100,7 @@ class GradingKernel(RunningKernel):  # type: ignore[misc]  # nbval has no types
             if left <= 0:
                 raise Empty
             try:
-                message = super().get_message(stream, timeout=min(0.5, left))
+                message = super().get_message(stream, timeout=min(0.25, left))
             except Empty:
                 if not self.is_alive():
                     raise RuntimeError("the kernel died") from None
@@ -83,78 +117,36 @@ class GradingKernel(RunningKernel):  # type: ignore[misc]  # nbval has no types
         self.overdue = True
         self.deadline = time.monotonic()
 
+    def is_alive(self) -> bool:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.process, 0)
+            return True
+        return False
+
     def kill(self) -> None:
-        self.km.shutdown_kernel(now=True)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.process, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End the kernel and all that it started."""
+        self.kc.stop_channels()
+        self.branch.ask()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    what = "a file descriptor that gets each cell's outcome"
-    parser.addoption("--grading-results", type=int, default=-1, help=what)
+    what = "descriptors of the results and the nursery, and how kernels start: JSON"
+    parser.addoption("--grading", type=json.loads, default=None, help=what)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     import nbval.plugin
 
-    os.set_inheritable(config.getoption("--grading-results"), False)
-    set_limits(config.option.nbval_cell_timeout)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(BECOMES_PARENT, 1, 0, 0, 0)
-        ctypes.CDLL(None).prctl(UNREADABLE, 0, 0, 0, 0)
-        ctypes.CDLL(None).prctl(DROP, TRACING, 0, 0, 0)
+    how = config.getoption("--grading")
+    for name in ("results", "nursery"):
+        os.set_inheritable(how[name], False)
+    guard_self()
+    GradingKernel.branch = Branch(how["nursery"], how["kernel"])
     nbval.plugin.RunningKernel = GradingKernel
-
-
-def set_limits(seconds: float) -> None:
-    """Limit this process and the kernels that it starts."""
-    processor = int(seconds * (os.cpu_count() or 1)) + 120
-    for limit, most in (
-        (resource.RLIMIT_AS, MOST_MEMORY),
-        (resource.RLIMIT_FSIZE, MOST_FILE),
-        (resource.RLIMIT_CPU, processor),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, threads_of_user() + MORE_PROCESSES),
-    ):
-        _, hard = resource.getrlimit(limit)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(limit, (most, most))
-
-
-def processes() -> Iterator[tuple[int, int]]:
-    """Processes and their parents, where the system says so."""
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            status = Path(f"/proc/{name}/stat").read_text(encoding="latin-1")
-            yield int(name), int(status.rpartition(")")[2].split()[1])
-
-
-def threads_of_user() -> int:
-    """Threads that this user runs: the limit counts them all."""
-    count = 0
-    for process, _ in processes():
-        with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{process}").st_uid == os.getuid():
-                count += len(os.listdir(f"/proc/{process}/task"))
-    return count
-
-
-def kill_descendants() -> None:
-    """Kill every process that a kernel left behind, and those that they start meanwhile."""
-    for _ in range(100):
-        parents = dict(processes())
-        below = {os.getpid()}
-        while more := {p for p, parent in parents.items() if parent in below} - below:
-            below |= more
-        below.discard(os.getpid())
-        for process in below:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not below:
-            return
-        time.sleep(0.01)
 
 
 def data_in(folder: str) -> str:
@@ -196,9 +188,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         }
         line = json.dumps(row).encode() + b"\n"
         while line:
-            line = line[os.write(item.config.getoption("--grading-results"), line) :]
-    if item.cell.metadata.get("last") and report.when == "teardown":
-        kill_descendants()  # the kernel itself has ended
+            line = line[os.write(item.config.getoption("--grading")["results"], line) :]
     return report
 
 

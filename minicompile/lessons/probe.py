@@ -19,7 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-COMPARED = ("expect", "close", "all_close")
+COMPARED = ("expect", "close", "all_close", "rerun")
 """Methods of `Run` whose first argument goes over as data, and whose others do not."""
 
 JUDGED = ("that", "near", "same")
@@ -36,6 +36,7 @@ def probe_of(source: str, exercise: str) -> str:
     module = ast.parse(source)
     for function in [n for n in module.body if isinstance(n, Function) and takes_run(n)]:
         is_check = bool(checked_by(function))
+        refuse_hidden_sends(function)
         original = Counter(names_read(function))
         function.body = without_verdicts(function.body, is_check) or [ast.Pass()]
         drop_unread(function, original)
@@ -81,22 +82,34 @@ def sends(node: ast.AST) -> bool:
     """Does a piece of code, or a part of a check that it calls, send data?"""
     return any(
         method_of_run(part) in ("seen", "changed", *COMPARED)
-        or (isinstance(part, ast.Call) and any(is_run(argument) for argument in part.args))
+        or (isinstance(part, ast.Call) and gets_run(part))
         for part in ast.walk(node)
     )
 
 
-def is_run(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == "run"
+def gets_run(call: ast.Call) -> bool:
+    """Is `run` among the arguments of a call?"""
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return any(isinstance(value, ast.Name) and value.id == "run" for value in values)
+
+
+def refuse_hidden_sends(function: Function) -> None:
+    """Raises SyntaxError where a check sends data inside an expression that may do so often, or never.
+
+    A probe is made of statements: of such an expression the loop or the condition would be lost.
+    """
+    inside = (ast.comprehension, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
+    for node in ast.walk(function):
+        if isinstance(node, (*inside, ast.Lambda, ast.IfExp, ast.BoolOp)) and sends(node):
+            line = getattr(node, "lineno", function.lineno)
+            raise SyntaxError(f"line {line}: write a loop or an if around what a check sends")
 
 
 def sent_in(nodes: Sequence[ast.AST]) -> list[ast.stmt]:
     """The outermost sending calls of expressions, each a statement, in order."""
     found: list[ast.stmt] = []
     for node in nodes:
-        if isinstance(node, ast.Call) and (
-            method_of_run(node) == "seen" or any(map(is_run, node.args))
-        ):
+        if isinstance(node, ast.Call) and (method_of_run(node) == "seen" or gets_run(node)):
             found.append(ast.Expr(node))
         else:
             found += sent_in(list(ast.iter_child_nodes(node)))
@@ -216,6 +229,7 @@ def served(body: Sequence[ast.stmt], unread: set[str]) -> list[ast.stmt]:
                 continue
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method))):
                 if name in unread and method in GROWING:
+                    kept += sent_in([node])
                     continue
             case ast.FunctionDef() | ast.For() | ast.While() | ast.With() | ast.If() | ast.Try():
                 node.body = served(node.body, unread)
@@ -277,6 +291,6 @@ def defined(node: ast.stmt) -> set[str]:
 
 
 if __name__ == "__main__":
-    from minicompile.lessons.exercise import checks_file
+    from minicompile.lessons.outline import checks_text
 
-    print(probe_of(checks_file(sys.argv[1]).read_text(encoding="utf-8"), sys.argv[2]))
+    print(probe_of(checks_text(sys.argv[1]), sys.argv[2]))

@@ -147,10 +147,11 @@ def loop_between_loops(run: Run, cyclic: Callable[[Tensor], Any]) -> str:
         trace, what = apart(cyclic, x), f"cyclic(f32{list(shape)})"
         calls = run.seen([str(call.op) for call in trace.loops.externs])
         run.that(not calls, what, "no library call", ", ".join(calls))
-        loops = {node.name for node in trace.schedule.before if isinstance(node, SchedulerNode)}
+        nodes = trace.schedule.before
+        loops = run.seen([node.name for node in nodes if isinstance(node, SchedulerNode)])
         decisions = trace.schedule.decisions
-        cycles = [d for d in decisions if d.cause == "cycle"]
-        through = run.seen(any(d.between and set(d.between) <= loops for d in cycles))
+        between = run.seen([list(d.between) for d in decisions if d.cause == "cycle"])
+        through = any(names and set(names) <= set(loops) for names in between)
         kernels = ["+".join(n.name for n in k.nodes) for k in trace.schedule.kernels]
         kept = [f"{d.producer} and {d.consumer} apart: {d.cause}" for d in decisions if not d.fused]
         names, apart_from = run.seen(kernels), run.seen(kept)

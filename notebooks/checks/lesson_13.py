@@ -160,7 +160,9 @@ def maximum_keeps_nan(run: Run, moves_on: Callable[[str, str], str]) -> str:
             mc.reset()
             got = mc.compile(column_max)(x)
         run.that(run.seen(asked.called), "the kernel of amax", "a use of moves_on", "none")
-        run.close(got, x.amax(0), f"the largest of {column}")
+        given = f"the largest of {column}"
+        run.close(got, x.amax(0), given)
+        run.rerun((kernel.prelude + kernel.text, kernel.name), column_max, [x], given)
         written = run.seen(kernel.text)
         run.that("omp simd" in written, "the kernel of amax", "a loop in vectors", "none")
         run.changed(before, kernel.text, "the kernel of amax")
@@ -216,7 +218,10 @@ def a_row_is_summed_in_lanes(run: Run, row_sum_in_c: Callable[[], str]) -> str:
         x = torch.randn(4, length).abs()
         with row_sums_by(run, text):
             kernel, got = mc.trace(row_sum, x).kernels[0], mc.compile(row_sum)(x)
-        run.close(got, x.sum(-1), f"the sums of 4 rows of {length}", rtol=1e-5, atol=1e-5)
+        given = f"the sums of 4 rows of {length}"
+        run.close(got, x.sum(-1), given, rtol=1e-5, atol=1e-5)
+        source = kernel.prelude + kernel.text, kernel.name
+        run.rerun(source, row_sum, [x], given, rtol=1e-4, atol=1e-4)
     packed = run.seen(packed_additions(kernel))
     run.that(
         packed > packed_additions(before),
@@ -267,6 +272,7 @@ def transposed_loads_are_tiled(run: Run, squares: Callable[..., Any]) -> str:
         mc.reset()
         given = f"a + b.t(), [{rows}, {columns}]"
         run.close(got, a + b.t(), given)
+        run.rerun((kernel.prelude + kernel.text, kernel.name), added_turned, [a, b], given)
         run.expect(straight.tiles, {}, f"tiles of a * a[0], [{rows}, {columns}]")
         if rows < LINE:
             run.expect(kernel.plan.tiles, {}, f"tiles of {given}")

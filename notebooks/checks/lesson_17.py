@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
+import operator
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from minicompile.extension import (
     kernel_template,
     lowering,
 )
-from minicompile.lessons.exercise import Lesson, Run
+from minicompile.lessons.exercise import Lesson, Run, Wrong
 from minicompile.lessons.model import GPT, Block, GPTConfig
 from minicompile.lessons.train import train
 from minicompile.lowering.rules.common import elementwise
@@ -55,8 +56,8 @@ def many(x: Tensor) -> Tensor:
     return torch.tanh(torch.exp(-torch.abs(torch.cos(torch.sin(x) * 2)))).sum(-1)
 
 
-def on_block(operator: str) -> tuple[Callable[..., Any], tuple[int, ...], str]:
-    return Block(TINY), (2, 16, 16), operator
+def on_block(name: str) -> tuple[Callable[..., Any], tuple[int, ...], str]:
+    return Block(TINY), (2, 16, 16), name
 
 
 @lesson.exercise(
@@ -76,22 +77,22 @@ def on_block(operator: str) -> tuple[Callable[..., Any], tuple[int, ...], str]:
 def kernels_that_an_operator_made(run: Run, kernels_of: Callable[..., Any]) -> str:
     """Compares with what the provenance of the package says."""
     found = 0
-    for target, shape, operator in run.cases:
+    for target, shape, name_of_op in run.cases:
         trace = mc.trace(target, torch.randn(shape, requires_grad=True))
         expected = [
             kernel.name
             for graph in trace.graphs.values()
             for kernel in graph.kernels
             if any(
-                operator in origin.target.split(".")
+                name_of_op in origin.target.split(".")
                 for line in kernel.lines
                 if not line.scaffold
                 for origin in line.origins
             )
         ]
-        got = run.seen(kernels_of(trace, operator))
+        got = run.seen(kernels_of(trace, name_of_op))
         name = getattr(target, "__name__", type(target).__name__)
-        told = f"kernels_of {name}, {operator!r}"
+        told = f"kernels_of {name}, {name_of_op!r}"
         if isinstance(got, list) and len(got) != len(expected):
             run.that(False, told, f"{len(expected)} kernels", f"{len(got)} kernels: {got}")
         run.same(got, expected, told)
@@ -308,12 +309,14 @@ def plain_c(run: Run, print_loops: Callable[..., Any], plain_module: Callable[..
     options = {"device_codegen": "c", "cpp_flags": ("-O1",)}
     generate, heads_only = plain_module(print_loops), plain_module(lambda printer, plan: None)
     made: list[str] = []
+    sources: list[tuple[str, str]] = []
     before: list[str] = []
 
     @code_generator("c")
     def remember(plans: Any) -> Any:
         module = generate(plans)
         made.extend(kernel.text for kernel in module.kernels)
+        sources.extend((kernel.prelude + kernel.text, kernel.name) for kernel in module.kernels)
         before.extend(kernel.text for kernel in heads_only(plans).kernels)
         return module
 
@@ -322,6 +325,9 @@ def plain_c(run: Run, print_loops: Callable[..., Any], plain_module: Callable[..
         compiled = mc.compile(function, fullgraph=True, options=options)
         how = {"rtol": 1e-4, "atol": 1e-5}
         run.close(compiled(x), function(x), text_of(function, shape), **how)
+        if len(sources) == 1:
+            run.rerun(sources[0], function, [x], text_of(function, shape), **how)
+        sources.clear()
     made.clear()
     before.clear()
     torch.manual_seed(0)
@@ -462,15 +468,14 @@ def only_keys_that_count(run: Run, keys_of: Callable[..., Any]) -> str:
             kernel_template("attention")(printer)
             kernels.append(mc.trace(compiled, *given).kernels[0])
         plan: Any = kernels[1].plan
-        found = Answer(plan).keys_of(plan.scores.band, columns)
+        found = run.seen(Answer(plan).keys_of(plan.scores.band, columns))
         told = f"where {text}, {rows} queries, {columns} keys"
         numbers = []
-        for tiles in ((plan.tiles["x"], plan.tiles["r"]), (64, 16), (16, 64)):
-            number = walked(run, found, MASKS[text], rows, columns, tiles, told)
-            numbers.append(number)
+        for tiles in run.seen([(plan.tiles["x"], plan.tiles["r"]), (64, 16), (16, 64)]):
+            numbers.append(walked(run.that, found, MASKS[text], rows, columns, tiles, told))
         if importlib.util.find_spec("triton") is not None:
             run.close(compiled(*given), fn(*given), told, rtol=1e-4, atol=1e-5)
-        everything = run.seen(found) == ("0", str(columns))
+        everything = found == ("0", str(columns))
         if not everything:
             run.changed(kernels[0].text, kernels[1].text, f"the kernel {told}")
         said = said or f"{told}: {numbers[0]} tiles"
@@ -486,19 +491,66 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+FUNCTIONS: dict[str, Callable[..., int]] = {
+    "tl.minimum": min,
+    "tl.maximum": max,
+    "min": min,
+    "max": max,
+    "tl.cdiv": lambda a, b: -(-a // b),
+    "tl.where": lambda condition, a, b: a if condition else b,
+}
+OPERATORS: dict[type, Callable[..., int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def value_of(node: ast.AST, names: dict[str, int]) -> int:
+    """An expression of a kernel over integers; the text is an answer's, so nothing evaluates it as Python."""
+    match node:
+        case ast.Expression(body=body):
+            return value_of(body, names)
+        case ast.Constant(value=int(value)) if abs(value) < 2**31:
+            return value
+        case ast.Name(id=name) if name in names:
+            return names[name]
+        case ast.UnaryOp(op=op, operand=part) if type(op) in OPERATORS:
+            return OPERATORS[type(op)](value_of(part, names))
+        case ast.BinOp(left=a, op=op, right=b) | ast.Compare(left=a, ops=[op], comparators=[b]):
+            if type(op) in OPERATORS:
+                return OPERATORS[type(op)](value_of(a, names), value_of(b, names))
+        case ast.Call(func=func, args=args, keywords=[]) if ast.unparse(func) in FUNCTIONS:
+            return FUNCTIONS[ast.unparse(func)](*(value_of(part, names) for part in args))
+    raise ValueError(ast.unparse(node))
+
+
 def ends_of_programs(
     found: tuple[str, str], rows: int, tiles: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    """First and last key of each program, from the text of the answer."""
-    tl = SimpleNamespace(minimum=min, maximum=max, cdiv=lambda a, b: -(-a // b))
+    """First and last key of each program, from the text of the answer. Raises Wrong if that is none."""
     block, step = tiles
-    names = {"tl": tl, "XBLOCK": block, "RBLOCK": step}
-    firsts = range(0, rows, block)
-    return [tuple(eval(text, {**names, "first": first}) for text in found) for first in firsts]  # type: ignore[misc]
+    ends = []
+    try:
+        begin, end = (ast.parse(text.strip(), mode="eval") for text in found)
+        for first in range(0, rows, block):
+            names = {"XBLOCK": block, "RBLOCK": step, "first": first}
+            ends.append((value_of(begin, names), value_of(end, names)))
+    except (ValueError, TypeError, SyntaxError, ZeroDivisionError, RecursionError) as error:
+        what = "sums, products, quotients, tl.minimum, tl.maximum, tl.cdiv, tl.where of integers"
+        raise Wrong(f"keys_of, {found}", what, error) from None
+    return ends
 
 
 def walked(
-    run: Run,
+    that: Callable[..., None],
     found: tuple[str, str],
     mask: Any,
     rows: int,
@@ -508,12 +560,12 @@ def walked(
 ) -> int:
     """How many tiles all programs go over. Each must hold a score that counts, and none may be missing."""
     (block, step), number = tiles, 0
-    ends = run.seen(ends_of_programs(found, rows, tiles))
+    ends = ends_of_programs(found, rows, tiles)
     for first, (begin, end) in zip(range(0, rows, block), ends, strict=True):
         at = f"{told}, tiles of {block} x {step}, first = {first}"
-        run.that(begin >= 0, f"{at}, begin", "at least 0", begin)
-        run.that(begin % step == 0, f"{at}, begin", f"a multiple of {step}", begin)
-        run.that(end <= columns, f"{at}, end", f"at most {columns}", end)
+        that(begin >= 0, f"{at}, begin", "at least 0", begin)
+        that(begin % step == 0, f"{at}, begin", f"a multiple of {step}", begin)
+        that(end <= columns, f"{at}, end", f"at most {columns}", end)
         keys = torch.arange(columns)
         needed, allowed = (
             {
@@ -527,8 +579,8 @@ def walked(
         )
         seen = range(begin, end, step)
         reached = {start // step for start in seen}
-        run.that(reached >= needed, at, "all keys that count", f"keys from {begin} to {end}")
+        that(reached >= needed, at, "all keys that count", f"keys from {begin} to {end}")
         most = f"at most {len(allowed)}"
-        run.that(len(seen) <= len(allowed), f"{at}, tiles gone over", most, len(seen))
+        that(len(seen) <= len(allowed), f"{at}, tiles gone over", most, len(seen))
         number += len(seen)
     return number

@@ -10,7 +10,9 @@ import copy
 import json
 import os
 import signal
+import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,9 +21,11 @@ import pytest
 
 from minicompile.errors import MinicompileError
 from minicompile.lessons import grade as grading
+from minicompile.lessons import outline, processes
+from minicompile.lessons.confine import landlock_version
 from minicompile.lessons.exercise import checks, lesson_in
 from minicompile.lessons.guard import refusal
-from minicompile.lessons.processes import rows_from
+from minicompile.lessons.processes import Helpers, rows_from
 
 for module in ("nbformat", "nbval", "ipykernel"):
     pytest.importorskip(module, reason="the extra `lessons` is not installed")
@@ -83,6 +87,16 @@ REFUSED = {
     "the compiler's own exec": "from minicompile.dynamo.guards import generate as g\n"
     + TURN.format('g("f(x)", ["return x.rot" "90()"], {})(x)'),
     "a text that sympy evaluates": "import sympy\n" + TURN.format('sympy.sympify("1")'),
+    "a method of a graph by its name": TURN.format(
+        'torch.fx.Graph().call_method("rot" + "90", (x,))'
+    ),
+    "a node of a graph by its name": TURN.format(
+        'torch.fx.Graph().create_node("call_method", "rot90", (x,))'
+    ),
+    "code that a graph generates": "torch.fx.Graph().on_generate_code(lambda _: print)\n"
+    + TURN.format("x"),
+    "a text that the compiler defines": "from minicompile.runtime.load import define as d\n"
+    + TURN.format("x"),
     "a table of functions": "torch.overrides.get_overridable_functions()\n" + TURN.format("x"),
 }
 
@@ -119,9 +133,12 @@ real_import = builtins.__import__
 builtins.__import__ = lambda *a, **k: real_import(*a, **k)
 evil = "import os, sys\\nos.write(1, b'{\\"ex1\\": \\"\\"}')\\nos._exit(0)\\n"
 for place in (os.getcwd(), os.path.expanduser("~"), os.environ["TMPDIR"], site.getusersitepackages()):
-    os.makedirs(place, exist_ok=True)
     for name in ("sitecustomize.py", "usercustomize.py", "json.py", "torch.py", "conftest.py", "evil.pth"):
-        pathlib.Path(place, name).write_text(evil)
+        try:
+            os.makedirs(place, exist_ok=True)
+            pathlib.Path(place, name).write_text(evil)
+        except OSError:
+            pass
 os.environ.update(PYTHONSTARTUP="sitecustomize.py", PYTHONPATH=os.getcwd(), PYTHONINSPECT="1")
 """
 
@@ -172,7 +189,10 @@ def forge():
 threading.Thread(target=forge, daemon=True).start()
 late = "import time, pathlib\\nfor _ in range(600):\\n    time.sleep(0.1)\\n"
 late += "    pathlib.Path('LATE').write_text('x')\\n"
-subprocess.Popen([sys.executable, "-c", late], start_new_session=True, cwd="/tmp/cheat_place")
+try:
+    subprocess.Popen([sys.executable, "-c", late], start_new_session=True, cwd="/tmp/cheat_place")
+except OSError:
+    pass
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -215,18 +235,30 @@ def notebook_with(answers: dict[str, str], lesson: str = "00") -> Any:
     return notebook
 
 
+@pytest.fixture(scope="module")
+def helpers() -> Iterator[Helpers]:
+    """The processes that all notebooks of a command share."""
+    with Helpers() as shared:
+        yield shared
+
+
 def graded_without_guard(
-    tmp_path: Path, answers: dict[str, str], seconds: float = 20
+    tmp_path: Path, helpers: Helpers, answers: dict[str, str]
 ) -> grading.Report:
     path = tmp_path / "00_mine.ipynb"
     nbformat.write(notebook_with(answers), path)
     with mock.patch.object(grading, "refusal", lambda *given: ""):
-        return grading.grade(path, seconds=seconds)
+        return grading.grade(path, seconds=20, helpers=helpers)
 
 
-def test_an_answer_that_does_what_it_likes_scores_nothing(tmp_path: Path):
+@pytest.mark.parametrize("confined", [True, False])
+def test_an_answer_that_does_what_it_likes_scores_nothing(
+    tmp_path: Path, helpers: Helpers, confined: bool, monkeypatch: pytest.MonkeyPatch
+):
     """Import hooks and start-up files; patched libraries, frames and verdicts; threads, processes, signals
     that outlive the cell; descriptors, /proc and ptrace: each in the kernel of one exercise."""
+    if not confined:
+        monkeypatch.setattr(processes, "readable", lambda *given: [])
     place = tmp_path / "late"
     place.mkdir()
     answers = {
@@ -235,7 +267,7 @@ def test_an_answer_that_does_what_it_likes_scores_nothing(tmp_path: Path):
         "ex3-answer": THIRD + THREADS.replace("/tmp/cheat_place", str(place)),
         "ex4-answer": FOURTH + DESCRIPTORS,
     }
-    report = graded_without_guard(tmp_path, answers)
+    report = graded_without_guard(tmp_path, helpers, answers)
     assert report.earned == 0 and not report.problem, report
     assert "got 99" in str(report)
     before = {name: (place / name).stat().st_mtime_ns for name in os.listdir(place)}
@@ -243,11 +275,58 @@ def test_an_answer_that_does_what_it_likes_scores_nothing(tmp_path: Path):
     assert {name: (place / name).stat().st_mtime_ns for name in os.listdir(place)} == before
 
 
-def test_an_answer_that_ends_the_grading_process_is_a_sentence(tmp_path: Path):
+def test_an_answer_that_ends_the_grading_process_is_a_sentence(
+    tmp_path: Path, helpers: Helpers, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(processes, "readable", lambda *given: [])  # no Landlock, which forbids it
     ending = "import os\nos.kill(os.getppid(), 9)\n"
-    report = graded_without_guard(tmp_path, {"ex1-answer": FIRST + ending})
+    answers = {"ex1-answer": FIRST + ending, "ex2-answer": SECOND}
+    report = graded_without_guard(tmp_path, helpers, answers)
     assert report.earned == 0
     assert "ended from outside" in report.problem
+
+
+REACH = """
+import os, pathlib, socket, sympy
+def tried(name, deed):
+    try:
+        deed()
+        return name
+    except (OSError, TypeError):
+        return ""
+def kernels_saved(fused, unfused):
+    listener = socket.socket()
+    deeds = {
+        "solutions": lambda: pathlib.Path(SOLUTIONS).read_text(),
+        "checks": lambda: os.listdir(CHECKS),
+        "home": lambda: pathlib.Path(HOME, "planted").write_text("x"),
+        "library": lambda: os.chmod(mc.__file__, 0o644) or pathlib.Path(mc.__file__).write_text(""),
+        "others": lambda: pathlib.Path("..", "ex2", "answer.json").write_text("[[], []]"),
+        "signal": lambda: os.kill(os.getppid(), 0),
+        "tcp": lambda: socket.create_connection(("127.0.0.1", PORT)),
+        "listen": lambda: listener.bind(("127.0.0.1", 0)),
+        "memory": lambda: open(f"/proc/{os.getppid()}/mem", "rb"),
+        "text": lambda: sympy.expand("__import__('os').getcwd() and 1"),
+        "root": lambda: os.setuid(0) if os.getuid() else os.chown(".", 1, 1),
+        "own": lambda: pathlib.Path("own").write_text("x"),
+    }
+    return " ".join(filter(None, (tried(*item) for item in deeds.items())))
+"""
+
+
+@pytest.mark.skipif(landlock_version() < 6, reason="a Linux without Landlock 6")
+def test_a_kernel_writes_its_own_folder_and_reaches_nothing_else(tmp_path: Path, helpers: Helpers):
+    """No file of the lessons, home, library or another exercise; no other process, network or privilege."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        folder = outline.notebooks_folder()
+        [solution] = (folder / "solutions").glob("00_*.ipynb")
+        names = {"SOLUTIONS": str(solution), "CHECKS": str(folder / "checks")}
+        names |= {"HOME": str(tmp_path), "PORT": server.getsockname()[1]}
+        head = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+        answers = {"ex1-answer": head + REACH, "ex2-answer": SECOND}
+        report = graded_without_guard(tmp_path, helpers, answers)
+    assert report.grades[0].feedback.endswith("got 'own'"), report
+    assert not (tmp_path / "planted").exists()
 
 
 def test_a_cell_that_passed_twice_was_written_by_another():
@@ -270,10 +349,10 @@ def test_a_cell_that_passed_twice_was_written_by_another():
 
 @pytest.mark.parametrize("number", [f"{n:02}" for n in range(18)])
 def test_a_probe_holds_no_verdict_and_no_expected_value(number: str):
-    from minicompile.lessons.exercise import checks_file
+    from minicompile.lessons.outline import checks_text
     from minicompile.lessons.probe import probe_of
 
-    text = checks_file(number).read_text(encoding="utf-8")
+    text = checks_text(number)
     for name in checks(number).exercises:
         probe = probe_of(text, name)
         for word in ("run.expect", "run.close", "run.that", "run.same", "run.near", "Wrong("):

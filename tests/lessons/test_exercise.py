@@ -493,7 +493,7 @@ def test_the_answers_of_an_exercise_are_the_parameters_of_its_check():
         return f"{first} and {second}"
 
     lesson = lesson_about(two, [], [])
-    assert lesson.exercises["ex1"].answers == ["first", "second"]
+    assert lesson.exercises["ex1"].answers == ("first", "second")
     with pytest.raises(NotAnswered):
         try_answer(lesson, {"first": 1})
 
