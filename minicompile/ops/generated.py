@@ -14,8 +14,14 @@ class GeneratedText:
     """Source of generated code; `linecache`, and so every traceback, has it while this object lives."""
 
     def __init__(self, file: str, text: str) -> None:
-        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        self.file, self.text = file, text
+        self.show()
         weakref.finalize(self, linecache.cache.pop, file, None).atexit = False
+
+    def show(self) -> None:
+        """Put the text into `linecache`, which others may have emptied."""
+        lines = self.text.splitlines(keepends=True)
+        linecache.cache[self.file] = (len(self.text), None, lines, self.file)
 
 
 def define(name: str, text: str, names: dict[str, Any], title: str = "") -> Any:

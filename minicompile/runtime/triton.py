@@ -163,6 +163,7 @@ def execute(name: str, text: str) -> tuple[Any, dict[str, Any]]:
     """Run a kernel's module, which imports Triton: (the kernel's JITFunction, the module's namespace)."""
     filename = module_file(name, text)
     shown = _texts.get(filename) or GeneratedText(filename, text)  # Triton reads it back
+    shown.show()
     _texts[filename] = shown
     namespace: dict[str, Any] = {"__name__": filename, "__text__": shown}
     exec(compile(text, filename, "exec"), namespace)
