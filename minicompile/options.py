@@ -108,13 +108,7 @@ class Options:
     plugins: tuple[str, ...] = field(default_factory=default_plugins)
     """`MINICOMPILE_PLUGINS`: "default", "all", "none" or names (`minicompile plugins` lists them)."""
     disable_passes: tuple[str, ...] = ()
-    """Graph passes and patterns to leave out: "cse", "post_grad.addmm", "pattern:attention"."""
-    fuse_attention: Literal[False, True, "template"] = False
-    """Written-out attention becomes a kernel of its own on a GPU (codegen/attention.py), and the library's
-    scaled_dot_product_attention on a CPU: twice as fast from 1,000 tokens on. "template": the first anywhere.
-
-    Rounds differently; of the library's, a row whose every position is masked gives 0, where softmax gives
-    NaN."""
+    """Graph passes and patterns to leave out: "cse", "post_grad.addmm", "pattern:relu_of_relu"."""
     chunk_loss: bool = True
     """Cross-entropy of a linear layer is computed in chunks of rows where logits are many (aot/passes)."""
     fallback_random: bool = True

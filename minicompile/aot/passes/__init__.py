@@ -1,10 +1,8 @@
 """Graph passes of AOT; importing this registers them. See passes/manager.py for the stages."""
 
 from minicompile.aot.passes import (  # noqa: F401
-    attention,
     chunked_loss,
     cleanup,
-    flash_attention,
     images,
     linear,
     random,
