@@ -51,7 +51,8 @@ from minicompile.shapes.expr import bounds, contiguous_strides, simplify_index
 BATCH, HEAD, QUERY, KEY = PLACE = loop_index(4)
 NAMES = dict(zip(PLACE, "bhij"))
 DISTANCE = sympy.Symbol("distance", integer=True)
-COUNTING: dict[str, Any] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg}
+COUNTING: dict[str, Any]
+COUNTING = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg}
 """Arithmetic of whole numbers."""
 MODERATE = 2**10
 """A number below is a small one."""
