@@ -2,7 +2,7 @@
 
     on_one_device   the exported graph as one of CPU tensors, whichever it was exported with: kernels are
                     compiled for a GPU that needn't be here
-    write_out       the library's operators in terms of those that have kernels of our own
+    write_out       the library's attention in terms of operators that have kernels of our own
     machine_code    a cubin for each kernel, which holds for all sizes that the program takes
     CudaWriter      the wrapper's launches (c/cuda.c runs them, through the driver)
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +30,9 @@ from minicompile.codegen.plan import KernelPlan, KernelSource
 from minicompile.errors import OptionError, Unsupported
 from minicompile.exporting.c_wrapper import CWriter
 from minicompile.lowering.ir import ExternKernel, View
-from minicompile.ops import plugins
 from minicompile.ops.device import Gpu
 from minicompile.ops.dtypes import TENSOR_CORES
 from minicompile.ops.graph import Graph, user_line
-from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.runtime.gpu_kernel import (
     GpuKernel,
@@ -92,16 +90,9 @@ def on_one_device(graph: Graph, fakes: Sequence[Tensor], mode: Any) -> list[Tens
     return [compat.new_fake(mode, x.shape, x.stride(), x.dtype, CPU) for x in fakes]
 
 
-written_out: Registry[Callable[..., tuple[Tensor]]] = Registry(
-    "written_out",
-    "library operator -> function(q, k, v, mask, causal, scale) of operators that a package has kernels for",
-)
-
-
-def write_out(graph: Graph, options: Options) -> None:
-    """Put functions in place of the library's attention. Tracing goes through them."""
-    rules = plugins.rules(written_out, options.plugins)
-    for node in [n for n in graph.nodes if n.target in rules]:
+def write_out(graph: Graph) -> None:
+    """Put a function in place of the library's attention. Tracing goes through it."""
+    for node in [n for n in graph.nodes if n.target in ATTENTIONS]:
         op: Any = node.target
         known: dict[str, Any] = {a.name: a.default_value for a in op._schema.arguments}
         known |= {**dict(zip(known, node.args)), **node.kwargs}
@@ -110,10 +101,9 @@ def write_out(graph: Graph, options: Options) -> None:
             raise Unsupported(f"a package has no attention with {what}", user_line(node))
         mask = known.get("attn_mask") or known.get("attn_bias")
         arguments = (*(known[n] for n in ("query", "key", "value")), mask, known["is_causal"])
-        node.target, node.args, node.kwargs = rules[op], (*arguments, known["scale"]), {}
+        node.target, node.args, node.kwargs = step_by_step, (*arguments, known["scale"]), {}
 
 
-@written_out(*ATTENTIONS)
 def step_by_step(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> tuple[Tensor]:

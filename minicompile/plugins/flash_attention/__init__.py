@@ -9,7 +9,6 @@
     operators.py   what it becomes: an operator, of which the text of a score function is an argument
     score.py       the score function over tiles, and the band of scores outside of which all are -inf
     kernels.py     the template of Triton kernels that calls it
-    package.py     the library's attention in packages for a GPU
 
 Where scores are scaled and masked, F.scaled_dot_product_attention computes them: on a GPU if by a triangle
 alone, on a CPU with any mask that is added. `device_codegen="triton"` asks for the template anywhere.
@@ -25,7 +24,7 @@ _PACKAGE = "minicompile.plugins.flash_attention"
 PLUGIN = Plugin(
     "flash_attention",
     "Computes written-out attention tile by tile, so that scores and weights never lie in memory.",
-    tuple(f"{_PACKAGE}.{name}" for name in ("recognise", "kernels", "package")),
+    tuple(f"{_PACKAGE}.{name}" for name in ("recognise", "kernels")),
     default=False,
     cases=(
         "attention, large",

@@ -15,7 +15,7 @@ Holes are in braces: functions `score` and `slope` (score.py) before the text; `
 them a program takes; `{start(k)}`, where a head's keys begin; `{place(k, j, d)}`, element d of key j from
 there; `{mask(rows, d)}`, which of them exist; `{ends(keys)}`, where tiles begin and end, and from `left` to
 `right` need no masks; numbers. A factor of all scores is left out until they go into the exponent: {scale} is
-that times log2(e). Where scores are SMALL, as products are, one instruction multiplies and
+that times log2(e). Where scores are SMALL, products times a number, one instruction multiplies and
 subtracts the largest exponent, later the logarithm of the whole sum. Others may be LARGE, as a finite mask
 is, so that their exponents no longer differ: then the largest score is subtracted first.
 

@@ -13,7 +13,6 @@ ask for no place that the band has decided, and tiles at its edges are masked by
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -56,8 +55,6 @@ COUNTING = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg"
 """Arithmetic of whole numbers."""
 MODERATE = 2**10
 """A number below is a small one."""
-GENTLE = {"mul", "add", "sub", "neg", "where", "tanh", "sigmoid", "relu"}
-"""Operations that don't make large numbers of small ones; of products those by a number."""
 WIDE = ".to(tl.int64)"
 QUICK = {"tanh": "quick_tanh({0})", "exp": "tl.exp({0})", "sigmoid": "tl.sigmoid({0})"}
 """Within half types' rounding, in one or two instructions."""
@@ -191,21 +188,6 @@ class Inside(Rewriter):
         )
 
 
-def is_small(value: Value) -> bool:
-    """Is a score made of products and small numbers alone, or -inf? Conditions are no part of it."""
-
-    @functools.cache
-    def small(value: Value) -> bool:
-        if value.op == "constant":
-            return abs(value.constant) < MODERATE or value.constant == -math.inf
-        parts = value.inputs[1:] if value.op == "where" else value.inputs
-        power = value.op == "mul" and all(v.op != "constant" for v in parts)
-        own = value.op == "load" and value.buffer == "x0"
-        return own or (value.op in GENTLE and not power and all(map(small, parts)))
-
-    return small(value)
-
-
 def scale_of(value: Value) -> float:
     """Return the number that products are multiplied by in a score, to which the rest is added, be it -inf; 0
     if it is something else."""
@@ -247,10 +229,11 @@ class Scores:
         self.body, self.band, self.others, self.half = body, band, others, half
         self.names = names(body.values)
         score, *slopes = (store.inputs[0] for store in body.stores)
-        self.small = half and is_small(score)
-        """Are scores products, times numbers or of a bounded function, or else -inf?"""
-        self.scale, self.is_product = scale_of(score), taken_out(score)[1].buffer == "x0"
-        self.factor, score = taken_out(score) if self.small else (1.0, score)
+        self.scale, (factor, product) = scale_of(score), taken_out(score)
+        self.is_product = product.buffer == "x0"
+        self.small = half and self.is_product and factor < MODERATE
+        """Are scores products, times a small number?"""
+        self.factor, score = (factor, product) if self.small else (1.0, score)
         self.slope_factor, *slopes = taken_out(slopes[0]) if slopes else [1.0]  # type: ignore[assignment]
         self.results = dict(zip(("score", "slope"), (score, *slopes)))
         tiles: set[Any] = {(v.buffer, v.index) for v in body.loads if v.buffer in others}
