@@ -126,9 +126,7 @@ def gather(
             s = tl.where(columns{band}, s, float("-inf"))
         weights = tl.exp2({share})
         ds = weights * (ds - delta)
-        ds = slope(products, ds, b, h, i, j, rows, columns{passed})
-        if edge:
-            ds = tl.where(columns{band}, ds, 0.0)
+        ds = slope(products, ds, b, h, i, j, rows, columns{passed}){outside(columns)}
         sums = tl.dot(ds.to(keys.dtype), tl.trans(keys), sums{precision})
     return sums
 
@@ -177,9 +175,7 @@ def spread(
         log = tl.load(logs + {place(logs, i)}, rows, other=0.0)
         weights = tl.exp2({share})
         ds = weights * (ds - tl.load(delta + {place(delta, i)}, rows, other=0.0))
-        ds = slope(products, ds, b, h, i, j, rows, columns{passed})
-        if edge:
-            ds = tl.where(rows{band}, ds, 0.0)
+        ds = slope(products, ds, b, h, i, j, rows, columns{passed}){outside(rows)}
         sums_v = tl.dot(weights.to(down.dtype), down, sums_v{precision})
         sums_k = tl.dot(ds.to(queries.dtype), tl.trans(queries), sums_k{precision})
     return sums_k, sums_v
@@ -206,6 +202,11 @@ def spread(
     tl.store(dk + {start(dk)} + ({place(dk, j, dr)}), (sums_k * {factor}).to({dtype}), {mask(columns, dr)})
     tl.store(dv + {start(dv)} + ({place(dv, j, dr)}), sums_v.to({dtype}), {mask(columns, dr)})
 """
+
+NO_SLOPE = """
+        if edge:
+            ds = tl.where({0}{1}, ds, 0.0)"""
+"""Weights there may be no numbers, where no score of a row counts, and slopes of what isn't there neither."""
 
 # up to 10^5 weights keep the precision of half types; from 10^9 on they overflow
 SMALL = {
@@ -396,6 +397,9 @@ class AttentionPrinter(LinePrinter):
         if self.plan.part != "keys":
             ends = [None if end is None else -end for end in reversed(ends)]
         return "\n    ".join(ends_of(other, *ends))
+
+    def outside(self, there: str) -> str:
+        return "" if self.scores.small else NO_SLOPE.format(there, self.holes["band"])
 
     def fill(self, text: str) -> str:
         def hole(match: re.Match[str]) -> str:

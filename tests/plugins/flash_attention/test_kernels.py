@@ -174,7 +174,7 @@ MASKS: dict[str, Callable[[Tensor], Tensor]] = {
     "where": lambda s: torch.where(torch.ones_like(s, dtype=torch.bool).tril(), s, -torch.inf),
     "added": lambda s: s + torch.full(s.shape[-2:], -torch.inf).triu(1),
     "by distance": lambda s: s.masked_fill(
-        (positions(s)[0] - positions(s)[1]) // 2 < 0, -torch.inf
+        (positions(s)[0] - positions(s)[1]).clamp(max=0) < 0, -torch.inf
     ),
     "compared": lambda s: s.masked_fill(~(positions(s)[0] >= positions(s)[1]), -torch.inf),
 }
