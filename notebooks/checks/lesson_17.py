@@ -24,11 +24,13 @@ from minicompile.lessons.exercise import Lesson, Run
 from minicompile.lessons.model import GPT, Block, GPTConfig
 from minicompile.lessons.train import train
 from minicompile.lowering.rules.common import elementwise
+from minicompile.ops import plugins
 from minicompile.pipeline_result import Trace
 from minicompile.plugins.flash_attention.kernels import AttentionPrinter
 from minicompile.runtime.load import load_cpp
 
 lesson = Lesson("17")
+plugins.load("flash_attention")  # now: what an exercise registers is forgotten after it
 
 TINY = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=16)
 aten = torch.ops.aten

@@ -562,7 +562,7 @@ print("the door:", common.register_backend_for_device.__name__)
 #
 # Some kernels no rule for single operators finds. Attention gives each query a row of scores, one for
 # each key, and a softmax needs the whole row. A *template*, a kernel's text with holes, does it with
-# tiles of scores that never reach memory. Here a *plug-in* brings it, a part that the compiler can do
+# tiles of scores that never reach memory. Here a plug-in brings it, a part that the compiler can do
 # without: its pass over the captured graph recognises the written-out form, product, softmax, product; its
 # template (`template_plan`, `kernel_template`) prints the kernel. What happens to scores in between is yours.
 # **Predict, then run:** a cap, a penalty for distance and a mask; how many kernels and calls, without the
