@@ -14,7 +14,8 @@
 | `fusion_rule("policy")` | a `FusionPolicy`: which loops share a kernel | scheduling |
 | `template(operator)` | an operator as a loop that a template computes, with "max-autotune" | lowering |
 | `plan_rule("language:name")` | tiles, vector width, threads of a kernel | codegen |
-| `kernel_template(kind)` | a template: what prints kernels of matrix products, of attention | codegen |
+| `template_plan(operator)` | the plan of kernels that compute an extern operator | codegen |
+| `kernel_template(kind)` | a template: what prints kernels of a kind, as matrix products | codegen |
 | `triton_op(name)` | how Triton writes a loop operation | codegen |
 | `code_generator(language)` | a language that kernels are printed in | codegen |
 | `kernel_loader(language)` | how its kernels are compiled and called | runtime |
@@ -39,7 +40,7 @@ from minicompile.aot.passes import known_passes
 from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
-from minicompile.codegen.plan import plan_rule
+from minicompile.codegen.plan import plan_rule, template_plan
 from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.debug.logs import log_channel

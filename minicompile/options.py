@@ -114,13 +114,7 @@ class Options:
     plugins: tuple[str, ...] = field(default_factory=default_plugins)
     """`MINICOMPILE_PLUGINS`: "default", "all", "none" or names (`minicompile plugins` lists them)."""
     disable_passes: tuple[str, ...] = ()
-    """Graph passes and patterns to leave out: "cse", "prims.merge_views", "pattern:attention"."""
-    fuse_attention: Literal[False, True, "template"] = False
-    """Written-out attention becomes a kernel of its own on a GPU (codegen/attention.py), and the library's
-    scaled_dot_product_attention on a CPU: twice as fast from 1,000 tokens on. "template": the first anywhere.
-
-    Rounds differently; of the library's, a row whose every position is masked gives 0, where softmax gives
-    NaN."""
+    """Graph passes and patterns to leave out: "cse", "prims.merge_views", "pattern:relu_of_relu"."""
     fallback_random: bool = True
     """Random numbers are eager's: the same seed gives the same ones. False: kernels compute theirs, which
     fuses (ops/philox.py), from seeds that eager's generator draws."""

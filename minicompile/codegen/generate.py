@@ -28,7 +28,6 @@ import torch
 from minicompile.codegen import cpp, triton
 from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers its rules
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
-from minicompile.codegen.attention import attention_plan
 from minicompile.codegen.fold import fold
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
@@ -44,11 +43,11 @@ from minicompile.codegen.plan import (
     Rival,
     find_product,
     plan_rule,
+    template_plan,
 )
 from minicompile.codegen.product import engine_rival, is_template, split_rival, taken_apart
 from minicompile.codegen.split import refusal, split
 from minicompile.errors import BackendError, OptionError, Unsupported, unknown
-from minicompile.lowering.ir import TemplateKernel
 from minicompile.ops import plugins
 from minicompile.ops.gates import allowed
 from minicompile.ops.origin import Origin
@@ -89,8 +88,9 @@ def language_of(device: torch.device, options: Options) -> Language:
 
 
 def make_plans(schedule: Schedule, options: Options) -> dict[int, KernelPlan]:
-    """The plan of each fused node, by its position in the schedule."""
+    """The plan of each fused node, and of each operator with a template, by its position in the schedule."""
     plans: dict[int, KernelPlan] = {}
+    templates = plugins.rules(template_plan, options.plugins)
     for position, node in enumerate(schedule.nodes):
         if isinstance(node, FusedSchedulerNode):
             language = language_of(node.nodes[0].buffer.layout.device, options)
@@ -100,10 +100,12 @@ def make_plans(schedule: Schedule, options: Options) -> dict[int, KernelPlan]:
             if not allowed("code generator", node.name, loops, text, origins):
                 language = REFERENCE
             plans[position] = make_plan(node, schedule, language, options, position)
-        elif isinstance(node.kernel, TemplateKernel):
-            device = node.kernel.views()[0].layout.device
-            if language_of(device, options) == "triton":
-                plans[position] = attention_plan(node, position)
+        elif (rule := templates.get(node.kernel.op)) is not None:
+            language = language_of(node.kernel.views()[0].layout.device, options)
+            try:
+                plans[position] = rule(node, language, position)
+            except Unsupported as refusal:
+                node.kernel.reason = refusal.reason
     return plans
 
 

@@ -33,7 +33,7 @@ from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, Value, numbers, ranges_text
 from minicompile.scheduling.cost import Cost
-from minicompile.scheduling.nodes import FusedSchedulerNode
+from minicompile.scheduling.nodes import ExternKernelSchedulerNode, FusedSchedulerNode
 from minicompile.shapes.expr import (
     FloorDiv,
     ModularIndexing,
@@ -194,8 +194,8 @@ class KernelPlan(Shown):
     arguments: tuple[KernelArgument, ...]
     sizes: tuple[sympy.Symbol, ...]
     """Numbers passed after the tensors: sizes as int64, then floats as float64."""
-    reduction: Literal["none", "persistent", "looped", "split", "product", "attention"]
-    """The last two: computed by a template of this name (registry `kernel_template`)."""
+    reduction: str
+    """"none", "persistent", "looped", "split", or what prints it in the registry `kernel_template`."""
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
@@ -398,6 +398,24 @@ class KernelPlan(Shown):
 
 plan_rule: Registry[Callable[[KernelPlan, Options], None]] = Registry(
     "plan", "language:decision -> rule(plan, options) that edits a kernel plan"
+)
+
+
+@dataclass(eq=False, kw_only=True)
+class TemplatePlan(KernelPlan):
+    """The plan of a kernel that computes an extern operator: text with holes, tiles that stay as planned,
+    and arithmetic that needn't round step by step as eager's."""
+
+    @property
+    def origins(self) -> Origins:
+        return self.node.origins
+
+
+template_plan: Registry[Callable[[ExternKernelSchedulerNode, Language, int], TemplatePlan]] = (
+    Registry(
+        "template_plan",
+        "extern operator -> rule(node, language, position): its kernels' plan, or Unsupported",
+    )
 )
 
 

@@ -2,7 +2,7 @@
 
     on_one_device   the exported graph as one of CPU tensors, whichever it was exported with: kernels are
                     compiled for a GPU that needn't be here
-    own_attention   the library's attention in terms of kernels of our own
+    write_out       the library's attention in terms of operators that have kernels of our own
     machine_code    a cubin for each kernel, which holds for all sizes that the program takes
     CudaWriter      the wrapper's launches (c/cuda.c runs them, through the driver)
 
@@ -26,12 +26,10 @@ import torch
 from torch import Tensor
 
 from minicompile import compat
-from minicompile.aot.passes.flash_attention import LEAST_HEAD, MOST_HEAD
 from minicompile.codegen.plan import KernelPlan, KernelSource
 from minicompile.errors import OptionError, Unsupported
 from minicompile.exporting.c_wrapper import CWriter
 from minicompile.lowering.ir import ExternKernel, View
-from minicompile.ops.attention import ATTENTION
 from minicompile.ops.device import Gpu
 from minicompile.ops.dtypes import TENSOR_CORES
 from minicompile.ops.graph import Graph, user_line
@@ -92,8 +90,8 @@ def on_one_device(graph: Graph, fakes: Sequence[Tensor], mode: Any) -> list[Tens
     return [compat.new_fake(mode, x.shape, x.stride(), x.dtype, CPU) for x in fakes]
 
 
-def own_attention(graph: Graph) -> None:
-    """The library's attention becomes `attention`, which is traced."""
+def write_out(graph: Graph) -> None:
+    """Put a function in place of the library's attention. Tracing goes through it."""
     for node in [n for n in graph.nodes if n.target in ATTENTIONS]:
         op: Any = node.target
         known: dict[str, Any] = {a.name: a.default_value for a in op._schema.arguments}
@@ -103,42 +101,32 @@ def own_attention(graph: Graph) -> None:
             raise Unsupported(f"a package has no attention with {what}", user_line(node))
         mask = known.get("attn_mask") or known.get("attn_bias")
         arguments = (*(known[n] for n in ("query", "key", "value")), mask, known["is_causal"])
-        node.target, node.args, node.kwargs = attention, (*arguments, known["scale"]), {}
+        node.target, node.args, node.kwargs = step_by_step, (*arguments, known["scale"]), {}
 
 
-def attention(
+def step_by_step(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> tuple[Tensor]:
-    """softmax(q @ k^T * scale + mask) @ v, laid out as the library's. Flash attention where sizes are known
-    and no mask is given, else step by step; a row whose every position is masked gives 0."""
+    """Return softmax(q @ k^T * scale + mask) @ v, laid out as the library's, which gives 0 for a row whose
+    every position is masked."""
     if q.shape[1] != k.shape[1] or q.dtype not in TENSOR_CORES:
         raise Unsupported(
             f"a package has no attention in {q.dtype} with {k.shape[1]} heads of keys"
         )
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    rows, columns = q.shape[-2], k.shape[-2]
-    known = all(isinstance(n, int) for x in (q, k, v) for n in (*x.shape, *x.stride()))
-    known = known and q.shape[-1] == v.shape[-1] and LEAST_HEAD <= q.shape[-1] <= MOST_HEAD
-    if known and mask is None:
-        score = f"x0 * {float(factor)!r}"
-        if causal:
-            below = f"torch.ones({rows}, {columns}, dtype=torch.bool, device=x0.device).tril()"
-            score = f"torch.where({below}, {score}, float('-inf'))"
-        out = ATTENTION(q, k, v, [], f"def score(x0):\n    return {score}")[0]
-    else:
-        scores = torch.matmul(q.float(), k.float().mT) * factor
-        if causal:
-            seen = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril()
-            scores = torch.where(seen, scores, -math.inf)
-        if mask is not None:
-            choose = mask.dtype is torch.bool
-            added = torch.where(mask, scores, -math.inf) if choose else scores + mask
-            dead = (added == -math.inf).all(-1, keepdim=True)
-            scores = torch.where(dead, 0.0, added)
-        weights = torch.softmax(scores, -1)
-        if mask is not None:
-            weights = torch.where(dead, 0.0, weights)
-        out = torch.matmul(weights, v.float()).to(q.dtype)
+    scores = torch.matmul(q.float(), k.float().mT) * factor
+    if causal:
+        seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        scores = torch.where(seen, scores, -math.inf)
+    if mask is not None:
+        choose = mask.dtype is torch.bool
+        added = torch.where(mask, scores, -math.inf) if choose else scores + mask
+        dead = (added == -math.inf).all(-1, keepdim=True)
+        scores = torch.where(dead, 0.0, added)
+    weights = torch.softmax(scores, -1)
+    if mask is not None:
+        weights = torch.where(dead, 0.0, weights)
+    out = torch.matmul(weights, v.float()).to(q.dtype)
     return (out.transpose(1, 2).contiguous().transpose(1, 2),)
 
 

@@ -208,7 +208,7 @@ class _Lowered:
         gpu = not options.library
         if gpu:
             fakes = cuda.on_one_device(graph, fakes, mode)
-            cuda.own_attention(graph)
+            cuda.write_out(graph)
         if unknown := [str(fake.dtype) for fake in fakes if fake.dtype not in DTYPES]:
             raise Unsupported(f"a package has no {unknown[0]}")
         strided = any(node.target in AS_STRIDED for node in graph.nodes)

@@ -266,16 +266,6 @@ class ExternKernel(Shown):
         return f"{outputs} = extern {self.op}({', '.join(arguments)})  # {self.reason}"
 
 
-@dataclass(eq=False)
-class TemplateKernel(ExternKernel):
-    """An operator for which there is a template: kernels with holes, which formulas fill.
-
-    These load "x0", "x1", ...: what the kernel has at hand, or a tensor among the arguments.
-    """
-
-    holes: tuple[InnerFn, ...] = ()
-
-
 PRODUCTS = frozenset(
     getattr(torch.ops.aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm")
 ) | {torch.ops.aten.addmm.dtype}

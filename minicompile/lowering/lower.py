@@ -38,7 +38,6 @@ from minicompile.lowering.ir import (
     LoopGraph,
     Operation,
     Output,
-    TemplateKernel,
     verify,
     written_by,
 )
@@ -276,13 +275,6 @@ class _Lowering:
         )
         made_by = (reason, ctx.origins, node.meta.get("checks", False))
         kernel = ExternKernel(name, op, args, dict(kwargs), outputs, *made_by)
-        if "scores" in node.meta:
-            try:
-                holes = formulas(node.meta["scores"], self.options)
-            except Unsupported as refusal:
-                kernel.reason = refusal.reason
-            else:
-                kernel = TemplateKernel(**vars(kernel), holes=holes)
         ctx.operations.append(kernel)
         results = tuple(
             ctx.in_memory(made) if made is not None else _number(number)
@@ -312,7 +304,9 @@ class _Formulas(_Lowering):
 
 
 def formulas(graph: Graph, options: Options) -> tuple[InnerFn, ...]:
-    """What a graph's outputs are at an index. Raises Unsupported where that takes more than its inputs."""
+    """Return what a graph's outputs are at an index: formulas that fill a template's holes.
+
+    Raises Unsupported where that takes more than the graph's inputs."""
     lowering = _Formulas(graph, options)
     values: Any = lowering.visit()
     if lowering.ctx.operations:

@@ -71,18 +71,19 @@ def available() -> Mapping[str, Plugin]:
 
 
 def select(chosen: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the sorted names that "default", "all", "none", "a,b" or a list of names stands for.
+    """Return the sorted names that "default", "all", "none", "default,a,b" or a list of names stands for.
 
     A plug-in whose `needs` aren't selected is left out. Raises OptionError for a name that nothing has."""
     plugins = available()
     if isinstance(chosen, str):
-        every = {
+        words = {
             "default": [p.name for p in plugins.values() if p.default],
             "all": [*plugins],
             "none": [],
+            "": [],
         }
-        names = [name.strip() for name in chosen.split(",") if name.strip()]
-        chosen = every.get(chosen, names)
+        parts = [part.strip() for part in chosen.split(",")]
+        chosen = [name for part in parts for name in words.get(part, [part])]
     elif not isinstance(chosen, Iterable):
         raise OptionError(f"option plugins can't be {chosen!r}: a tuple of names")
     names = sorted(set(chosen))

@@ -31,6 +31,7 @@ from minicompile.codegen.plan import (
     INT32_END,
     KernelPlan,
     KernelSource,
+    TemplatePlan,
     granule_of,
     power_of_two,
     size_text,
@@ -220,8 +221,8 @@ def integer_type(wide: bool) -> str:
 
 def compiler_options(plan: KernelPlan, tiles: Tiles) -> dict[str, Any]:
     """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code.
-    Attention's kernels round as they like."""
-    if plan.reduction == "attention":
+    Kernels of templates round as they like."""
+    if isinstance(plan, TemplatePlan):
         return {"num_warps": tiles.num_warps, "num_stages": tiles.stages}
     return {
         "num_warps": tiles.num_warps,

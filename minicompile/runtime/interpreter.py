@@ -31,6 +31,7 @@ from minicompile.codegen.plan import (
     ZERO_DIVISION,
     KernelPlan,
     KernelSource,
+    TemplatePlan,
     power_of_two,
 )
 from minicompile.compat import triton_api
@@ -112,7 +113,7 @@ def scalar(number: int | float, wide: bool) -> Any:
 
 def interpreter_tiles(plan: KernelPlan, known: Any, rows: int, length: int) -> Tiles:
     """The largest tiles that make sense: whole rows where they fit."""
-    if plan.reduction == "attention":
+    if isinstance(plan, TemplatePlan):
         return planned_tiles(plan)
     if plan.product is not None:
         axes = (product(plan.axes[axis].values()) for axis in "yxr")

@@ -25,10 +25,13 @@ from minicompile.lessons.exercise import Lesson, Run, Wrong
 from minicompile.lessons.model import GPT, Block, GPTConfig
 from minicompile.lessons.train import train
 from minicompile.lowering.rules.common import elementwise
+from minicompile.ops import plugins
 from minicompile.pipeline_result import Trace
+from minicompile.plugins.flash_attention.kernels import AttentionPrinter
 from minicompile.runtime.load import load_cpp
 
 lesson = Lesson("17")
+plugins.load("flash_attention")  # now: what an exercise registers is forgotten after it
 
 TINY = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=16)
 aten = torch.ops.aten
@@ -422,7 +425,7 @@ def attention(
 
 
 CAUSAL = "j <= i"
-TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
+TEMPLATE = {"plugins": ["flash_attention"], "device_codegen": "triton"}
 
 
 @lesson.exercise(
@@ -441,11 +444,10 @@ TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
 )
 def only_keys_that_count(run: Run, keys_of: Callable[..., Any]) -> str:
     """The answer's ranges are computed for each program; its kernel runs where there is Triton."""
-    from minicompile.codegen.attention import AttentionPrinter
 
     class Everything(AttentionPrinter):
         def ends(self, along: str) -> str:
-            begin, end = self.keys_of(self.scores.band, int(self.known[along]))
+            begin, end = self.keys_of(self.scores.band, int(self.holes[along]))
             masked_everywhere = ["left = 0", "right = 0"]
             return "\n    ".join([f"begin = {begin}", *masked_everywhere, f"end = {end}"])
 

@@ -562,12 +562,14 @@ print("the door:", common.register_backend_for_device.__name__)
 #
 # Some kernels no rule for single operators finds. Attention gives each query a row of scores, one for
 # each key, and a softmax needs the whole row. A *template*, a kernel's text with holes, does it with
-# tiles of scores that never reach memory. A pass over the captured graph recognises the written-out
-# form: product, softmax, product. What happens to scores in between is yours. **Predict, then run:** a cap,
-# a penalty for distance and a mask; how many kernels and calls, without the template and with it?
+# tiles of scores that never reach memory. Here a plug-in brings it, a part that the compiler can do
+# without: its pass over the captured graph recognises the written-out form, product, softmax, product; its
+# template (`template_plan`, `kernel_template`) prints the kernel. What happens to scores in between is yours.
+# **Predict, then run:** a cap, a penalty for distance and a mask; how many kernels and calls, without the
+# plug-in and with it?
 
 # %% name="attention"
-TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
+TEMPLATE = {"plugins": ["flash_attention"], "device_codegen": "triton"}
 
 
 def change(s, i, j):
@@ -592,17 +594,16 @@ print(known.loops.externs[0].args[-1])
 # %% [markdown]
 # The whole form became one operator, and `score` is its argument: what stood between product and
 # softmax, as text. The compiler traces it, makes a loop body of it, fused like any other, and prints
-# that into the template's first hole. What only masks is a function of its own, `score_at_edge`: tiles of
-# which every score counts are never asked.
+# that into the template's first hole. The mask is gone: it follows from places alone, so the template asks
+# for it where a tile is at its edge; tiles of which every score counts are never asked.
 
 # %% name="score"
 parts = [part.strip() for part in known.kernels[0].text.split("@triton.jit")]
 slides(
     "a template of attention",
     ("the hole", "arithmetic alone, done to every score", parts[1]),
-    ("the hole, at an edge", "each score is asked for its place", parts[2]),
-    ("the template's loop", "products, and a softmax that corrects itself", parts[3]),
-    ("a program", "its queries, and the ranges of keys that it goes over", parts[4]),
+    ("the template's loop", "products, a mask at edges, a softmax that corrects itself", parts[2]),
+    ("a program", "its queries, and the ranges of keys that it goes over", parts[3]),
 )
 
 # %% [markdown]
@@ -666,14 +667,14 @@ slides(
 )
 
 # %% [markdown]
-# The kernel knows that before it runs. From the comparisons of `i` and `j` follows a *band*, the
-# places where `low <= i - j <= high`. Each program computes from it where its keys begin and end, and from
-# `left` to `right` masks nothing:
+# The kernel knows that before it runs. The compiler tried the formula on every distance `i - j`: a score
+# that is surely `-inf` is outside of a *band*, the places where `low <= i - j <= high`. Each program computes
+# from it where its keys begin and end, and from `left` to `right` masks nothing:
 
 # %% name="ranges"
 ENDS = "    begin =", "    left =", "    right =", "    end ="
 print(known.plans[0].scores.band)
-print(*(line for line in parts[4].splitlines() if line.startswith(ENDS)), sep="\n")
+print(*(line for line in parts[3].splitlines() if line.startswith(ENDS)), sep="\n")
 
 # %% [markdown]
 # > **In torch.compile.** `torch.nn.attention.flex_attention` takes `score_mod` and a `block_mask` as
@@ -1277,7 +1278,7 @@ def keys_of(band, keys):
 
 # %% name="ex6-wrong-built-in" tags=["wrong"] kind="built-in" says="a use of ends_of"
 def keys_of(band, keys):
-    from minicompile.codegen.attention import ends_of
+    from minicompile.plugins.flash_attention.kernels import ends_of
 
     lines = ends_of(keys, band.low, band.high)
     return lines[0], lines[-1]
@@ -1289,8 +1290,8 @@ def keys_of(band, keys):
 # - `minicompile/extension.py`: every table and its decorator. `minicompile rules` prints what they hold.
 # - `minicompile/codegen/cpp_loops.py`: your plain loops, made fast; `minicompile/codegen/triton.py`: a grid.
 # - `minicompile/aot/vjps.py`, `minicompile/lowering/rules/pointwise.py`: where rules live.
-# - `minicompile/aot/passes/flash_attention.py` finds attention, `minicompile/codegen/score.py` bands;
-#   `minicompile/codegen/attention.py` holds the templates.
+# - `minicompile/plugins/flash_attention/`: `recognise.py` finds attention, `score.py` bands, `kernels.py`
+#   holds the templates.
 # - `torch/_inductor/lowering.py` has `register_lowering`; `torch/_inductor/decomposition.py` has an `mm` that
 #   is exercise 5; `torch/_inductor/codegen/common.py` has `OpOverrides` and `register_backend_for_device`.
 #

@@ -142,37 +142,6 @@ def test_view_chains():
     )
 
 
-# Attention
-
-
-def attention_of(scale, mask, softmax):
-    def fn(q, k, v, m):
-        return softmax(mask(scale(q @ k.transpose(-2, -1)), m)) @ v
-
-    return fn
-
-
-SCALES = [lambda s: s * 0.5, lambda s: 0.5 * s, lambda s: s / 2.0, lambda s: s]
-MASKS = [
-    lambda s, m: s,
-    lambda s, m: s.masked_fill(~m, float("-inf")),
-    lambda s, m: s + torch.zeros_like(m, dtype=s.dtype).masked_fill(~m, float("-inf")),
-]
-SOFTMAXES = [
-    lambda s: s.softmax(-1),
-    lambda s: F.softmax(s, dim=-1),
-    lambda s: torch.softmax(s, dim=-1),
-]
-ATTENTION = {"fuse_attention": True}
-
-
-def attention_inputs(make=rand, dtype=torch.float32):
-    causal = torch.ones(6, 6, dtype=torch.bool).tril()
-    return [make(2, 3, 6, 8).to(dtype).detach().requires_grad_(make is leaf) for _ in range(3)] + [
-        causal
-    ]
-
-
 def traced(fn, inputs, dynamic=None, **options):
     """The trace of a compiled function, whose values and gradients are eager's."""
     compiled = mc.compile(fn, fullgraph=True, dynamic=dynamic, options=options)
@@ -189,111 +158,6 @@ def traced(fn, inputs, dynamic=None, **options):
     return mc.trace(compiled, *inputs)
 
 
-def fuses(trace):
-    return any(name.startswith("pattern:attention") for name in fired(trace.aot))
-
-
-@pytest.mark.parametrize("make", [rand, leaf])
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("mask", MASKS)
-def test_written_attention_is_fused_however_it_is_written(make, scale, mask):
-    for softmax in SOFTMAXES:
-        trace = traced(attention_of(scale, mask, softmax), attention_inputs(make), **ATTENTION)
-        assert fuses(trace) and "scaled_dot_product" in str(trace.aot.forward)
-        assert (make is leaf) == ("scaled_dot_product" in str(trace.aot.backward or ""))
-
-
-def test_attention_is_fused_for_any_size():
-    fn = attention_of(SCALES[0], MASKS[0], SOFTMAXES[0])
-    assert fuses(traced(fn, attention_inputs(leaf), dynamic=True, **ATTENTION))
-    assert not fuses(traced(fn, attention_inputs()))
-    off = {"disable_passes": ("pattern:attention",)}
-    assert not fuses(traced(fn, attention_inputs(), **ATTENTION, **off))
-
-
-def weights_too(q, k, v, m):
-    weights = (q @ k.transpose(-2, -1)).softmax(-1)
-    return weights @ v, weights
-
-
-def written_between(q, k, v, m):
-    q = q * 1.5
-    scores = q @ k.transpose(-2, -1)
-    v = v.clone()
-    weights = scores.softmax(-1)
-    v.add_(1)
-    return weights @ v
-
-
-def columns(q, k, v, m):
-    return (q @ k.transpose(-2, -1)).softmax(-2) @ v
-
-
-def shared_heads(q, k, v, m):
-    return (q @ k[:, :1].transpose(-2, -1)).softmax(-1) @ v
-
-
-def finite_mask(q, k, v, m):
-    return (q @ k.transpose(-2, -1)).masked_fill(~m, -1e9).softmax(-1) @ v
-
-
-def dropped(q, k, v, m):
-    return F.dropout((q @ k.transpose(-2, -1)).softmax(-1), 0.5) @ v
-
-
-@pytest.mark.parametrize("fn", [weights_too, written_between, columns, shared_heads, finite_mask])
-def test_attention_is_left_alone_where_it_is_something_else(fn):
-    assert not fuses(traced(fn, attention_inputs(), **ATTENTION))
-
-
-@pytest.mark.parametrize("make", [rand, leaf])
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_truth_values_added_to_scores_count_as_one(make, dynamic):
-    def fn(q, k, v, m):
-        return (q @ k.transpose(-2, -1) + m).softmax(-1) @ v
-
-    assert fuses(traced(fn, attention_inputs(make), dynamic, **ATTENTION))
-
-
-@pytest.mark.parametrize("shape", [(), (6,)])
-def test_a_mask_smaller_than_a_matrix_is_left_alone(shape):
-    def filled(q, k, v, m):
-        return (q @ k.transpose(-2, -1)).masked_fill(m > 2, -torch.inf).softmax(-1) @ v
-
-    def added(q, k, v, m):
-        return (q @ k.transpose(-2, -1) + m).softmax(-1) @ v
-
-    for fn in (filled, added):
-        assert not fuses(traced(fn, [*attention_inputs(leaf)[:3], torch.rand(shape)], **ATTENTION))
-
-
-def test_scores_divided_by_zero_are_left_alone():
-    fn = lambda q, k, v, m: (q @ k.transpose(-2, -1) / 0.0).softmax(-1) @ v  # noqa: E731
-    assert not fuses(traced(fn, attention_inputs(), **ATTENTION))
-
-
-def test_attention_with_dropout_is_left_alone():
-    assert not fuses(mc.trace(mc.compile(dropped, options=ATTENTION), *attention_inputs()))
-
-
-def test_attention_with_dropout_that_drops_nothing_is_fused():
-    def fn(q, k, v, m):
-        return F.dropout((q @ k.transpose(-2, -1)).softmax(-1), 0.0, True) @ v
-
-    assert fuses(traced(fn, attention_inputs(leaf), **ATTENTION))
-
-
-def test_a_dropout_in_place_that_nothing_reads_still_drops():
-    def fn(q, k, v, m):
-        F.dropout(m, 1.0, True, True)
-        return (q @ k.transpose(-2, -1)).softmax(-1) @ v
-
-    *inputs, _ = attention_inputs()
-    written = torch.ones(3)
-    mc.compile(fn, fullgraph=True, options=ATTENTION)(*inputs, written)
-    assert not written.any()
-
-
 def test_a_bias_that_only_attention_reads_stays_in_the_product():
     def fn(x, w, b):
         q, k, v = torch.addmm(b, x, w).view(2, 6, 3, 2, 4).unbind(2)
@@ -301,14 +165,6 @@ def test_a_bias_that_only_attention_reads_stays_in_the_product():
         return F.scaled_dot_product_attention(*heads)
 
     assert "addmm" in fired(run(fn, [rand(12, 8), rand(8, 24), rand(24)]))
-
-
-def test_attention_in_half_types_is_left_alone():
-    fn = attention_of(*(choice[0] for choice in (SCALES, MASKS, SOFTMAXES)))
-    half = attention_inputs(dtype=torch.bfloat16)
-    assert not fuses(mc.trace(mc.compile(fn, options=ATTENTION), *half))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not fuses(mc.trace(mc.compile(fn, options=ATTENTION), *attention_inputs()))
 
 
 # Patterns from outside
@@ -551,7 +407,7 @@ def test_passes_and_patterns_go_by_name():
     assert fired(run(*program)) == {"cse", "pattern:relu_of_relu"}
     compiled = mc.compile(program[0], options={"disable_passes": ("csee",)})
     with pytest.raises(
-        OptionError, match=r"no pass 'csee'; known: addmm, .*cse.*pattern:attention"
+        OptionError, match=r"no pass 'csee'; known: addmm, .*cse.*pattern:relu_of_relu"
     ):
         compiled(rand(3))
 

@@ -89,7 +89,7 @@ def inputs(
 
 
 def compiled(name: str, **options: Any) -> Callable[..., Tensor]:
-    chosen = {"fuse_attention": "template", **options}
+    chosen = {"plugins": ["flash_attention"], "device_codegen": "triton", **options}
     return mc.compile(
         partial(attention, CASES[name]), fullgraph=True, dynamic=False, options=chosen
     )

@@ -62,19 +62,6 @@ IN_PLACE = (
     "s.add_({t}, alpha=0.5)",
     "s.view(-1, *s.shape[2:]).mul_(2)",
 )
-PRODUCTS = (
-    "torch.einsum('bhid,bhjd->bhij', q, k) {scale}",
-    "torch.einsum('bjhd,bihd->bhij', k.transpose(1, 2), q.transpose(1, 2)) {scale}",
-    "(torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT) {scale}).view(*q.shape[:3], -1)",
-    "(q.flatten(0, 1) @ k.flatten(0, 1).mT {scale}).unflatten(0, q.shape[:2])",
-    "torch.baddbmm(bias[None], q.flatten(0, 1), k.flatten(0, 1).mT, alpha=0.3).view(*q.shape[:3], -1)",
-)
-RESULTS = (
-    "torch.einsum('bhij,bhjd->bhid', w, v)",
-    "torch.einsum('bhjd,bhij->bihd', v, w).transpose(1, 2)",
-    "torch.bmm(w.flatten(0, 1), v.flatten(0, 1)).view(q.shape)",
-    "(w.flatten(0, 1) @ v.flatten(0, 1)).view(q.shape)",
-)
 MADE = (
     "low = bias * 2",
     "low = bias.cos()",
@@ -168,10 +155,7 @@ def generate(seed: int) -> Program:
     )
     scale = pick.choice(("* 0.25", "/ q.shape[-1] ** 0.5", "* 0.1", ""))
     product = f"q @ k.transpose(-2, -1) {scale}".strip()
-    result = "w @ v"
-    if pick.random() < 0.4:
-        product, result = pick.choice(PRODUCTS).format(scale=scale), pick.choice(RESULTS)
-    if pick.random() < 0.3:
+    if pick.random() < 0.1:
         line = pick.choice(IN_PLACE).format(**{name: value() for name, value in given.items()})
         steps.insert(pick.choice((0, 0, len(steps))), line)
     end = pick.choice(("out", "out", "out.transpose(1, 2).flatten(2)", "out * 2 + 1"))
@@ -183,7 +167,7 @@ def generate(seed: int) -> Program:
         f"s = {product}",
         *steps,
         f"w = {softmax}.to(v.dtype)",
-        f"out = {result}",
+        "out = w @ v",
         f"return {end}",
     ]
     text = "def fn(q, k, v, bias, slopes, keep):\n    " + "\n    ".join(lines)
@@ -234,7 +218,7 @@ def difference(program: Program, compiled: Callable[..., Tensor], device: str = 
 
 
 def template(fn: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
-    chosen = {"fuse_attention": "template", "device_codegen": "triton", **options}
+    chosen = {"plugins": ["flash_attention"], "device_codegen": "triton", **options}
     return mc.compile(fn, dynamic=False, options=chosen)
 
 

@@ -57,6 +57,9 @@ def test_words_and_names_select():
         p.name for p in plugins.available().values() if p.default
     }
     assert plugins.select("graph_cache, cuda_graphs") == ("cuda_graphs", "graph_cache")
+    assert set(plugins.select("default, flash_attention")) == {
+        *plugins.select("default"), "flash_attention",
+    }  # fmt: skip
     assert Options(plugins=["graph_cache"]).plugins == ("graph_cache",)
 
 

@@ -1,9 +1,7 @@
 """Graph passes of AOT; importing this registers them. See passes/manager.py for the stages."""
 
 from minicompile.aot.passes import (  # noqa: F401
-    attention,
     cleanup,
-    flash_attention,
     random,
 )
 from minicompile.aot.passes.patterns import pattern_passes

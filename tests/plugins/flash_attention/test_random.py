@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import minicompile as mc
-from minicompile.aot.passes.writes import Writes
-from minicompile.codegen import attention
+from minicompile.plugins.flash_attention import kernels
+from minicompile.plugins.flash_attention.recognise import Writes
 from tests.fuzz.attention import REFUSED, difference, generate, template
 
 pytest.importorskip("triton")
@@ -29,7 +29,7 @@ def test_random_attention_is_right(seed: int) -> None:
 
 
 def all_whole(
-    other: int, low: Any, high: Any, ends_of: Callable[..., list[str]] = attention.ends_of
+    other: int, low: Any, high: Any, ends_of: Callable[..., list[str]] = kernels.ends_of
 ) -> list[str]:
     """Tiles at the band's edges are not masked."""
     begin, _, _, end = ends_of(other, low, high)
@@ -37,7 +37,7 @@ def all_whole(
 
 
 MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "edges": (attention, "ends_of", all_whole),
+    "edges": (kernels, "ends_of", all_whole),
     "write": (Writes, "spare", lambda self, node: True),
 }
 

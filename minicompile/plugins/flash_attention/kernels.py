@@ -8,17 +8,16 @@ of queries, another over the queries for those of keys and values. A step of eit
 products of loaded tiles: beside the second, exponents of the first are computed.
 
 Where a band of scores counts, tiles outside of it are left out, and masked where they are at its edges. One
-loop goes over all: each of several would begin with waiting for its first tiles. The programs that take
-longest come first, those of some heads in turn, so that no long one is left to the end: as many heads as the
-cache holds what their programs read.
+loop goes over all: each of several would begin with waiting for its first tiles. Programs that take longest
+come first.
 
-Holes are in braces: functions `score` and `slope` (codegen/score.py) before the text; `{program(queries)}`,
-which of them a program takes; `{start(k)}`, where a head's keys begin; `{place(k, j, d)}`, element d of key j
-from there; `{mask(rows, d)}`, which of them exist; `{ends(keys)}`, where tiles begin and end, and from `left`
-to `right` need no masks; numbers. A factor of all scores, `{times}`, is left out until they go into the
-exponent: {scale} is that times log2(e). Where scores are SMALL, as products are, one instruction multiplies
-and subtracts the largest exponent, later the logarithm of the whole sum. Others may be LARGE, as a finite
-mask is, so that their exponents no longer differ: then the largest score is subtracted first.
+Holes are in braces: functions `score` and `slope` (score.py) before the text; `{program(queries)}`, which of
+them a program takes; `{start(k)}`, where a head's keys begin; `{place(k, j, d)}`, element d of key j from
+there; `{mask(rows, d)}`, which of them exist; `{ends(keys)}`, where tiles begin and end, and from `left` to
+`right` need no masks; numbers. A factor of all scores is left out until they go into the exponent: {scale} is
+that times log2(e). Where scores are SMALL, products times a number, one instruction multiplies and
+subtracts the largest exponent, later the logarithm of the whole sum. Others may be LARGE, as a finite mask
+is, so that their exponents no longer differ: then the largest score is subtracted first.
 
 Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Dao et al., FlashAttention (2022);
 Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.
@@ -27,21 +26,27 @@ Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import sympy
 import torch
 
-from minicompile.codegen.plan import INT32_END, KernelArgument, KernelPlan, power_of_two
+from minicompile.codegen.plan import (
+    INT32_END,
+    KernelArgument,
+    TemplatePlan,
+    power_of_two,
+    template_plan,
+)
 from minicompile.codegen.printing import LinePrinter
-from minicompile.codegen.score import BATCH, EVERYWHERE, HEAD, KEY, QUERY, Band, Scores, scores_of
 from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
-from minicompile.lowering.ir import Layout, TemplateKernel, View
-from minicompile.ops.attention import ATTENTION, LOG2E
+from minicompile.errors import Unsupported
+from minicompile.lowering.ir import Layout, View
 from minicompile.ops.device import Gpu, gpu_of
 from minicompile.ops.dtypes import HALF_TYPES
+from minicompile.plugins.flash_attention.operators import ATTENTION, ATTENTION_BACKWARD, LOG2E
+from minicompile.plugins.flash_attention.score import BATCH, HEAD, KEY, QUERY, Scores, scores_of
 from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.nodes import ExternKernelSchedulerNode
 from minicompile.shapes.expr import Size
@@ -49,10 +54,9 @@ from minicompile.shapes.expr import Size
 PROGRAM = """@triton.jit
 def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     blocks = ({along} + XBLOCK - 1) // XBLOCK
-    turn = tl.program_id(0) % (blocks * {together})
+    pair = (tl.program_id(0) // blocks).to(tl.int64)
     first = {block} * XBLOCK
-    pair = tl.program_id(0) // (blocks * {together}) * {together} + turn % {together}
-    b, h = {pair}{numbers}"""
+    b, h = {pair}"""
 
 FORWARD = """
 @triton.jit
@@ -65,10 +69,9 @@ def attend(
         j = start + tl.arange(0, RBLOCK)[None, :]
         columns = (j < {keys}) | ({keys} % RBLOCK == 0)
         keys = tl.load(k + ({place(k, j, dc)}), {mask(columns, dc)}, other=0.0)
-        s = tl.dot(queries, keys{precision})
-        s = score(s, b, h, i, j, rows, columns{passed})
+        s = score(tl.dot(queries, keys{precision}), b, h, i, j, rows, columns{passed})
         if (start < left) | (start >= right):
-            s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
+            s = tl.where(columns{band}, s, float("-inf"))
         new = tl.maximum(most, tl.max(s, 1){top})
         base = tl.where(new == float("-inf"), 0.0, new)
         weights = tl.exp2({power})
@@ -118,13 +121,12 @@ def gather(
         products = tl.dot(queries, keys{precision})
         ds = tl.dot(down, values{precision})
         s = score(products, b, h, i, j, rows, columns{passed})
-        if (start < left) | (start >= right):
-            s = tl.where(columns, score_at_edge(s, b, h, i, j), float("-inf"))
+        edge = (start < left) | (start >= right)
+        if edge:
+            s = tl.where(columns{band}, s, float("-inf"))
         weights = tl.exp2({share})
         ds = weights * (ds - delta)
-        ds = slope(products, ds, b, h, i, j, rows, columns{passed}){outside}
-        if {keys} % RBLOCK != 0:
-            ds = tl.where(columns, ds, 0.0)
+        ds = slope(products, ds, b, h, i, j, rows, columns{passed}){outside(columns)}
         sums = tl.dot(ds.to(keys.dtype), tl.trans(keys), sums{precision})
     return sums
 
@@ -166,15 +168,14 @@ def spread(
         products = tl.dot(keys, queries{precision})
         ds = tl.dot(values, tl.trans(down){precision})
         s = score(products, b, h, i, j, rows, columns{passed})
-        if (start < left) | (start >= right):
-            s = tl.where(rows, score_at_edge(s, b, h, i, j), float("-inf"))
+        edge = (start < left) | (start >= right)
+        if edge:
+            s = tl.where(rows{band}, s, float("-inf"))
         most = tl.load(peak + {place(peak, i)}, rows, other=0.0)
         log = tl.load(logs + {place(logs, i)}, rows, other=0.0)
         weights = tl.exp2({share})
         ds = weights * (ds - tl.load(delta + {place(delta, i)}, rows, other=0.0))
-        ds = slope(products, ds, b, h, i, j, rows, columns{passed}){outside}
-        if {queries} % RBLOCK != 0:
-            ds = tl.where(rows, ds, 0.0)
+        ds = slope(products, ds, b, h, i, j, rows, columns{passed}){outside(rows)}
         sums_v = tl.dot(weights.to(down.dtype), down, sums_v{precision})
         sums_k = tl.dot(ds.to(queries.dtype), tl.trans(queries), sums_k{precision})
     return sums_k, sums_v
@@ -203,9 +204,9 @@ def spread(
 """
 
 NO_SLOPE = """
-        if (start < left) | (start >= right):
-            ds = tl.where({}, ds, 0.0)"""
-"""Outside of the band, for rows of which no score counts: their weights aren't 0 but no numbers."""
+        if edge:
+            ds = tl.where({0}{1}, ds, 0.0)"""
+"""Weights there may be no numbers, where no score of a row counts, and slopes of what isn't there neither."""
 
 # up to 10^5 weights keep the precision of half types; from 10^9 on they overflow
 SMALL = {
@@ -220,10 +221,20 @@ LARGE = {
     "top": "",
     "power": "(s - base[:, None]) * {scale}",
     "step": "(most - base) * {scale}",
-    "peak": "most[:, None]{times}",
+    "peak": "most[:, None]",
     "logs": "tl.log2(total)[:, None]",
-    "share": "(s{times} - most) * {log2e} - log",
+    "share": "(s - most) * {scale} - log",
 }
+
+OPERANDS = ["q", "k", "v"]
+GIVEN = ["gradient", "peak", "logs", "delta"]
+RESULTS = {ATTENTION: ["out", "peak", "logs"], ATTENTION_BACKWARD: ["dq", "dk", "dv"]}
+PARTS = {
+    "forward": (FORWARD, OPERANDS, ["out", "peak", "logs"]),
+    "queries": (QUERIES, OPERANDS + GIVEN, ["dq"]),
+    "keys": (KEYS, OPERANDS + GIVEN, ["dk", "dv"]),
+}
+"""Of each kernel its text, what it reads and what it writes."""
 
 
 @dataclass(frozen=True)
@@ -237,33 +248,28 @@ class Block:
 
 
 HOPPER = {
-    ("forward", 64): [Block(64, 64, 4, 3)],
-    ("queries", 64): [Block(64, 64, 4, 3)],
-    ("keys", 64): [Block(64, 128, 4, 2), Block(64, 64, 4, 2)],
-    ("forward", 128): [Block(128, 64, 4, 2)],
-    ("queries", 128): [Block(128, 64, 8, 3)],
-    ("keys", 128): [Block(64, 64, 4, 2)],
-}
+    ("forward", 64): Block(64, 64, 4, 3), ("forward", 128): Block(128, 64, 4, 2),
+    ("queries", 64): Block(64, 64, 4, 3), ("queries", 128): Block(128, 64, 8, 3),
+    ("keys", 64): Block(64, 128, 4, 2), ("keys", 128): Block(64, 64, 4, 2),
+}  # fmt: skip
 """The fastest of some for half types and heads up to this size, on an H100 or H200 (with heads of 128 the
-forward's spills 72 bytes, and yet is); the last where scores take registers of their own."""
+forward's spills 72 bytes, and yet is)."""
 OTHERS = {
-    ("forward", 64): [Block(128, 64, 8, 3)],
-    ("queries", 64): [Block(64, 32, 4, 2)],
-    ("keys", 64): [Block(64, 64, 8, 2)],
-    ("forward", 128): [Block(64, 64, 4, 2)],
-    ("queries", 128): [Block(64, 32, 4, 2)],
-    ("keys", 128): [Block(64, 32, 8, 2)],
-}
+    ("forward", 64): Block(128, 64, 8, 3), ("forward", 128): Block(64, 64, 4, 2),
+    ("queries", 64): Block(64, 32, 4, 2), ("queries", 128): Block(64, 32, 4, 2),
+    ("keys", 64): Block(64, 64, 8, 2), ("keys", 128): Block(64, 32, 8, 2),
+}  # fmt: skip
 """What finds its registers on an A100; not measured."""
 MARGIN = 4096
 """Bytes for numbers of rows."""
 
 
 def block_for(part: str, width: int, dtype: torch.dtype, scores: Scores, gpu: Gpu) -> Block:
-    """Small where products take plain registers. What scores read is loaded ahead, too, so with it less fits
-    into shared memory."""
-    known, size = HOPPER if gpu.capability == (9, 0) else OTHERS, max(width, 64)
-    block = known[part, size][0 if scores.is_plain else -1]
+    """Choose tiles: small where products take plain registers, or scores take some of their own. What scores
+    read is loaded ahead, too, so with it less fits into shared memory."""
+    block = (HOPPER if gpu.capability == (9, 0) else OTHERS)[part, max(width, 64)]
+    if scores.read or not scores.scale:
+        block = replace(block, r=min(block.r, 64))
     if dtype not in HALF_TYPES:
         r = 16 if part == "keys" or width > 64 else 32
         block = Block(32, r, 4 if width <= 64 else 8, 1)
@@ -280,22 +286,13 @@ def block_for(part: str, width: int, dtype: torch.dtype, scores: Scores, gpu: Gp
     return block
 
 
-def heads_together(band: Band, pairs: int, read: int, gpu: Gpu) -> int:
-    """Of so many heads the most whose tiles (`read` bytes of each) lie in a third of the cache. One where all
-    programs take equally long."""
-    if (band.low is None) == (band.high is None):
-        return 1
-    most = max(gpu.l2_bytes // 3 // read, 1)
-    return max(n for n in range(1, min(most, pairs) + 1) if pairs % n == 0)
-
-
 def shifted(text: str, by: int) -> str:
     return f"{text} {'-' if by < 0 else '+'} {abs(by)}" if by else text
 
 
 def ends_of(other: int, low: int | None, high: int | None) -> list[str]:
-    """Where the tiles that count begin and end, and from where to where they need no masks: element x of
-    this axis meets those from x + low to x + high of `other`."""
+    """Return where the tiles that count begin and end, and from where to where they need no masks: element x
+    of this axis meets those from x + low to x + high of `other`."""
     begin, left, end, whole = "0", "0", str(other), str(other)
     if low is not None:
         begin = f"tl.maximum({shifted('first', low)}, 0) // RBLOCK * RBLOCK"
@@ -308,25 +305,24 @@ def ends_of(other: int, low: int | None, high: int | None) -> list[str]:
 
 
 @dataclass(eq=False, kw_only=True)
-class AttentionPlan(KernelPlan):
+class AttentionPlan(TemplatePlan):
     """A kernel of attention: programs take `tiles["x"]` of the last loop of `ranges`, of one batch and head,
     and go over `reduction_ranges` in steps of `tiles["r"]`. `body` is what is done to the scores."""
 
     part: str
     """The key in PARTS."""
     scores: Scores
-    tensors: Mapping[str, Layout]
+    tensors: dict[str, Layout]
     """By their names in the text."""
-    together: int
-    """Heads of which programs take turns."""
 
     @property
     def batch(self) -> dict[sympy.Symbol, Size]:
-        return dict(list(self.ranges.items())[:2])
+        return {loop: size for loop, size in self.ranges.items() if loop in (BATCH, HEAD)}
 
     @property
     def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
-        return {"x": dict(list(self.ranges.items())[2:]), "r": self.reduction_ranges}
+        x = {loop: size for loop, size in self.ranges.items() if loop not in (BATCH, HEAD)}
+        return {"x": x, "r": self.reduction_ranges}
 
 
 @kernel_template("attention")
@@ -337,58 +333,51 @@ class AttentionPrinter(LinePrinter):
 
     def __init__(self, plan: AttentionPlan) -> None:
         super().__init__(plan)
-        self.scores, self.tensors, self.part = plan.scores, plan.tensors, plan.part
-        q, k = self.tensors["q"], self.tensors["k"]
-        self.head = int(q.size[3])  # type: ignore[arg-type]
-        self.width = width_of(q)
+        self.scores, self.tensors = plan.scores, plan.tensors
+        q, (batch, heads, queries, keys) = self.tensors["q"], sizes_of(self.tensors)
+        self.head, self.width = int(q.size[3]), width_of(q)  # type: ignore[arg-type]
         exact = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
         band = self.scores.band
-        later = self.part != "keys" and band.low is not None and band.high is None
-        unit = self.scores.factors["y0"]
-        small = self.scores.small and q.dtype in HALF_TYPES
-        self.known = {
-            **(SMALL if small else LARGE),
+        later = plan.part != "keys" and band.low is not None and band.high is None
+        block = "tl.program_id(0) % blocks"
+        others = self.scores.others
+        self.holes = {
+            **(SMALL if self.scores.small else LARGE),
             "name": plan.name,
             "parameters": ", ".join(a.name for a in plan.arguments),
-            "queries": str(q.size[2]),
-            "keys": str(k.size[2]),
-            "numbers": "".join(f"\n    {x} = {load}" for x, load in self.scores.numbers.items()),
-            "pair": self.scores.pair(int(q.size[0]), int(q.size[1])),  # type: ignore[arg-type]
+            "queries": str(queries),
+            "keys": str(keys),
+            "pair": self.scores.pair(batch, heads),
+            "block": f"(blocks - 1 - {block})" if later else f"({block})",  # the longest first
             "width": str(self.width),
             "dtype": TRITON_DTYPES[q.dtype],
             "precision": "" if q.dtype in HALF_TYPES else f', input_precision="{exact}"',
-            "scale": repr(LOG2E * unit),
-            "times": "" if unit == 1 else f" * {unit}",
-            "log2e": repr(LOG2E),
-            "outside": NO_SLOPE.format(band.condition)
-            if self.scores.may_end and band != EVERYWHERE
-            else "",
-            "factor": repr(self.scores.factors.get("y1", 1.0)),
-            "others": "".join(f" {name}," for name in self.scores.others),
-            "passed": "".join(f", {name}" for name in self.scores.others),
-            # the longest first
-            "block": f"({'blocks - 1 - ' if later else ''}turn // {plan.together})",
-            "together": str(plan.together),
+            "scale": repr(LOG2E * self.scores.factor),
+            "band": band.condition,
+            "factor": repr(self.scores.slope_factor),
+            "others": "".join(f" {name}," for name in others),
+            "passed": "".join(f", {name}" for name in others),
         }
 
     def kernel(self) -> None:
-        """All lines: the functions of scores, then the text. What nobody reads isn't stored."""
-        text, _, made = PARTS[self.part]
-        origins, given = self.plan.node.origins, {a.name for a in self.plan.arguments}
-        self.lines += self.scores.functions(self.tensors["q"].dtype in HALF_TYPES, origins)
-        unread = tuple(f"    tl.store({name} " for name in made if name not in given)
+        """Collect all lines: the functions of scores, then the text. What nobody reads isn't stored."""
+        text, _, results = PARTS[self.plan.part]
+        for line in self.scores.functions():
+            self.line(line, self.whole)
+        stored = {a.name for a in self.plan.arguments}
+        unread = tuple(f"    tl.store({name} " for name in results if name not in stored)
         kept = (line for line in text.splitlines() if not line.startswith(unread))
         for line in self.fill("\n".join(kept)).strip().splitlines():
-            self.line(line, origins)
+            self.line(line, self.whole)
 
     def program(self, along: str) -> str:
-        """The kernel's head, and which queries or keys its program takes, of which batch and head."""
-        return self.fill(PROGRAM.replace("{along}", self.known[along]))
+        """Return the kernel's head: which queries or keys a program takes, of which batch and head."""
+        return self.fill(PROGRAM.replace("{along}", self.holes[along]))
 
     def start(self, name: str) -> str:
         layout = self.tensors[name]
-        steps = [f"{x}.to(tl.int64) * {s}" for x, s in zip("bh", layout.stride)]
-        return " + ".join([*steps, *[str(layout.offset)] * bool(layout.offset)])
+        offset = f" + {layout.offset}" if layout.offset else ""
+        return f"b * {layout.stride[0]} + h * {layout.stride[1]}{offset}"
 
     def place(self, name: str, *indices: str) -> str:
         layout = self.tensors[name]
@@ -403,77 +392,73 @@ class AttentionPrinter(LinePrinter):
 
     def ends(self, along: str) -> str:
         """Each line is indented as the hole's."""
-        band, other = self.scores.band, int(self.known[along])
+        band, other = self.scores.band, int(self.holes[along])
         ends = [band.low, band.high]
-        if self.part != "keys":
+        if self.plan.part != "keys":
             ends = [None if end is None else -end for end in reversed(ends)]
         return "\n    ".join(ends_of(other, *ends))
 
+    def outside(self, there: str) -> str:
+        return "" if self.scores.small else NO_SLOPE.format(there, self.holes["band"])
+
     def fill(self, text: str) -> str:
-        def hole(found: re.Match[str]) -> str:
-            name, given = found.groups()
-            return (
-                self.fill(self.known[name])
-                if given is None
-                else getattr(self, name)(*given.split(", "))
-            )
+        def hole(match: re.Match[str]) -> str:
+            name, arguments = match.groups()
+            if arguments is None:
+                return self.fill(self.holes[name])
+            return str(getattr(self, name)(*arguments.split(", ")))
 
         return re.sub(r"\{(\w+)(?:\((.*?)\))?\}", hole, text)
 
 
-PARTS = {
-    "forward": (FORWARD, ["q", "k", "v"], ["out", "peak", "logs"]),
-    "queries": (QUERIES, ["gradient", "q", "k", "v", "peak", "logs", "delta"], ["dq"]),
-    "keys": (KEYS, ["gradient", "q", "k", "v", "peak", "logs", "delta"], ["dk", "dv"]),
-}
-"""Of each kernel its text, what it reads and what it writes."""
-
-
 def width_of(q: Layout) -> int:
-    """Lanes for the elements of a head."""
+    """Return how many lanes the elements of a head take."""
     return max(power_of_two(int(q.size[3])), 16)  # type: ignore[arg-type]
 
 
-def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan:
-    """The plan of an attention's kernel, or of its backward's two. Raises Unsupported."""
-    kernel = node.kernel
-    assert isinstance(kernel, TemplateKernel)
-    forward, given = kernel.op is ATTENTION, list(kernel.args)
-    names = PARTS["forward" if forward else "keys"][1]
-    views: dict[str, View] = dict(zip(names, given))
-    others = given[len(names)]
-    q, k = views["q"].layout, views["k"].layout
-    batch, heads, rows, columns = (int(size) for size in (*q.size[:3], k.size[2]))  # type: ignore[arg-type]
-    sizes, read = (batch, heads, rows, columns), [view.layout for view in others]
-    scores = scores_of(kernel, sizes, read)
+def sizes_of(tensors: dict[str, Layout]) -> tuple[int, int, int, int]:
+    """Return the size of the scores."""
+    return (*map(int, tensors["q"].size[:3]), int(tensors["k"].size[2]))  # type: ignore[return-value, arg-type]
+
+
+@template_plan(ATTENTION, ATTENTION_BACKWARD)
+def attention_plan(node: ExternKernelSchedulerNode, language: str, position: int) -> TemplatePlan:
+    """Return the plan of an attention's kernel, or of its backward's two. Raises Unsupported."""
+    if language != "triton":
+        raise Unsupported("its template is of Triton kernels")
+    kernel, parts = node.kernel, ["forward"]
+    q, k, v, others, text, *given = kernel.args
+    if kernel.op is ATTENTION_BACKWARD:
+        parts = ["queries", "keys"]
+    views: dict[str, View] = dict(zip(OPERANDS + GIVEN, (q, k, v, *given)))
+    size, device = sizes_of({n: x.layout for n, x in views.items()}), q.layout.device
+    layouts = [view.layout for view in others]
+    scores = scores_of(text, size, layouts, q.layout, training=bool(given))
     views |= dict(zip(scores.others, others))
-    made = ["out", "peak", "logs"] if forward else ["dq", "dk", "dv"]
-    results = {n: o for n, o in zip(made, kernel.outputs) if o is not None}
+    results = {n: o for n, o in zip(RESULTS[kernel.op], kernel.outputs) if o is not None}
     tensors = {n: x.layout for n, x in (views | results).items()}
     buffers = {n: v.buffer for n, v in views.items()} | {n: o.name for n, o in results.items()}
+    width = width_of(q.layout)
 
     def plan(part: str) -> AttentionPlan:
         _, reads, writes = PARTS[part]
-        arguments = (
-            KernelArgument(n, buffers[n], tensors[n].dtype, "in" if n in views else "out")
-            for n in (*reads, *scores.others, *writes)
-            if n in buffers
-        )
-        gpu, width = gpu_of(q.device), width_of(q)
-        block = block_for(part, width, q.dtype, scores, gpu)
-        read = 2 * (rows if part == "keys" else columns) * width * q.dtype.itemsize
-        pairs: dict[sympy.Symbol, Size] = {BATCH: batch, HEAD: heads}
-        ranges = {**pairs, QUERY: rows}, {KEY: columns}
-        if part == "keys":
-            ranges = {**pairs, KEY: columns}, {QUERY: rows}
+        block = block_for(part, width, q.layout.dtype, scores, gpu_of(device))
+        x, r = (KEY, QUERY) if part == "keys" else (QUERY, KEY)
+        ranges = scores.body.all_ranges
+        body = LoopBody("score", {n: ranges[n] for n in (BATCH, HEAD, x)}, {r: ranges[r]})
+        body.values = scores.body.values
         return AttentionPlan(
             name="_".join(["triton_attention", *[part] * (part != "forward"), str(position)]),
-            language="triton",
-            device=q.device,
+            language=language,
+            device=device,
             node=node,  # type: ignore[arg-type]
-            body=LoopBody("score", *ranges, scores.edge.values),
+            body=body,
             phases=(),
-            arguments=tuple(arguments),
+            arguments=tuple(
+                KernelArgument(n, buffers[n], tensors[n].dtype, "in" if n in views else "out")
+                for n in (*reads, *scores.others, *writes)
+                if n in buffers
+            ),
             sizes=(),
             reduction="attention",
             tiles={"x": block.x, "r": block.r, "stages": block.stages},
@@ -482,11 +467,9 @@ def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan
             part=part,
             scores=scores,
             tensors=tensors,
-            together=heads_together(scores.band, batch * heads, read, gpu),
         )
 
-    parts = ["forward"] if forward else ["queries", "keys"]
     plans = tuple(plan(part) for part in parts if results.keys() & PARTS[part][2])
-    if forward:
+    if len(parts) == 1:
         return plans[0]
     return replace(plans[0], name=f"triton_attention_backward_{position}", launches=plans)

@@ -1,0 +1,302 @@
+"""Attention is recognised as it is usually written, and what only looks like it is left alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import minicompile as mc
+from minicompile.lessons.model import GPT, GPTConfig
+from tests.plugins.flash_attention.test_kernels import (
+    TEMPLATE,
+    compiled,
+    errors,
+    kernel_texts,
+    made,
+    reason,
+)
+
+Form = Callable[..., Any]
+TOKENS, HEAD = 40, 16
+LIBRARY = {"plugins": ["flash_attention"]}
+
+
+def future(s: Tensor) -> Tensor:
+    i, j = (torch.arange(n, device=s.device) for n in s.shape[-2:])
+    return j[None, :] > i[:, None]
+
+
+def method(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q.matmul(k.transpose(2, 3)).div(4)
+    return s.masked_fill(future(s), float("-inf")).softmax(3).matmul(v)
+
+
+def functional(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = torch.where(future(q @ k.mT), -torch.inf, 0.25 * (q @ k.mT))
+    return F.softmax(s, dim=-1) @ v
+
+
+def in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = torch.matmul(q, k.transpose(-2, -1)) * HEAD**-0.5
+    s = s + torch.full(s.shape[-2:], -torch.inf).triu(1)
+    weights = F.dropout(F.softmax(s, dim=-1, dtype=torch.float32).to(q.dtype), 0.0, True)
+    return torch.matmul(weights, v)
+
+
+def several(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    for form in (method, in_float32):
+        q = q + form(q, k, v)
+    return q
+
+
+def is_template(text: str) -> bool:
+    return "def triton_attention" in text
+
+
+@pytest.mark.parametrize("form", [method, in_float32, several])
+def test_usual_forms_become_the_template(form: Form) -> None:
+    given = made(TOKENS, TOKENS, HEAD)[:3]
+    assert max(errors(compiled(form), form, given)) < 1e-5
+    forward = [text for text in kernel_texts(form, given) if "def attend(" in text]
+    assert len(forward) == 1 + (form is several)
+    assert all("end = tl.minimum(first + XBLOCK" in text for text in forward)
+
+
+def seen_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT
+    once = s + 1
+    s *= 0.25
+    return (s + once).softmax(-1) @ v
+
+
+def seen_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT
+    view = s[:, :, :3]
+    s *= 0.25
+    return s.softmax(-1) @ v + view.sum()
+
+
+def written_through_a_view(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT
+    s.view(-1).mul_(0.25)
+    return s.softmax(-1) @ v
+
+
+def written_after(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT
+    s.masked_fill_(future(s), -torch.inf)
+    return s.softmax(-1) @ v
+
+
+def values_are_written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights, v = (q @ k.mT).softmax(-1), v.clone()
+    v.add_(1)
+    return weights @ v
+
+
+def scores_are_returned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT
+    return s.softmax(-1) @ v + s.mean()
+
+
+def other_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-2) @ v
+
+
+def one_for_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k[:, :1].mT).softmax(-1) @ v
+
+
+def two_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT + k @ q.mT).softmax(-1) @ v
+
+
+def transposed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT
+    return (s + s.transpose(-1, -2)).softmax(-1) @ v
+
+
+def of_another_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT
+    return (s + s[:, [1, 2, 0]]).softmax(-1) @ v
+
+
+def whole_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (9 * (q @ k.mT).softmax(-1)).int().float() @ v
+
+
+def in_whole_numbers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1).int().float() @ v
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        seen_before, seen_after, written_through_a_view, written_after, values_are_written, other_sums,
+        scores_are_returned, one_for_all, two_products, transposed, of_another_head,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [TEMPLATE, LIBRARY], ids=["template", "library"])
+def test_what_is_something_else_is_left(form: Form, options: dict[str, Any]) -> None:
+    given = made(TOKENS, TOKENS, HEAD)[:3]
+    call = mc.compile(form, dynamic=False, options=options)
+    assert max(errors(call, form, given)) < 1e-5
+    text = str(mc.trace(call, *given).graphs["forward"].loops)
+    assert "minicompile.attention" not in text and "scaled_dot_product" not in text
+
+
+@pytest.mark.parametrize("form", [whole_weights, in_whole_numbers])
+def test_weights_that_are_cut_to_whole_numbers_are_no_attention(form: Form) -> None:
+    given = [x * 9 for x in made(TOKENS, TOKENS, HEAD)[:3]]
+    torch.testing.assert_close(compiled(form)(*given), form(*given))
+
+
+@torch.library.custom_op("minicompile_tests::matmul", mutates_args=())
+def cosines(x: Tensor, y: Tensor) -> Tensor:
+    return torch.matmul(x, y).cos()
+
+
+@cosines.register_fake
+def _(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], y.shape[-1])
+
+
+def test_an_operator_of_another_library_is_not_torchs() -> None:
+    q, k, v = (x.detach() for x in made(TOKENS, TOKENS, HEAD)[:3])
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.ops.minicompile_tests.matmul(q, k.mT).softmax(-1) @ v
+
+    torch.testing.assert_close(compiled(fn)(q, k, v), fn(q, k, v))
+
+
+def test_without_keys_a_sum_is_zero() -> None:
+    given = made(TOKENS, 0, HEAD)[:3]
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-1) @ v
+
+    assert reason(fn, *given) == "nothing to look at"
+    assert compiled(fn)(*given).equal(torch.zeros(2, 3, TOKENS, HEAD))
+
+
+# -- the library
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    return (q @ k.mT / 4).masked_fill(~m, -torch.inf).softmax(-1) @ v
+
+
+def chosen(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    return torch.where(m, q @ k.mT, -torch.inf).softmax(-1) @ v
+
+
+def added(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    low = torch.zeros_like(m, dtype=q.dtype).masked_fill(~m, -torch.inf)
+    return (low + (q @ k.mT) * 0.5).softmax(-1) @ v
+
+
+def truth_values(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    return (q @ k.mT + m).softmax(-1) @ v
+
+
+def triangle(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    return method(q, k, v)
+
+
+def window(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    i, j = torch.arange(q.size(2))[:, None], torch.arange(k.size(2))
+    return (q @ k.mT - (i - j).abs() / 8).masked_fill((i - j).abs() > 9, -torch.inf).softmax(-1) @ v
+
+
+def on_a_cpu(fn: Form, given: list[Tensor]) -> str:
+    """The graph before lowering; the results are eager's."""
+    call = mc.compile(fn, fullgraph=True, options=LIBRARY)
+    assert max(errors(call, fn, given)) < 1e-5
+    return str(mc.trace(call, *given).aot.joint)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("head", [8, 200])
+@pytest.mark.parametrize("form", [masked, chosen, added, truth_values, triangle, window])
+def test_on_a_cpu_the_library_has_scaled_and_masked_scores(form: Form, head: int) -> None:
+    given = [*made(TOKENS, TOKENS, head)[:3], torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril(3)]
+    assert "scaled_dot_product" in on_a_cpu(form, given)
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    return torch.tanh(q @ k.mT).softmax(-1) @ v
+
+
+def finite(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    return (q @ k.mT).masked_fill(~m, -1e9).softmax(-1) @ v
+
+
+def by_zero(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    return (q @ k.mT * 0.0 + m).softmax(-1) @ v
+
+
+def squared(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    s = q @ k.mT
+    return (s + s * s / 9).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("form", [capped, finite, by_zero, squared])
+def test_other_scores_stay_as_they_are_written_on_a_cpu(form: Form) -> None:
+    given = [*made(TOKENS, TOKENS, HEAD)[:3], torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()]
+    graph = on_a_cpu(form, given)
+    assert "scaled_dot_product" not in graph and "minicompile.attention" not in graph
+
+
+def test_a_mask_in_half_types_stays_as_it_is_written_on_a_cpu() -> None:
+    q, k, v = (x.detach() for x in made(TOKENS, TOKENS, HEAD, torch.bfloat16)[:3])
+    m = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    trace = mc.trace(mc.compile(masked, options=LIBRARY), q, k, v, m)
+    assert "scaled_dot_product" not in str(trace.graphs["forward"].loops)
+
+
+def test_the_library_s_mask_gets_no_gradient() -> None:
+    q, k, v, bias, _ = made(TOKENS, TOKENS, HEAD)
+    bias.requires_grad_()
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return (q @ k.mT + bias).softmax(-1) @ v
+
+    for call in (compiled(fn), mc.compile(fn, options=LIBRARY)):
+        found, right = (torch.autograd.grad(f(q, k, v, bias).sum(), bias)[0] for f in (call, fn))
+        torch.testing.assert_close(found, right)
+
+
+def test_dropout_that_drops_is_left_alone_and_one_in_place_is_done() -> None:
+    q, k, v = (x.detach() for x in made(TOKENS, TOKENS, HEAD)[:3])
+
+    def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout((q @ k.mT).softmax(-1), 0.5) @ v
+
+    def written(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        F.dropout(m, 1.0, True, True)
+        return (q @ k.mT).softmax(-1) @ v
+
+    assert "scaled_dot" not in str(mc.trace(mc.compile(dropped, options=LIBRARY), q, k, v).loops)
+    held = torch.ones(3)
+    mc.compile(written, options=LIBRARY)(q, k, v, held)
+    assert not held.any()
+
+
+@pytest.mark.parametrize("plugins", ["none", "flash_attention"])
+def test_the_lesson_model_trains_alike_with_it_and_without(plugins: str) -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=50))
+    tokens = torch.randint(50, (2, 16))
+    right = model(tokens, tokens)[1]
+    ours = mc.compile(model, options={"plugins": plugins})(tokens, tokens)[1]
+    torch.testing.assert_close(ours, right)
+    weights = list(model.parameters())
+    pairs = zip(torch.autograd.grad(ours, weights), torch.autograd.grad(right, weights))
+    for mine, theirs in pairs:
+        assert (mine - theirs).abs().max() <= 1e-5 * math.sqrt(theirs.numel())
