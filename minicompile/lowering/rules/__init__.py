@@ -6,7 +6,6 @@ from minicompile.lowering.rules import (  # noqa: F401
     indexing,
     pointwise,
     pooling,
-    products,
     reductions,
     resampling,
     scans,
