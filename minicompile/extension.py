@@ -44,7 +44,7 @@ from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
 from minicompile.codegen.plan import plan_rule, plan_step, rival_rule
-from minicompile.codegen.triton import kernel_template
+from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.debug.logs import log_channel
 from minicompile.debug.minify import reduction

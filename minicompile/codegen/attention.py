@@ -34,9 +34,8 @@ import sympy
 import torch
 
 from minicompile.codegen.plan import INT32_END, KernelArgument, KernelPlan, power_of_two
-from minicompile.codegen.printing import LinePrinter
+from minicompile.codegen.printing import LinePrinter, kernel_template
 from minicompile.codegen.score import BATCH, EVERYWHERE, HEAD, KEY, QUERY, Band, Scores, scores_of
-from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
 from minicompile.lowering.ir import Layout, TemplateKernel, View
 from minicompile.ops.attention import ATTENTION, LOG2E

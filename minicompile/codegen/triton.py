@@ -19,8 +19,7 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -34,7 +33,7 @@ from minicompile.codegen.phases import (
     twins,
 )
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase
-from minicompile.codegen.printing import LinePrinter
+from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
     convert,
@@ -44,7 +43,6 @@ from minicompile.codegen.triton_ops import (
 )
 from minicompile.codegen.triton_tiles import AddressPrinter, Axes
 from minicompile.errors import Unsupported
-from minicompile.ops.registry import Registry
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
 
@@ -101,12 +99,6 @@ def print_triton(plan: KernelPlan) -> KernelSource:
             print_triton(step) if isinstance(step, KernelPlan) else step for step in rival.steps
         ]
     return found
-
-
-kernel_template: Registry[Callable[[Any], LinePrinter]] = Registry(
-    "kernel_template",
-    "a plan's template or kind of reduction -> what prints the kernel, where tiles of rows won't do",
-)
 
 
 HELD = 192

@@ -100,7 +100,9 @@ def load(name: str) -> None:
 
 @cache
 def _packages_without(selected: tuple[str, ...]) -> tuple[str, ...]:
-    """The packages, as prefixes of module names, of plug-ins that aren't selected."""
+    """The packages, as prefixes of module names, of plug-ins that aren't selected. Loads those that are."""
+    for name in selected:
+        load(name)
     return _packages(plugin for plugin in available().values() if plugin.name not in selected)
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 import minicompile as mc
 from minicompile.aot.passes.flash_attention import flash_attention
 from minicompile.codegen.attention import AttentionPrinter, heads_together
+from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.score import EVERYWHERE, Band
-from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped

@@ -29,7 +29,8 @@ import torch
 
 from minicompile.codegen.phases import cone
 from minicompile.codegen.plan import KernelPlan
-from minicompile.codegen.triton import TilePrinter, kernel_template
+from minicompile.codegen.printing import kernel_template
+from minicompile.codegen.triton import TilePrinter
 from minicompile.compat import settings
 from minicompile.plugins.matrix_products.tiles import BY_ENGINE, Product, find_product, strides
 from minicompile.scheduling.body import Value

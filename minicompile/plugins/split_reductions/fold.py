@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from minicompile.codegen.phases import cone
 from minicompile.codegen.plan import KernelPlan, plan_step, power_of_two
-from minicompile.codegen.triton import TilePrinter, kernel_template
+from minicompile.codegen.printing import kernel_template
+from minicompile.codegen.triton import TilePrinter
 from minicompile.codegen.triton_ops import TRITON_DTYPES
 from minicompile.codegen.triton_rules import (
     LONG_ROW,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import minicompile as mc
 from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule
-from minicompile.codegen.triton import kernel_template
+from minicompile.codegen.printing import kernel_template
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lowering.ir import Template
 from minicompile.ops.registry import scoped, without
