@@ -14,6 +14,7 @@
 | `fusion_rule("policy")` | a `FusionPolicy`: which loops share a kernel | scheduling |
 | `join_rule(name)` | which kernels become one when fusion is done | scheduling |
 | `template(operator)` | an operator as a loop that a template computes, with "max-autotune" | lowering |
+| `body_rule(name)` | a rewrite of a kernel's body | codegen |
 | `plan_rule("language:name")` | tiles, vector width, threads of a kernel | codegen |
 | `plan_step(name)` | what makes several launches of a planned kernel | codegen |
 | `rival_rule(name)` | other ways to compute what a kernel computes | codegen |
@@ -43,7 +44,7 @@ from minicompile.aot.passes import known_passes
 from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
-from minicompile.codegen.plan import plan_rule, plan_step, rival_rule
+from minicompile.codegen.plan import body_rule, plan_rule, plan_step, rival_rule
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.debug.logs import log_channel

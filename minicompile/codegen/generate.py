@@ -3,6 +3,7 @@
 `make_plan` merges and legalises the bodies, fills in the facts (arguments, sizes, cost), and lets rules
 decide the rest:
 
+    body_rule     simplifies the body
     plan_rule     edits the plan: tiles, vector width, threads
     plan_step     gives a kernel launches that run in its place, about which rules decide then
     rival_rule    gives other ways to compute the same, which may turn out faster
@@ -36,7 +37,6 @@ from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  reg
 from minicompile.codegen.attention import attention_plan
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
-from minicompile.codegen.one_term import take_one_term
 from minicompile.codegen.phases import cut, is_update
 from minicompile.codegen.plan import (
     KernelArgument,
@@ -46,6 +46,7 @@ from minicompile.codegen.plan import (
     Language,
     Rival,
     Surroundings,
+    body_rule,
     plan_rule,
     plan_step,
     rival_rule,
@@ -126,8 +127,10 @@ def make_plan(
     merged, every = merge(node, schedule.memory.internal, dtypes)
     in_place = schedule.memory.in_place(position)
     take_over(merged, in_place)
-    legal, new = legalize(merged, dtypes)
-    body, newer = take_one_term(legal)
+    body, new = legalize(merged, dtypes)
+    for rule in plugins.rules(body_rule, options.plugins).values():
+        body, newer = rule(body)
+        new = {old: newer[value] for old, value in new.items() if value in newer}
     updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
     plan = KernelPlan(
         name=f"{language}_fused_{operation_names(body)}_{position}",
@@ -139,7 +142,7 @@ def make_plan(
         arguments=arguments_of(body, dtypes, updated),
         sizes=size_symbols(body),
         reduction="looped" if body.reduction_ranges else "none",
-        loop=loop_level(body, {newer[new[v]] for v in every}),
+        loop=loop_level(body, {new[v] for v in every}),
         in_place=in_place,
         hints=dict(schedule.graph.size_hints),
         cost=cost_of(node, schedule),

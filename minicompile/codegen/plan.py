@@ -353,6 +353,11 @@ class KernelPlan(Shown):
         return "\n".join(lines)
 
 
+body_rule: Registry[Callable[[LoopBody], tuple[LoopBody, dict[Value, Value]]]] = Registry(
+    "body",
+    "name -> rule(body) that gives a kernel's legal body anew, and what stands for each old value",
+)
+
 PlanRule = Callable[[KernelPlan, Options], None]
 
 
