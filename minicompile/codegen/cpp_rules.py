@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from minicompile.codegen.phases import choose_stashed, turned
-from minicompile.codegen.pieces import pieces, written_out
 from minicompile.codegen.plan import KernelPlan, count, plan_rule
 from minicompile.options import Options
 from minicompile.shapes.expr import size_hint
@@ -27,13 +26,6 @@ CHUNK, MOST_CHUNKS = 16384, 256
 
 SQUARE, TURNED, MOST_SQUARES = 64, 16, 4
 """Side of a square that is turned in the cache, extent from which that pays, and squares at a time."""
-
-
-@plan_rule("cpp:short")
-def write_out_short_loop(plan: KernelPlan, options: Options) -> None:
-    """Few iterations fill no vector: the loop around them is longer."""
-    if not plan.in_place:
-        plan.body = written_out(plan.body) or plan.body
 
 
 @plan_rule("cpp:vector")
@@ -104,10 +96,3 @@ def choose_parallel(plan: KernelPlan, options: Options) -> None:
         return
     each = time / max(count(sizes, plan.hints), 1)
     plan.parallel, plan.parallel_above = True, int(PARALLEL_NANOSECONDS / max(each, 0.01))
-
-
-@plan_rule("cpp:pieces")
-def cut_loops(plan: KernelPlan, options: Options) -> None:
-    """Loops in whose pieces nothing is left to decide by position."""
-    if not plan.tiles:
-        plan.pieces = pieces(plan.body)

@@ -25,7 +25,6 @@ import sympy
 import torch
 
 from minicompile.codegen.legalize import legalize
-from minicompile.codegen.pieces import settled
 from minicompile.codegen.plan import INT32_END, CodeLine
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
@@ -37,7 +36,15 @@ from minicompile.codegen.triton_ops import (
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, TemplateKernel, loop_index
 from minicompile.ops.origin import Origins
-from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, names
+from minicompile.scheduling.body import (
+    LoopBody,
+    Recorder,
+    Rewriter,
+    Value,
+    drop_dead,
+    names,
+    settled,
+)
 from minicompile.shapes.expr import ZERO, Size, bounds, contiguous_strides, simplify_index
 
 BATCH, HEAD, QUERY, KEY = loop_index(4)
