@@ -373,6 +373,8 @@ class PlanRules(Registry[PlanRule]):
     def __call__(
         self, *keys: str, before: str = "", whole: bool = False
     ) -> Callable[[PlanRule], PlanRule]:
+        if before:
+            self.load()
         register = super().__call__(*keys)
         new = [key for key in keys if key not in self.rules]
         self.whole.update(keys if whole else ())
@@ -380,7 +382,7 @@ class PlanRules(Registry[PlanRule]):
         def add(rule: PlanRule) -> PlanRule:
             register(rule)
             order = list(self.rules)
-            for key in order[order.index(before) :] if before and new else ():
+            for key in order[order.index(before) :] if before in order and new else ():
                 if key not in new:
                     self.rules[key] = self.rules.pop(key)
             return rule
@@ -389,6 +391,7 @@ class PlanRules(Registry[PlanRule]):
 
 
 plan_rule = PlanRules("plan", "language:decision -> rule(plan, options) that edits a kernel plan")
+plan_rule.modules += ["minicompile.codegen.cpp_rules", "minicompile.codegen.triton_rules"]
 
 plan_step: Registry[PlanRule] = Registry(
     "plan_step", "name -> step(plan, options) that may give a decided plan launches"

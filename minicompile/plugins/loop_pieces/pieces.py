@@ -23,7 +23,6 @@ from typing import Any
 import sympy
 import torch
 
-from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  the rule that one of these goes before
 from minicompile.codegen.phases import is_update
 from minicompile.codegen.plan import Cut, KernelPlan, Pieces, leaves, plan_rule
 from minicompile.ops.dtypes import is_int

@@ -340,6 +340,14 @@ def test_sizes_that_vary_are_the_librarys() -> None:
     assert "sizes vary" in found.loops.externs[0].reason
 
 
+def test_where_kernels_of_our_own_are_all_there_is_the_reason_names_the_plugin() -> None:
+    args, own = given((64, 64), (64, 64)), {"mode": "default", "library": False}
+    assert reasons(torch.mm, *args, **own) == []
+    for chosen in ("none", ["matrix_products"]):  # which needs another one
+        (reason,) = reasons(torch.mm, *args, plugins=chosen, **own)
+        assert reason == "library matrix product (not selected: plug-in matrix_products)"
+
+
 # -- the reference
 
 
