@@ -12,13 +12,18 @@
 | `graph_pass(name, stage=)` | any pass over these graphs | aot |
 | `lowering(operator)` | an operator as a loop | lowering |
 | `fusion_rule("policy")` | a `FusionPolicy`: which loops share a kernel | scheduling |
+| `join_rule(name)` | which kernels become one when fusion is done | scheduling |
 | `template(operator)` | an operator as a loop that a template computes, with "max-autotune" | lowering |
+| `body_rule(name)` | a rewrite of a kernel's body | codegen |
 | `plan_rule("language:name")` | tiles, vector width, threads of a kernel | codegen |
 | `template_plan(operator)` | the plan of kernels that compute an extern operator | codegen |
+| `plan_step(name)` | what makes several launches of a planned kernel | codegen |
+| `rival_rule(name)` | other ways to compute what a kernel computes | codegen |
 | `kernel_template(kind)` | a template: what prints kernels of a kind, as matrix products | codegen |
 | `triton_op(name)` | how Triton writes a loop operation | codegen |
 | `code_generator(language)` | a language that kernels are printed in | codegen |
 | `kernel_loader(language)` | how its kernels are compiled and called | runtime |
+| `tuner(name)` | which of several tiles and rivals a GPU's kernel is loaded with | runtime |
 | `around_compile(name)` | a function around the compilation of a capture: caches, CUDA graphs | pipeline |
 | `backends(name)` | what `mc.compile(backend=name)` does | api |
 | `gate(name)` | whether a single application of a rule may be done | all |
@@ -40,8 +45,8 @@ from minicompile.aot.passes import known_passes
 from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
-from minicompile.codegen.plan import plan_rule, template_plan
-from minicompile.codegen.triton import kernel_template
+from minicompile.codegen.plan import body_rule, plan_rule, plan_step, rival_rule, template_plan
+from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.debug.logs import log_channel
 from minicompile.debug.minify import reduction
@@ -56,5 +61,5 @@ from minicompile.ops.registry import Registry, scoped, without
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import register_pattern
 from minicompile.pipeline import around_compile
-from minicompile.runtime.load import kernel_loader
-from minicompile.scheduling.fusion import FusionPolicy, Verdict, fusion_rule
+from minicompile.runtime.load import kernel_loader, tuner
+from minicompile.scheduling.fusion import FusionPolicy, Verdict, fusion_rule, join_rule

@@ -151,7 +151,7 @@ class Options:
     )
     """What `mc.compile(mode=...)` was given. "reduce-overhead" and "max-autotune" make CUDA graphs
     (plugins/cuda_graphs/replay.py). Both kinds of "max-autotune" measure tiles on the device, and
-    matrix products in kernels of our own (codegen/product.py). On CPUs all mean the same."""
+    matrix products in kernels of our own (plugins/matrix_products/tiles.py). On CPUs all mean the same."""
     logs: str = field(default_factory=lambda: os.environ.get("MINICOMPILE_LOGS", ""))
     """`MINICOMPILE_LOGS`: channels to print, "graph_breaks,+dynamo" (debug/logs.py has the list)."""
     trace: bool = field(default_factory=lambda: switched_on("MINICOMPILE_COMPILE_DEBUG", "0"))

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import sympy
 
-from minicompile.codegen.cpp_columns import ColumnPrinter
 from minicompile.codegen.cpp_loops import LoopPrinter, PointwisePrinter
 from minicompile.codegen.cpp_ops import STORAGE, prelude
 from minicompile.codegen.cpp_reductions import RowPrinter
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource
+from minicompile.codegen.printing import kernel_template
 from minicompile.shapes.expr import is_float
 
 KERNELS_OF_ONE = 8
@@ -41,10 +41,11 @@ def print_kernel(plan: KernelPlan) -> KernelSource:
 
 def loop_printer(plan: KernelPlan) -> LoopPrinter:
     """What prints loops in the plan's shape."""
-    if not plan.reduction_ranges:
-        return PointwisePrinter(plan)
-    columns = plan.vector_axis == "x" and "x" in plan.tiles
-    return ColumnPrinter(plan) if columns else RowPrinter(plan)
+    if plan.template:
+        printer = kernel_template[plan.template](plan)
+        assert isinstance(printer, LoopPrinter)
+        return printer
+    return RowPrinter(plan) if plan.reduction_ranges else PointwisePrinter(plan)
 
 
 def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:

@@ -6,7 +6,7 @@
     columns     for each tile of x: loops over r, inside them a loop over the tile in vectors
 
 The first two are here, after what all have in common; those with reductions are in `cpp_reductions.py`
-and `cpp_columns.py`.
+and `plugins/column_reductions`.
 """
 
 from __future__ import annotations

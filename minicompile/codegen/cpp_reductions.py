@@ -2,7 +2,7 @@
 
 `ReductionPrinter` has what kernels of rows and kernels of columns (see cpp_loops.py) have in common. They
 differ in the innermost loop, and in what accumulates: a reduction has one accumulator in a kernel of rows,
-and an array of them, one for each column of a tile, in a kernel of columns (cpp_columns.py).
+and an array of them, one for each column of a tile, in a kernel of columns (plugins/column_reductions).
 
 In both, threads can share chunks of the outermost r: partial results are combined in the order of the chunks.
 A scan is accumulated likewise, and is what has been accumulated so far: its loop along r is neither in

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from minicompile.codegen.phases import choose_stashed, contiguous_uses, turned
-from minicompile.codegen.pieces import pieces, written_out
+from minicompile.codegen.phases import choose_stashed, turned
 from minicompile.codegen.plan import KernelPlan, count, plan_rule
 from minicompile.options import Options
 from minicompile.shapes.expr import size_hint
@@ -25,43 +24,19 @@ FEW_ROWS, LONG_ROW = 8, 32768
 CHUNK, MOST_CHUNKS = 16384, 256
 """Least elements of such a chunk, and most chunks."""
 
-WIDEST_TILE, FEW_TILES = 2048, 8
-COLUMN_CHUNK, MOST_COLUMN_CHUNKS = 64, 16
-"""Most columns of a tile; with fewer tiles, threads share rows, at least so many at a time."""
-
 SQUARE, TURNED, MOST_SQUARES = 64, 16, 4
 """Side of a square that is turned in the cache, extent from which that pays, and squares at a time."""
 
 
-@plan_rule("cpp:short")
-def write_out_short_loop(plan: KernelPlan, options: Options) -> None:
-    """Few iterations fill no vector: the loop around them is longer."""
-    if not plan.in_place:
-        plan.body = written_out(plan.body) or plan.body
-
-
 @plan_rule("cpp:vector")
 def choose_vector(plan: KernelPlan, options: Options) -> None:
-    """Vectorise the innermost loop whose elements lie side by side."""
+    """Vectorise the innermost loop."""
     body = plan.body
     widest = max((v.dtype.itemsize for v in body.loads + body.stores), default=4)
     plan.vector_width = VECTOR_BYTES // max(widest, 4)
-    inner_x = next(reversed(body.ranges), None)
     if body.reduction_ranges:
-        inner_r, used = next(reversed(body.reduction_ranges)), list(plan.loop)
-        if inner_x is not None:  # what varies along one loop alone is read again from the cache
-            both = {inner_x, inner_r}
-            used = [v for v in used if v.index is not None and both <= v.index.free_symbols] or used
-        along_r, along_x, width = contiguous_uses(inner_r, used), -1, 0
-        if inner_x is not None:
-            along_x = contiguous_uses(inner_x, used)
-            width = size_hint(body.ranges[inner_x], plan.hints)
-        plan.vector_axis, other = "r", "x"
-        if along_x > along_r and width >= 4:
-            plan.vector_axis, other = "x", "r"
-        uses = f"{along_r} accesses are contiguous along r, {along_x} along x (jumps subtracted)"
-        plan.reject(f"vectors along {other}", uses)
-    elif inner_x is not None:
+        plan.vector_axis = "r"
+    elif body.ranges:
         plan.vector_axis = "x"
     else:
         plan.vector_axis, plan.vector_width = "none", 1
@@ -69,34 +44,20 @@ def choose_vector(plan: KernelPlan, options: Options) -> None:
 
 @plan_rule("cpp:tiles")
 def choose_tiles(plan: KernelPlan, options: Options) -> None:
-    """Columns per tile, the chunks of long rows that threads share, or the squares of a transposition."""
+    """The chunks of long rows that threads share, or the squares of a transposition."""
+    if plan.tiles:
+        return
     if not plan.reduction_ranges:
         _choose_squares(plan)
-    elif plan.vector_axis == "x":
-        _choose_columns(plan)
     elif not plan.body.scans and plan.rows < FEW_ROWS and plan.row_length >= LONG_ROW:
-        plan.tiles = _chunks(plan, CHUNK, MOST_CHUNKS)
+        plan.tiles = chunks(plan, CHUNK, MOST_CHUNKS)
 
 
-def _chunks(plan: KernelPlan, least: int, most: int) -> dict[str, int]:
+def chunks(plan: KernelPlan, least: int, most: int) -> dict[str, int]:
     """Chunks of the outermost r: at most `most`, of at least `least` elements of the row."""
     outermost = size_hint(next(iter(plan.reduction_ranges.values())), plan.hints)
     inside = max(plan.row_length // max(outermost, 1), 1)
     return {"r": max(-(-least // inside), -(-outermost // most)), "chunks": most}
-
-
-def _choose_columns(plan: KernelPlan) -> None:
-    """Wide tiles read memory in order; when there are too few for all threads, these share the rows."""
-    width = size_hint(next(reversed(plan.ranges.values())), plan.hints)
-    outer, tile = plan.rows // max(width, 1), min(-(-width // 16) * 16, WIDEST_TILE)
-    plan.tiles = {"x": tile}
-    worth_it = (
-        not plan.body.scans
-        and plan.row_length >= COLUMN_CHUNK * 4
-        and nanoseconds(plan) >= PARALLEL_NANOSECONDS
-    )
-    if worth_it and outer * -(-width // tile) < FEW_TILES:
-        plan.tiles |= _chunks(plan, COLUMN_CHUNK, MOST_COLUMN_CHUNKS)
 
 
 def _choose_squares(plan: KernelPlan) -> None:
@@ -135,10 +96,3 @@ def choose_parallel(plan: KernelPlan, options: Options) -> None:
         return
     each = time / max(count(sizes, plan.hints), 1)
     plan.parallel, plan.parallel_above = True, int(PARALLEL_NANOSECONDS / max(each, 0.01))
-
-
-@plan_rule("cpp:pieces")
-def cut_loops(plan: KernelPlan, options: Options) -> None:
-    """Loops in whose pieces nothing is left to decide by position."""
-    if not plan.tiles:
-        plan.pieces = pieces(plan.body)

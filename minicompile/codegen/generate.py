@@ -1,9 +1,15 @@
 """From a schedule to kernels: which language, then every decision about a kernel, then the text of all.
 
-`make_plan` merges and legalises the bodies, fills in the facts (arguments, sizes, cost), and lets the rules
-of the registry `plan` decide the rest, in the order in which they were registered. A rule edits the plan; its
-key starts with the language it is for ("cpp" or "triton") or with "any". A rule registered under a built-in
-key replaces the built-in one, a new key runs after all others:
+`make_plan` merges and legalises the bodies, fills in the facts (arguments, sizes, cost), and lets rules
+decide the rest:
+
+    body_rule     simplifies the body
+    plan_rule     edits the plan: tiles, vector width, threads
+    plan_step     gives a kernel launches that run in its place, about which rules decide then
+    rival_rule    gives other ways to compute the same, which may turn out faster
+
+A plan rule's key starts with the language it is for ("cpp" or "triton") or with "any". A rule registered
+under a built-in key replaces the built-in one, a new key runs after all others, or `before` one:
 
     @plan_rule("cpp:narrow")
     def narrow(plan, options):
@@ -28,10 +34,8 @@ import torch
 from minicompile.codegen import cpp, triton
 from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers its rules
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
-from minicompile.codegen.fold import fold
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
-from minicompile.codegen.one_term import take_one_term
 from minicompile.codegen.phases import cut, is_update
 from minicompile.codegen.plan import (
     KernelArgument,
@@ -39,14 +43,14 @@ from minicompile.codegen.plan import (
     KernelPlan,
     KernelSource,
     Language,
-    LibraryProduct,
     Rival,
-    find_product,
+    Surroundings,
+    body_rule,
     plan_rule,
+    plan_step,
+    rival_rule,
     template_plan,
 )
-from minicompile.codegen.product import engine_rival, is_template, split_rival, taken_apart
-from minicompile.codegen.split import refusal, split
 from minicompile.errors import BackendError, OptionError, Unsupported, unknown
 from minicompile.ops import plugins
 from minicompile.ops.gates import allowed
@@ -125,8 +129,10 @@ def make_plan(
     merged, every = merge(node, schedule.memory.internal, dtypes)
     in_place = schedule.memory.in_place(position)
     take_over(merged, in_place)
-    legal, new = legalize(merged, dtypes)
-    body, newer = take_one_term(legal)
+    body, new = legalize(merged, dtypes)
+    for rule in plugins.rules(body_rule, options.plugins).values():
+        body, newer = rule(body)
+        new = {old: newer[value] for old, value in new.items() if value in newer}
     updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
     plan = KernelPlan(
         name=f"{language}_fused_{operation_names(body)}_{position}",
@@ -138,21 +144,13 @@ def make_plan(
         arguments=arguments_of(body, dtypes, updated),
         sizes=size_symbols(body),
         reduction="looped" if body.reduction_ranges else "none",
-        loop=loop_level(body, {newer[new[v]] for v in every}),
+        loop=loop_level(body, {new[v] for v in every}),
         in_place=in_place,
         hints=dict(schedule.graph.size_hints),
         cost=cost_of(node, schedule),
     )
-    made = language == "triton" and is_template(node)
-    if made and plan.length != 1 and find_product(plan.body) is not None:
-        plan.reduction = "product"
-    decide(plan, options, SPLIT)
-    if made and options.library:
-        plan.rivals = tuple(rivals(plan, schedule, options, position))
-    if any(value.op == "fold" for value in plan.body.values):
-        fold(plan)
-    elif plan.reduction == "split":
-        split(plan)
+    decide(plan, options, whole=True)
+    plan.rivals = tuple(rivals(plan, schedule, options, position))
     for launch in plan.launches:
         decide(launch, options)
     return plan
@@ -161,43 +159,33 @@ def make_plan(
 def rivals(
     plan: KernelPlan, schedule: Schedule, options: Options, position: int
 ) -> Iterator[Rival]:
-    """What else could do what a template's kernel does (product.py)."""
-    before, call, after, changed, spaces = taken_apart(plan.node, schedule, position)
-    make = partial(make_plan, schedule=changed, language=plan.language, options=options)
-    steps: list[KernelPlan | LibraryProduct] = [make(node, position=position) for node in before]
-    steps += [call, *([make(after, position=position)] if after is not None else [])]
-    yield Rival("library", tuple(steps), spaces)
-    if (engine := engine_rival(plan)) is not None:
-        yield engine
-    if (shared := split_rival(plan)) is not None:
-        for launch in shared.steps:
-            assert isinstance(launch, KernelPlan)
-            decide(launch, options)
-        yield shared
+    """What else could do what a kernel does."""
+    make = partial(make_plan, language=plan.language, options=options, position=position)
+    around = Surroundings(schedule, position, options, make, partial(decide, options=options))
+    for rule in plugins.rules(rival_rule, options.plugins).values():
+        yield from rule(plan, around)
 
 
-NEEDED = {"triton:fold", "triton:tiles", "triton:product"}
+NEEDED = {"triton:tiles"}
 """Decisions without which there is no kernel."""
 
-SPLIT = "split"
-"""The decision that only a whole kernel needs: its launches aren't split again."""
 
-
-def decide(plan: KernelPlan, options: Options, *more: str) -> None:
-    """What rules decide about a plan, and the phases that follow from it."""
+def decide(plan: KernelPlan, options: Options, whole: bool = False) -> None:
+    """What rules decide about a kernel or a launch, and the phases that follow from it; steps give a `whole`
+    kernel its launches."""
 
     def text() -> str:
         return f"{plan}\n{plan.body}"
 
     rules = plugins.rules(plan_rule, options.plugins)
     for key in rules:
-        language, _, decision = str(key).partition(":")
-        if language not in (plan.language, "any") or (decision == SPLIT and decision not in more):
+        language = str(key).partition(":")[0]
+        if language not in (plan.language, "any") or (key in plan_rule.whole and not whole):
             continue
         if key in NEEDED or allowed("plan rule", key, text, text, lambda: plan.origins):
             rules[key](plan, options)
-    if plan.reduction == "split" and (why := refusal(plan)) is not None:
-        raise Unsupported(f"{plan.name} can't be split: {why}")
+    for step in plugins.rules(plan_step, options.plugins).values() if whole else ():
+        step(plan, options)
     recompute = plan.reduction != "persistent"
     plan.phases = cut(plan.body, plan.loop, plan.stashed, recompute, plan.riders)
     order = (v for phase in plan.phases for v in phase.values)

@@ -27,13 +27,13 @@ from minicompile.aot.result import OutputGroup
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, View
 from minicompile.ops.display import Shown, count_text
-from minicompile.ops.dtypes import TENSOR_CORES, short
+from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, Value, numbers, ranges_text
 from minicompile.scheduling.cost import Cost
-from minicompile.scheduling.nodes import ExternKernelSchedulerNode, FusedSchedulerNode
+from minicompile.scheduling.nodes import ExternKernelSchedulerNode, FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import (
     FloorDiv,
     ModularIndexing,
@@ -114,49 +114,11 @@ def _piece_text(part: Pieces) -> str:
 
 
 @dataclass(frozen=True)
-class Product:
-    """sum over r of left * right, where left has no columns and right no rows: a matrix product."""
+class Tiling:
+    """The axes of tiles, with the loops that each flattens, and parallel loops that none does."""
 
-    total: Value
-    """The sum."""
-    left: Value
-    right: Value
+    axes: dict[str, dict[sympy.Symbol, Size]]
     batch: dict[sympy.Symbol, Size]
-    rows: dict[sympy.Symbol, Size]
-    columns: dict[sympy.Symbol, Size]
-
-
-def find_product(body: LoopBody) -> Product | None:
-    """The matrix product that a body's one reduction is, with the loop that is innermost in memory among its
-    columns; None if it is something else."""
-    if len(body.reductions) != 1 or body.scans or not body.ranges:
-        return None
-    (total,) = body.reductions
-    term = total.inputs[0]
-    if total.kind != "sum" or term.op != "mul" or term.dtype is not torch.float32:
-        return None
-    factors = [v.inputs[0] if v.op == "to_dtype" else v for v in term.inputs]
-    if factors[0].dtype is not factors[1].dtype or factors[0].dtype not in TENSOR_CORES:
-        factors = list(term.inputs)  # in float32
-    places = [loops_below(v) for v in factors]
-    if next(reversed(body.ranges)) in places[0]:
-        factors.reverse()
-        places.reverse()
-    left, right = places
-    kinds: dict[tuple[bool, bool], dict[sympy.Symbol, Size]] = {}
-    for var, size in body.ranges.items():
-        kinds.setdefault((var in left, var in right), {})[var] = size
-    sides = kinds.get((True, False), {}), kinds.get((False, True), {})
-    if not all(sides) or (False, False) in kinds:
-        return None
-    (first, second), (rows, columns) = factors, sides
-    return Product(total, first, second, kinds.get((True, True), {}), rows, columns)
-
-
-def loops_below(value: Value) -> frozenset[sympy.Symbol]:
-    """The loops that a value differs with."""
-    own = value.index.free_symbols if value.index is not None else ()
-    return frozenset(own).union(*map(loops_below, value.operands))
 
 
 @dataclass(frozen=True)
@@ -164,15 +126,15 @@ class Rival:
     """Launches, and calls of a library, that do what one kernel does; `workspace` is memory between them."""
 
     name: str
-    steps: tuple[KernelPlan | LibraryProduct, ...]
+    steps: tuple[KernelPlan | LibraryCall, ...]
     workspace: Mapping[str, Layout]
     aligned: bool = False
     """It needs tensors that begin at multiples of 16 bytes."""
 
 
 @dataclass(frozen=True)
-class LibraryProduct:
-    """A call of a library: the product of views of buffers, into a buffer."""
+class LibraryCall:
+    """A call of a library's operator: of views of buffers, into a buffer."""
 
     op: torch._ops.OpOverload
     operands: tuple[View, ...]
@@ -195,7 +157,10 @@ class KernelPlan(Shown):
     sizes: tuple[sympy.Symbol, ...]
     """Numbers passed after the tensors: sizes as int64, then floats as float64."""
     reduction: str
-    """"none", "persistent", "looped", "split", or what prints it in the registry `kernel_template`."""
+    """"none", "persistent" or "looped"; or a name that rules gave: a template prints the kernel (registry
+    `kernel_template`), or a step makes launches of it (registry `plan_step`)."""
+    template: str = ""
+    """What prints the kernel, where `reduction` doesn't tell."""
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
@@ -216,8 +181,6 @@ class KernelPlan(Shown):
     granule: int = 1
     """Triton: rows begin anywhere, and tiles where so many elements, a wide load's, begin. With sizes that
     vary, this is for the launches whose rows do."""
-    loads_ahead: bool = False
-    """Triton: a program that takes rows in turn loads the next ones before it computes these."""
     side_by_side: bool = False
     """Triton: threads have so few registers that two programs fit into a multiprocessor's: one loads while
     the other computes."""
@@ -235,17 +198,20 @@ class KernelPlan(Shown):
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Buffers written in the memory of others, element by element when these have been read."""
     parts: int = 1
-    """A split reduction: about how many programs share a row. Folds: how many share the rows."""
+    """About how many programs share a row, if a rule says so."""
+    tiling: Tiling | None = None
+    """Triton: how a template's tiles lie, where these aren't tiles of rows."""
+    programs: Mapping[sympy.Symbol, int] = field(default_factory=dict)
+    """Triton: so many programs run, whose number is this variable, and go over the rows; none: as many as
+    rows take."""
     choices: tuple[Mapping[str, int], ...] = ()
-    """A product: tiles that max-autotune measures, `tiles` first."""
-    descriptors: bool = False
-    """A product whose factors' tiles are copied by the engine for that."""
+    """Tiles that are worth measuring, `tiles` first."""
     rivals: tuple[Rival, ...] = ()
-    """A product: other ways to compute the same, of which max-autotune takes the fastest."""
+    """Other ways to compute the same, of which the fastest is to be taken (registry `rival_rule`)."""
     launches: tuple[KernelPlan, ...] = ()
-    """A split reduction, or folds: the kernels that run in place of this one, in order."""
+    """Kernels that run in place of this one, in order."""
     workspace: Mapping[str, Layout] = field(default_factory=dict)
-    """Memory by which they hand over parts of rows."""
+    """Memory by which they hand over what they found."""
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0))
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
@@ -265,8 +231,8 @@ class KernelPlan(Shown):
     @property
     def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
         """The axes of a Triton kernel's tiles, and the loops that each flattens."""
-        if (found := self.product) is not None:
-            return {"y": found.rows, "x": found.columns, "r": self.reduction_ranges}
+        if self.tiling is not None:
+            return self.tiling.axes
         if self.reduction_ranges:
             return {"x": self.ranges, "r": self.reduction_ranges}
         if self.across is None:
@@ -278,17 +244,7 @@ class KernelPlan(Shown):
     @property
     def batch(self) -> dict[sympy.Symbol, Size]:
         """Parallel loops that no axis flattens: each iteration has programs of its own."""
-        return self.product.batch if self.product is not None else {}
-
-    @functools.cached_property
-    def product(self) -> Product | None:
-        """The product that tensor cores compute in it."""
-        return find_product(self.body) if self.reduction == "product" else None
-
-    @property
-    def folds(self) -> list[Value]:
-        """Stores of sums of columns: `parts` programs go over the rows and add to them."""
-        return [v for v in self.body.stores if v.kind == "fold"]
+        return self.tiling.batch if self.tiling is not None else {}
 
     @property
     def checked(self) -> list[Value]:
@@ -369,7 +325,8 @@ class KernelPlan(Shown):
             "indices": short(self.index_dtype)
             + ", if a launch needs no i64" * bool(self.index_reach),
             "tiles begin": f"at multiples of {self.granule}" * (self.granule > 1),
-            "loads": "one tile ahead" * self.loads_ahead,
+            "template": self.template,
+            "programs": str(math.prod(self.programs.values())) * bool(self.programs),
             "registers": "two programs fit side by side" * self.side_by_side,
             "cache": "rows stay until they are read again" * self.rows_cached,
             "warps": str(self.num_warps) if triton and not self.launches else "",
@@ -396,8 +353,66 @@ class KernelPlan(Shown):
         return "\n".join(lines)
 
 
-plan_rule: Registry[Callable[[KernelPlan, Options], None]] = Registry(
-    "plan", "language:decision -> rule(plan, options) that edits a kernel plan"
+body_rule: Registry[Callable[[LoopBody], tuple[LoopBody, dict[Value, Value]]]] = Registry(
+    "body",
+    "name -> rule(body) that gives a kernel's legal body anew, and what stands for each old value",
+)
+
+PlanRule = Callable[[KernelPlan, Options], None]
+
+
+class PlanRules(Registry[PlanRule]):
+    """Rules in the order in which they decide: that of their registration, unless one goes `before` another.
+
+    A rule for a `whole` kernel isn't asked about its launches."""
+
+    def __init__(self, name: str, doc: str) -> None:
+        super().__init__(name, doc)
+        self.whole: set[str] = set()
+
+    def __call__(
+        self, *keys: str, before: str = "", whole: bool = False
+    ) -> Callable[[PlanRule], PlanRule]:
+        if before:
+            self.load()
+        register = super().__call__(*keys)
+        new = [key for key in keys if key not in self.rules]
+        self.whole.update(keys if whole else ())
+
+        def add(rule: PlanRule) -> PlanRule:
+            register(rule)
+            order = list(self.rules)
+            for key in order[order.index(before) :] if before in order and new else ():
+                if key not in new:
+                    self.rules[key] = self.rules.pop(key)
+            return rule
+
+        return add
+
+
+plan_rule = PlanRules("plan", "language:decision -> rule(plan, options) that edits a kernel plan")
+plan_rule.modules += ["minicompile.codegen.cpp_rules", "minicompile.codegen.triton_rules"]
+
+plan_step: Registry[PlanRule] = Registry(
+    "plan_step", "name -> step(plan, options) that may give a decided plan launches"
+)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a kernel is planned in: its place in the schedule, and how to plan others for that place."""
+
+    schedule: Schedule
+    position: int
+    options: Options
+    make_plan: Callable[[FusedSchedulerNode, Schedule], KernelPlan]
+    decide: Callable[[KernelPlan], None]
+    """Lets the rules for launches decide about a plan."""
+
+
+rival_rule: Registry[Callable[[KernelPlan, Surroundings], Iterable[Rival]]] = Registry(
+    "rival",
+    "name -> rule(plan, surroundings) that gives other ways to compute what a kernel computes",
 )
 
 
@@ -456,7 +471,7 @@ class KernelSource(Code, Shown):
     plan: KernelPlan
     prelude: str = ""
     """Helper functions that the lines call: source text that goes before them."""
-    rivals: dict[str, list[KernelSource | LibraryProduct]] = field(default_factory=dict)
+    rivals: dict[str, list[KernelSource | LibraryCall]] = field(default_factory=dict)
     """The steps of each of the plan's rivals."""
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import sympy
 import torch
@@ -12,6 +13,7 @@ import torch
 from minicompile.codegen.plan import INT32_END, CodeLine, KernelPlan, KernelSource, Language
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import Origins
+from minicompile.ops.registry import Registry
 from minicompile.scheduling.body import names
 from minicompile.shapes.expr import (
     Expr,
@@ -60,6 +62,12 @@ class LinePrinter:
         """The lines as a kernel; `prelude` finds what its text needs."""
         text = "\n".join(line.text for line in self.lines)
         return KernelSource(self.plan.name, language, self.lines, self.plan, prelude(text))
+
+
+kernel_template: Registry[Callable[[Any], LinePrinter]] = Registry(
+    "kernel_template",
+    "a plan's template or kind of reduction -> what prints the kernel, where tiles of rows won't do",
+)
 
 
 OpRule = Callable[..., str]

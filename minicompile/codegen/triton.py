@@ -19,8 +19,7 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -34,7 +33,7 @@ from minicompile.codegen.phases import (
     twins,
 )
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase
-from minicompile.codegen.printing import LinePrinter
+from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
     convert,
@@ -44,7 +43,6 @@ from minicompile.codegen.triton_ops import (
 )
 from minicompile.codegen.triton_tiles import AddressPrinter, Axes
 from minicompile.errors import Unsupported
-from minicompile.ops.registry import Registry
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
 
@@ -76,6 +74,9 @@ REDUCED = {
 
 TILE = "[XBLOCK, RBLOCK]"
 
+TILED = ("none", "persistent", "looped")
+"""Kinds of reduction that need no template."""
+
 
 def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:
     """Each kernel stands for itself: Triton compiles them one by one."""
@@ -86,8 +87,11 @@ def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:
 def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
     if plan.launches:
-        raise Unsupported(f"{plan.name} is split: its launches have texts")
-    printer = kernel_template.get(plan.reduction, TilePrinter)(plan)
+        raise Unsupported(f"{plan.name} has launches, which have texts")
+    template = plan.template or plan.reduction
+    if template not in (*TILED, *kernel_template):
+        raise Unsupported(f"{plan.name}: nothing prints {template!r}")
+    printer = kernel_template.get(template, TilePrinter)(plan)
     printer.kernel()
     found = printer.source("triton", prelude)
     for rival in plan.rivals:
@@ -95,13 +99,6 @@ def print_triton(plan: KernelPlan) -> KernelSource:
             print_triton(step) if isinstance(step, KernelPlan) else step for step in rival.steps
         ]
     return found
-
-
-kernel_template: Registry[Callable[[Any], LinePrinter]] = Registry(
-    "kernel_template",
-    "a plan's kind of reduction -> what prints the kernel; tiles of rows if not listed",
-)
-kernel_template.modules.append("minicompile.codegen.triton_product")
 
 
 HELD = 192
@@ -126,8 +123,6 @@ class TilePrinter(AddressPrinter):
         """What the GPU's own exponential is good enough for."""
         alike = twins(plan.body) if plan.reduction == "looped" else {}
         self.twins = {v: twin for v, twin in alike.items() if v not in plan.riders.values()}
-        written = {v.buffer for v in plan.body.stores} | {*plan.in_place.values()}
-        self.ahead = [v for v in plan.body.loads if plan.loads_ahead and self._early(v, written)]
         self.unsynced: set[str] = set()
         """Buffers stored since the last barrier."""
         self.later: set[Value] = set()
@@ -140,8 +135,6 @@ class TilePrinter(AddressPrinter):
     def kernel(self) -> None:
         """All lines of the function."""
         plan = self.plan
-        if plan.folds and plan.reduction != "persistent":
-            raise Unsupported(f"{plan.name}: only whole rows can be added to sums of columns")
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
         parameters += [str(s) for s in plan.derived]
         parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
@@ -154,59 +147,15 @@ class TilePrinter(AddressPrinter):
     def program(self) -> None:
         """What a program does."""
         self._indices()
-        if self.plan.folds:
-            self._over_rows()
-        else:
-            self._phases()
+        self._phases()
 
     def _phases(self) -> None:
         for phase in self.plan.phases:
             if phase.level == "loop" and self.plan.reduction == "looped":
                 self._loop(phase)
             else:
-                for value in (v for v in phase.values if v not in self.ahead):
+                for value in phase.values:
                     self.value(value, phase.level)
-
-    def _over_rows(self) -> None:
-        """Some of the rows, one tile after the other; each is added to the sums of its columns."""
-        plan, folds = self.plan, {v: f"_fold{i}" for i, v in enumerate(self.plan.folds)}
-        for value, name in folds.items():
-            zeros = f"tl.full([1, RBLOCK], 0.0, {TRITON_DTYPES[value.dtype]})"
-            self.line(f"{name} = {zeros}", value.origins)
-        self.line(f"share = (xnumel + {plan.parts - 1}) // {plan.parts}")
-        self.line("xend = tl.minimum((p + 1) * share, xnumel)")
-        if self.ahead:
-            self._load_ahead("p * share")
-        with self.block("for xoffset in range(p * share, xend, XBLOCK):"):
-            for value in self.ahead:
-                self.line(
-                    f"{self.names[value]} = _{self.names[value]}", value.origins, scaffold=True
-                )
-            if self.ahead:
-                self._load_ahead("xoffset + XBLOCK")
-            self._rows_from("xoffset")
-            self._phases()
-        for value, name in folds.items():
-            pointer = f"{self.arguments[value.buffer].name} + ({self._index(value)})"
-            mask = self._masks(frozenset("r")) or "None"
-            self.line(f"tl.store({pointer}, {name}, {mask})", value.origins)
-
-    def _rows_from(self, start: str) -> None:
-        """The rows of a tile, of those between which a program sums."""
-        self.line(f"xindex = {start} + {self._lanes('x')}")
-        self.line("xmask = xindex < xend")
-        self._digits(self.plan.ranges, "xindex")
-
-    def _early(self, value: Value, written: Collection[str]) -> bool:
-        """The load of rows needs nothing that the program computes."""
-        plain = value.mask is None and not value.indirect and value.buffer not in written
-        return plain and self.axes[value] == {"x", "r"}
-
-    def _load_ahead(self, start: str) -> None:
-        """Rows that are computed with in the next round: they arrive while this one computes."""
-        self._rows_from(start)
-        for value in self.ahead:
-            self.line(f"_{self.names[value]} = {self._load(value)}", value.origins)
 
     def _loop(self, phase: Phase) -> None:
         """One sweep over the row: accumulators before, their reduction to one value after."""
@@ -247,11 +196,7 @@ class TilePrinter(AddressPrinter):
 
     def value(self, value: Value, level: str) -> None:
         """The lines of one value."""
-        if value.kind == "fold":
-            tile = f"tl.where(xmask, {self._tile(value.inputs[0])}, 0.0)"
-            name = f"_fold{self.plan.folds.index(value)}"
-            self.line(f"{name} += tl.sum({tile}, 0)[None, :]", value.origins)
-        elif value.op == "store":
+        if value.op == "store":
             if value.buffer in self.plan.in_place:  # other warps may still have to load an element
                 self.line("tl.debug_barrier()", value.origins, scaffold=True)
             self._store(value, level)

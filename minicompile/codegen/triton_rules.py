@@ -1,4 +1,4 @@
-"""What a Triton kernel's plan decides: persistent, looped or split reduction, tiles, warps.
+"""What a Triton kernel's plan decides: persistent or looped reduction, tiles, warps.
 
 Tiles are "y", "x" and "r": elements of the flattened axes that one program holds. The choices follow from
 three facts about the device. A thread loads up to 16 bytes at once, and a few such loads hide memory's
@@ -18,7 +18,6 @@ from minicompile.codegen.phases import (
     contiguous_uses,
     loop_needs,
     riders,
-    stages,
     turned,
 )
 from minicompile.codegen.plan import (
@@ -30,15 +29,11 @@ from minicompile.codegen.plan import (
     power_of_two,
 )
 from minicompile.codegen.printing import reach
-from minicompile.codegen.split import PART, refusal
 from minicompile.ops.device import Gpu, gpu_of
 from minicompile.ops.display import bytes_text
 from minicompile.options import Options
 from minicompile.scheduling.body import Value, iterate_indices
 from minicompile.shapes.expr import Expr, is_float, is_nonnegative, product, size_hint
-
-COLUMNS, LEAST_COLUMN, LEAST_ROW = 64, 64, 4096
-"""Columns that a program reduces side by side; fewest elements in a part of a column, and of a row."""
 
 LARGEST_BLOCK = 2**20
 """Triton's limit on a block's elements: how far past its end a flattened index may run."""
@@ -56,10 +51,10 @@ def busy(gpu: Gpu) -> int:
 def rows_are_contiguous(plan: KernelPlan) -> bool:
     """The reduction runs along memory: an inner reduction. What differs in each row and column counts."""
     inner = next(reversed(plan.reduction_ranges))
-    return contiguous_uses(inner, _widest(plan)) >= 0
+    return contiguous_uses(inner, widest(plan)) >= 0
 
 
-def _widest(plan: KernelPlan) -> list[Value]:
+def widest(plan: KernelPlan) -> list[Value]:
     """Loads and stores that differ with the most loops: they move the most."""
     loops = plan.body.all_ranges
     found: dict[int, list[Value]] = {0: []}
@@ -80,21 +75,6 @@ def longest_persistent(plan: KernelPlan, gpu: Gpu) -> int:
     return gpu.registers // 2 // max(rows, 1)
 
 
-def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
-    """Roughly how long a looped reduction takes, or one whose rows `parts` programs share.
-
-    Programs that are fewer than those which keep the device busy get up to 1.5 times their share of the
-    bandwidth. A sweep after the first finds half of what it reads in the cache. Parts are combined by one
-    more launch for each sweep that reduces.
-    """
-    own = riders(plan.body, plan.loop, "max" if parts == 1 else "sum")
-    sweeps = len(loop_needs(plan.body, plan.loop, riders=own))
-    launches = 1 if parts == 1 else sweeps + max(stages(plan.body, own).values())
-    share = min(1.5 * programs * parts / busy(gpu), 1.0)
-    moved = plan.cost.bytes * (sweeps + 1) / 2
-    return moved / gpu.bytes_per_second / share + launches * gpu.launch_seconds
-
-
 @plan_rule("triton:index_dtype")
 def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
     """int32 only where every index fits, and the flattened ones to the end of their last block.
@@ -106,7 +86,7 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
     ends: set[Expr] = {sympify(n) + LARGEST_BLOCK for n in flat}
     ends |= {*plan.integers, *plan.derived.values()}
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
-    ranges |= {PART: plan.parts} if plan.folds else {}
+    ranges |= plan.programs
     for index in iterate_indices(body):
         found = set() if is_float(index) else reach(index, ranges)
         if found is None or any(end.is_Integer and end >= INT32_END for end in found):
@@ -132,7 +112,7 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
 @plan_rule("triton:reduction")
 def choose_reduction(plan: KernelPlan, options: Options) -> None:
     """Rows that fit into registers are read once; longer ones are swept in a loop."""
-    if not plan.reduction_ranges or plan.folds or plan.reduction == "product":
+    if plan.reduction != "looped":
         return
     limit = longest_persistent(plan, gpu_of(plan.device))
     varies = not all(isinstance(size, int) for size in plan.reduction_ranges.values())
@@ -157,42 +137,11 @@ def assume_row(plan: KernelPlan, limit: int) -> None:
         plan.assumes[fits] = f"{plan.name} holds whole rows"
 
 
-@plan_rule("triton:fold")
-def choose_programs(plan: KernelPlan, options: Options) -> None:
-    """Where sums of columns ride along, a fixed number of programs takes the rows."""
-    if any(value.op == "fold" for value in plan.body.values):
-        held = sum(v.dtype.itemsize for v in _widest(plan) if v.op == "load")
-        # two programs keep memory busy if there are registers for that
-        plan.loads_ahead = plan.row_length >= LONG_ROW and held <= AHEAD
-        programs = busy(gpu_of(plan.device)) * (1 if plan.loads_ahead else 2)
-        plan.reduction, plan.parts = "persistent", min(programs, max(plan.rows // 8, 1))
-        assume_row(plan, longest_persistent(plan, gpu_of(plan.device)))
-
-
-@plan_rule("triton:split")
-def choose_split(plan: KernelPlan, options: Options) -> None:
-    """Few long rows are shared by programs: each takes a part."""
-    gpu = gpu_of(plan.device)
-    if plan.reduction != "looped":
-        return
-    least, columns = (LEAST_ROW, 1) if rows_are_contiguous(plan) else (LEAST_COLUMN, COLUMNS)
-    programs = max(-(-plan.rows // columns), 1)
-    parts = power_of_two(min(2 * busy(gpu) // programs, plan.row_length // least))
-    alone, shared = (1e6 * seconds(plan, gpu, n, programs) for n in (1, parts))
-    if (why := refusal(plan)) is not None:
-        plan.reject("split reduction", why)
-    elif shared < alone:
-        plan.reduction, plan.parts = "split", parts
-        plan.riders = riders(plan.body, plan.loop, "sum")
-        plan.reject("one program for each row", f"about {alone:.0f} us, split {shared:.0f} us")
-    else:
-        plan.reject("split reduction", f"about {shared:.0f} us, in one launch {alone:.0f} us")
-
-
 @plan_rule("triton:order")
 def choose_order(plan: KernelPlan, options: Options) -> None:
     """Rows to which the same long row is added follow one another: it is in the cache then."""
-    if plan.reduction not in ("persistent", "looped") or plan.folds or plan.row_length < LONG_ROW:
+    rows = plan.reduction in ("persistent", "looped") and not plan.programs
+    if not rows or plan.row_length < LONG_ROW:
         return
     many = {var for var, size in plan.ranges.items() if size_hint(size, plan.hints) > 1}
     for load in (v for v in plan.body.loads if v in plan.loop and not v.indirect):
@@ -212,7 +161,7 @@ def choose_order(plan: KernelPlan, options: Options) -> None:
 @plan_rule("triton:tiles")
 def choose_tiles(plan: KernelPlan, options: Options) -> None:
     """Elements per program, and warps to compute them."""
-    if plan.reduction in ("split", "product"):
+    if plan.tiles or plan.reduction not in ("none", "persistent", "looped"):
         return
     gpu = gpu_of(plan.device)
     programs = busy(gpu)
@@ -224,13 +173,8 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     spare = power_of_two(plan.rows // programs)
     along_r, each = rows_are_contiguous(plan), 16
     # a single load keeps memory busy alone: more of it at once
-    alone = sum(value.op == "load" for value in _widest(plan)) == 1
-    if plan.folds:
-        room = longest_persistent(plan, gpu) // length
-        x = 1 if plan.loads_ahead else clamp(power_of_two(room + 1) // 2, 1, 4)
-        plan.tiles, each = {"x": x, "r": length}, 16 if plan.loads_ahead else 32
-        plan.side_by_side = True
-    elif plan.reduction == "persistent":
+    alone = sum(value.op == "load" for value in widest(plan)) == 1
+    if plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
         few = plan.rows <= programs  # nothing else hides a lone row's latency
@@ -284,9 +228,6 @@ def granule(plan: KernelPlan) -> int:
     known = all(isinstance(size, int) for size in body.all_ranges.values())
     return granule_of(found, plan.rows if known else found, plan.row_length)
 
-
-AHEAD = 8
-"""Most bytes of each element of a row that a program loads before it computes with them."""
 
 LONG_ROW = 4096
 """Elements from which on a thread that holds part of a row has many: fewer threads wait for each other."""

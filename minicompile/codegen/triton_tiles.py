@@ -43,6 +43,9 @@ Axes = frozenset[str]
 class AddressPrinter(LinePrinter):
     """Prints which elements a program has, and indices, masks and pointers to them."""
 
+    may_be_even = False
+    """Does the compiler of the kernel find out whether tiles fill their rows?"""
+
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
         self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
@@ -80,8 +83,8 @@ class AddressPrinter(LinePrinter):
         if "y" in parallel:
             self.line("xblocks = (xnumel + XBLOCK - 1) // XBLOCK")
             places = {"y": f"({program} // xblocks)", "x": f"({program} % xblocks)"}
-        if plan.folds:
-            self.line(f"p = {program}")
+        if plan.programs:
+            self.line(f"{next(iter(plan.programs))} = {program}")
             parallel = {}
         for axis, loops in parallel.items():
             block = self.blocks[axis]
@@ -122,7 +125,7 @@ class AddressPrinter(LinePrinter):
         elif not self.full_row:
             tile = self.plan.tiles.get("r", 1)
             even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
-            even = even or self.plan.reduction == "product"
+            even = even or self.may_be_even
             # known when compiling: then no lane is masked
             whole = " | WHOLE" if self.plan.varying else " | (rnumel % RBLOCK == 0)" * bool(even)
             self.line(f"rmask = (rindex < rnumel){whole}" if whole else "rmask = rindex < rnumel")

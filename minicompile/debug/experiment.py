@@ -24,7 +24,7 @@ from typing import Any
 
 from minicompile import api
 from minicompile import extension as _extension  # noqa: F401  registers every built-in rule
-from minicompile.codegen import cpp_rules, triton_rules
+from minicompile.codegen import triton_rules
 from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule, power_of_two
 from minicompile.debug.accuracy import (
     EAGER,
@@ -48,6 +48,9 @@ from minicompile.scheduling.nodes import Pair
 
 MOST_OF_A_THREAD = 256
 """Elements of a Triton block that a thread may hold."""
+
+WIDEST = 2048
+"""Most columns of a C++ kernel's tile."""
 
 LARGEST_SQUARE = 128
 """Side of a square of a transposition: its elements lie on the stack."""
@@ -108,7 +111,7 @@ def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
             ),
         ]
     elif plan.language == "cpp":
-        widest, squares = cpp_rules.WIDEST_TILE, f"multiples of 16, up to {LARGEST_SQUARE}"
+        widest, squares = WIDEST, f"multiples of 16, up to {LARGEST_SQUARE}"
         length = next((n for n in plan.reduction_ranges.values() if n != 1), 1)
         chunks, most = -(-length // size), plan.tiles.get("chunks", 0)
         many = isinstance(length, int) and chunks > most

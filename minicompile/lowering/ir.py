@@ -145,8 +145,8 @@ class Reduction:
 class Template(Reduction):
     """A matrix product, as the sum that it is: ranges [batch..., M, N], reduction_ranges [K].
 
-    A kernel computes it on tensor cores, a tile at a time, together with what follows (codegen/product.py);
-    or `op`, of a library, all at once. The real compiler: TemplateBuffer in torch/_inductor/ir.py.
+    A kernel computes it on tensor cores, a tile at a time, together with what follows; or `op`, of a library,
+    all at once. The real compiler: TemplateBuffer in torch/_inductor/ir.py.
     """
 
     op: torch._ops.OpOverload

@@ -168,6 +168,9 @@ class _Lowering:
         if rule is None and own:
             rule = plugins.rules(template, self.options.plugins).get(op)
         reason = self._why_extern(op, rule, operands)
+        if rule is None and not self.options.library:
+            others = plugins.missing(template, op, self.options.plugins)
+            reason = f"{reason} (not selected: plug-in {others[0]})" if others else reason
         if node.meta.get("checks") and not gives_view(op):
             reason = "only to check its indices"
         if reason is None and not self._may_lower(node, op):

@@ -3,7 +3,7 @@
     kind      what a key leads to
     cpp       a C library; the system loads it from there, so its seal lies in a file beside it (build.py)
     triton    a kernel's machine code (runtime/triton.py)
-    tiles     the tiles that max-autotune found best (runtime/autotune.py)
+    tiles     the tiles that max-autotune found best (plugins/matrix_products)
     graphs    the texts of a whole capture's kernels and wrappers (plugins/graph_cache/store.py)
 
 A key is a digest of everything that decides what it leads to, so nothing is ever out of date. What isn't

@@ -14,7 +14,7 @@
 | graph | CompiledStages: all of these |
 | building | [KernelModule]: their compilers run; told before waiting for them |
 | cudagraphs | what becomes of the CUDA graph that was asked for, or why there is none; also when called |
-| autotuning | Tuning: times of a kernel's tiles so far, told when it is called (runtime/autotune.py) |
+| autotuning | Tuning: times of a kernel's tiles so far, told when it is called (plugins/matrix_products) |
 | error | Failure: what the compiler raised |
 | done | the Capture, its code loaded; None where there is none: the frame runs in eager, or raised |
 

@@ -12,6 +12,7 @@ leaves out the rules of plug-ins that a compilation didn't select.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import warnings
 from collections.abc import Iterable, Mapping
@@ -107,9 +108,14 @@ def load(name: str) -> None:
 
 @cache
 def _packages_without(selected: tuple[str, ...]) -> tuple[str, ...]:
-    """The packages, as prefixes of module names, of plug-ins that aren't selected."""
-    others = [plugin for plugin in available().values() if plugin.name not in selected]
-    return tuple({f"{m.rpartition('.')[0]}." for plugin in others for m in plugin.modules})
+    """The packages, as prefixes of module names, of plug-ins that aren't selected. Loads those that are."""
+    for name in selected:
+        load(name)
+    return _packages(plugin for plugin in available().values() if plugin.name not in selected)
+
+
+def _packages(chosen: Iterable[Plugin]) -> tuple[str, ...]:
+    return tuple({f"{m.rpartition('.')[0]}." for plugin in chosen for m in plugin.modules})
 
 
 def rules(registry: Registry[V], selected: tuple[str, ...]) -> Mapping[Any, V]:
@@ -117,3 +123,15 @@ def rules(registry: Registry[V], selected: tuple[str, ...]) -> Mapping[Any, V]:
     for name in selected:
         load(name)
     return registry.without_modules(_packages_without(selected))
+
+
+def missing(registry: Registry[V], key: Any, selected: tuple[str, ...]) -> list[str]:
+    """Return the names of plug-ins that have a rule for a key, and weren't selected."""
+    found = []
+    for plugin in available().values():
+        with contextlib.suppress(ImportError):  # it builds on a plug-in that isn't there
+            load(plugin.name)
+        own = any(name.startswith(_packages([plugin])) for name, _ in registry.history.get(key, ()))
+        if own and plugin.name not in selected:
+            found.append(plugin.name)
+    return found

@@ -115,7 +115,7 @@ def interpreter_tiles(plan: KernelPlan, known: Any, rows: int, length: int) -> T
     """The largest tiles that make sense: whole rows where they fit."""
     if isinstance(plan, TemplatePlan):
         return planned_tiles(plan)
-    if plan.product is not None:
+    if {*plan.axes} == {"y", "x", "r"}:
         axes = (product(plan.axes[axis].values()) for axis in "yxr")
         y, x, r = (min(power_of_two(size_hint(size, known)), SIDE) for size in axes)
         return Tiles(x, r, y=y)

@@ -18,14 +18,15 @@ from torch.autograd.graph import increment_version
 
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
-from minicompile.codegen.plan import KernelModule, WrapperSource
+from minicompile.codegen.plan import KernelModule, KernelSource, WrapperSource
 from minicompile.errors import BackendError
 from minicompile.lowering.ir import ConstantBuffer
+from minicompile.ops import plugins
 from minicompile.ops.build import start_build, start_extension
 from minicompile.ops.generated import define
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.runtime import autotune, cpp, triton
+from minicompile.runtime import cpp, triton
 from minicompile.runtime.arena import ARENA
 from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
 
@@ -34,6 +35,13 @@ KernelLoader = Callable[[KernelModule, Options], Callable[[], Kernels]]
 
 kernel_loader: Registry[KernelLoader] = Registry(
     "kernel_loader", "language -> function that starts compiling a KernelModule"
+)
+
+Tuner = Callable[[Sequence[KernelSource], KernelModule, Options], Callable[[], Kernels] | None]
+
+tuner: Registry[Tuner] = Registry(
+    "tuner",
+    "name -> function that loads a module's kernels for a GPU in its own way, or gives None",
 )
 
 
@@ -63,13 +71,21 @@ def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]
     there = torch.cuda.is_available()
     on_gpu = [k for k in module.kernels if there and k.plan.device.type == "cuda"]
     rest = [kernel for kernel in module.kernels if kernel not in on_gpu]
-    if on_gpu and options.mode.startswith("max-autotune"):
-        load = partial(triton.load_kernel, options=options)
-        tuned = partial(autotune.tuned, options=options, load=load, tell=module.tell)
-        wait: Callable[[], Kernels] = lambda: {kernel.name: tuned(kernel) for kernel in on_gpu}  # noqa: E731
+    if not on_gpu:
+        wait: Callable[[], Kernels] = dict
+    elif tuned := tune(on_gpu, module, options):
+        wait = tuned
     else:
-        wait = triton.start_kernels(gpu_kernels(on_gpu), options) if on_gpu else dict
+        wait = triton.start_kernels(gpu_kernels(on_gpu), options)
     return lambda: {**wait(), **{kernel.name: triton.load_kernel(kernel) for kernel in rest}}
+
+
+def tune(
+    kernels: Sequence[KernelSource], module: KernelModule, options: Options
+) -> Callable[[], Kernels] | None:
+    """Let a rule load a module's GPU kernels, if one of them wants to."""
+    rules = plugins.rules(tuner, options.plugins).values()
+    return next(filter(None, (rule(kernels, module, options) for rule in rules)), None)
 
 
 def start_modules(modules: Sequence[KernelModule], options: Options) -> Callable[[], Kernels]:

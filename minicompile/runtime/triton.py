@@ -20,22 +20,20 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minicompile.codegen.plan import KernelSource, LibraryProduct, granule_of
+from minicompile.codegen.plan import KernelSource, granule_of
 from minicompile.compat import triton_api
 from minicompile.errors import BackendError
-from minicompile.lowering.ir import Layout
 from minicompile.ops.build import load_extension, start_extension
 from minicompile.ops.cache import Cache, digest
 from minicompile.ops.generated import GeneratedText
 from minicompile.options import Options, triton_variables
 from minicompile.runtime.gpu_kernel import (
-    ALIGNMENT,
     GpuKernel,
     Tiles,
     Version,
@@ -60,8 +58,6 @@ def load_kernel(
     Triton or the GPU is missing.
     """
     require_triton()
-    if tiles is not None and tiles.way:
-        return load_rival(source, tiles, options)
     device = source.plan.device
     if device.type == "cpu":
         from minicompile.runtime.interpreter import InterpretedKernel
@@ -71,49 +67,6 @@ def load_kernel(
         raise BackendError(f"Triton kernels for {device} need a CUDA GPU, and torch sees none.")
     kernel = gpu_kernel(source, tiles or planned_tiles(source.plan))
     return CudaKernel(kernel, options or Options()).launch
-
-
-def load_rival(source: KernelSource, tiles: Tiles, options: Options | None) -> Launcher:
-    """What runs the steps of one of a kernel's rivals on the kernel's own arguments."""
-    plan = source.plan
-    (rival,) = (rival for rival in plan.rivals if rival.name == tiles.way)
-    names, steps = [a.buffer for a in plan.arguments], source.rivals[tiles.way]
-    otherwise = load_kernel(source, Tiles(way="library"), options) if rival.aligned else None
-    own = replace(tiles, way="") if tiles.x else None
-    ours = [step for step in steps if isinstance(step, KernelSource)]
-    chosen = next((step for step in ours if step.plan.product is not None), [None, *ours][-1])
-    runs: list[Launcher | None] = [
-        load_kernel(step, own if step is chosen else None, options)
-        if isinstance(step, KernelSource)
-        else None
-        for step in steps
-    ]
-
-    def launch(*arguments: Any) -> None:
-        if otherwise is not None and any(t.data_ptr() % ALIGNMENT for t in arguments):
-            otherwise(*arguments)
-            return
-        memory = dict(zip(names, arguments, strict=True))
-        memory |= {old: memory[new] for new, old in plan.in_place.items()}
-        for name, layout in rival.workspace.items():
-            memory[name] = torch.empty_strided(
-                layout.size, layout.stride, dtype=layout.dtype, device=plan.device
-            )
-        for step, run in zip(steps, runs, strict=True):
-            if isinstance(step, LibraryProduct):
-                given = [look(memory[view.buffer], view.layout) for view in step.operands]
-                function = getattr(torch, step.op.overloadpacket.__name__)
-                function(*given, out=look(memory[step.result], step.layout))
-            elif run is not None:
-                run(*(memory[a.buffer] for a in step.plan.arguments))
-
-    return launch
-
-
-def look(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A buffer's memory with a layout."""
-    offset = tensor.storage_offset() + layout.offset
-    return torch.as_strided(tensor, layout.size, layout.stride, offset)
 
 
 def start_kernels(

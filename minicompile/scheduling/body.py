@@ -10,7 +10,7 @@
         bitcast      inputs=(value,)
         indirect     symbol, size, mode, inputs=(value,)      a loaded integer that indices use as `symbol`
         reduction    kind, inputs=(value,)                    over the reduction variables
-        fold         kind, inputs=(value,)                    over the parallel variables (columns.py)
+        fold         kind, inputs=(value,)                    over the parallel variables
         scan         kind, inputs=(value,)                    along r0, in order: this element and all before
         a row of ops/table.py, inputs in order
 
@@ -21,7 +21,7 @@ mask, arithmetic happens everywhere, and a `where` picks. The real compiler: tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -256,6 +256,20 @@ class Recorder(Ops):
 
     def pointwise(self, name: str, *values: Value) -> Value:
         return self.emit(name, values, result_dtype(name, tuple(v.dtype for v in values)))
+
+
+def settled(ops: Recorder, name: str, inputs: Sequence[Value]) -> Value | None:
+    """What a choice, or logic, comes to where conditions are constants; None where nothing is settled."""
+    first = inputs[0] if inputs else None
+    if name == "where" and first is not None and first.op == "constant":
+        return inputs[1] if first.constant else inputs[2]
+    if name == "logical_not" and first is not None and first.op == "constant":
+        return ops.constant(not first.constant, torch.bool)
+    if name in ("logical_and", "logical_or"):
+        for one, other in (inputs, inputs[::-1]):
+            if one.op == "constant":
+                return one if bool(one.constant) == (name == "logical_or") else other
+    return None
 
 
 class Rewriter:

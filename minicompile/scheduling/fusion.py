@@ -38,6 +38,7 @@ from minicompile.scheduling.nodes import (
     FusionKind,
     KernelSize,
     Pair,
+    ScheduledNode,
     SchedulerNode,
     SingleNode,
 )
@@ -230,6 +231,10 @@ fusion_rule: Registry[Callable[[], FusionPolicy]] = Registry(
     "fusion", 'fusion policy: "policy" -> FusionPolicy, or a function that makes one'
 )
 fusion_rule("policy")(FusionPolicy)
+
+join_rule: Registry[Callable[[dict[int, ScheduledNode], Fuser], None]] = Registry(
+    "join", "name -> join(groups, fuser), which makes one kernel of two when fusion is done"
+)
 
 
 class Fuser:

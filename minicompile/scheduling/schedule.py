@@ -16,12 +16,18 @@ from dataclasses import dataclass, field, replace
 
 from minicompile.errors import Unsupported, VerifyError
 from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
+from minicompile.ops import plugins
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
-from minicompile.scheduling.columns import join_columns
 from minicompile.scheduling.explain import Answer, FusionSteps, WhatIf, parts
-from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, Wishes
+from minicompile.scheduling.fusion import (
+    MAX_NEIGHBOURS,
+    Fuser,
+    FusionContext,
+    Wishes,
+    join_rule,
+)
 from minicompile.scheduling.in_place import refusal
 from minicompile.scheduling.memory import plan_memory
 from minicompile.scheduling.nest import dependencies, finished
@@ -193,7 +199,8 @@ def best_order(graph: LoopGraph, fuser: Fuser) -> tuple[list[ScheduledNode], Mem
         node = fuser.nodes[i]
         groups[i] = finished(fuser.nests[i]) if isinstance(node, SchedulerNode) else node
     if fuser.context.options.fusion:
-        join_columns(groups, fuser, fuser.context.options)
+        for join in plugins.rules(join_rule, fuser.context.options.plugins).values():
+            join(groups, fuser)
     late = {}
     for i in groups:
         users = [j for j in groups if fuser.ancestors[j] & fuser.mask[i]]

@@ -315,7 +315,7 @@ def row_sum(x: torch.Tensor) -> torch.Tensor:
         (row_sum, 100, 40_000),
         (row_max, 9, 4096),
     ],
-    forbidden=["choose_split", "triton_rules"],
+    forbidden=["choose_split", "split_reductions"],
     without=["plan:triton:split"],
 )
 def few_rows_are_shared(run: Run, share: Callable[..., Any]) -> str:
@@ -367,12 +367,12 @@ def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         (dense, ((40, 100), (100, 72), (72,)), (32, 16, 64)),
         (scores, ((2, 3, 33, 48), (2, 3, 40, 48)), (16, 32, 16)),
     ],
-    forbidden=["ProductPrinter", "triton_product", "program", "kernel"],
+    forbidden=["ProductPrinter", "matrix_products", "program", "kernel"],
     without=["kernel_template:product"],
 )
 def products_by_your_template(run: Run, template: Callable[..., Any]) -> str:
     """The answer's kernels in tiles of several steps, then in the lesson model's block."""
-    from minicompile.codegen.triton_product import ProductPrinter
+    from minicompile.plugins.matrix_products.template import ProductPrinter
 
     class Answer(ProductPrinter):
         def program(self) -> None:
@@ -389,7 +389,7 @@ def products_by_your_template(run: Run, template: Callable[..., Any]) -> str:
         kernel_template("product")(printer)
         with torch.no_grad():
             made = mc.trace(max_autotuned(block), torch.randn(2, 16, 32)).kernels
-        return [kernel.text for kernel in made if kernel.plan.product is not None]
+        return [kernel.text for kernel in made if kernel.plan.reduction == "product"]
 
     kernel_template("product")(Answer)
     for function, shapes, (y, x, r) in run.cases:

@@ -503,7 +503,7 @@ for name, one in (("with tl.where", right), ("without", careless)):
 # `max-autotune` measures them on the GPU that it finds. The plan lists them without one:
 
 # %% name="rivals"
-from minicompile.runtime.autotune import candidates
+from minicompile.plugins.matrix_products.autotune import candidates
 from minicompile.runtime.gpu_kernel import planned_tiles, programs
 
 for rows, terms, columns in [(4096, 1024, 4096), (64, 8192, 64), (50, 99, 70)]:
@@ -518,7 +518,7 @@ for rows, terms, columns in [(4096, 1024, 4096), (64, 8192, 64), (50, 99, 70)]:
 # The second has tiles for a few programs only, while a GPU has a hundred multiprocessors, and so it gets
 # a split rival. Rows of the third begin at no multiple of 16 bytes, as the engine wants. Where nothing can
 # be measured, the library multiplies. What an H200 said stands at the head of
-# `minicompile/codegen/product.py`; in exercise 7 you write the template.
+# `minicompile/plugins/matrix_products/tiles.py`; in exercise 7 you write the template.
 
 # %% [markdown]
 # > **In torch.compile.** Inductor's Triton printer is `torch/_inductor/codegen/triton.py`; one rule per
@@ -1049,7 +1049,7 @@ def share(plan, options):
 
 # %% name="ex6-wrong-built-in" tags=["wrong"] kind="built-in" says="got a use of"
 def share(plan, options):
-    from minicompile.codegen.triton_rules import choose_split
+    from minicompile.plugins.split_reductions.choose import choose_split
 
     choose_split(plan, options)
 
@@ -1134,7 +1134,7 @@ def template(printer, total):
 
 # %% name="ex7-wrong-built-in" tags=["wrong"] kind="built-in" says="got a use of ProductPrinter"
 def template(printer, total):
-    from minicompile.codegen.triton_product import ProductPrinter
+    from minicompile.plugins.matrix_products.template import ProductPrinter
 
     ProductPrinter.program(printer)
 
@@ -1144,8 +1144,8 @@ def template(printer, total):
 #
 # - `minicompile/codegen/triton_tiles.py`, `minicompile/codegen/triton.py`: where a tile lies, and its values;
 #   `minicompile/codegen/triton_rules.py`: the plan's rules.
-# - `minicompile/codegen/split.py`: split reductions, and how their parts are combined.
-# - `minicompile/codegen/triton_product.py`, `minicompile/codegen/product.py`: the template, tiles, rivals.
+# - `minicompile/plugins/split_reductions/split.py`: split reductions, and how their parts are combined.
+# - `minicompile/plugins/matrix_products/`: the template, tiles, rivals.
 # - `minicompile/runtime/gpu_kernel.py`: a launcher that knows its arguments.
 # - `minicompile/runtime/interpreter.py`: the interpreter, and what had to be put right in it.
 # - `torch/_inductor/codegen/triton.py`, `torch/_inductor/runtime/triton_heuristics.py`.

@@ -8,6 +8,7 @@ from typing import Any
 import sympy
 import torch
 
+import minicompile.extension  # noqa: F401  plug-ins register their rules outside of any test's scope
 from minicompile.codegen.generate import make_plan
 from minicompile.codegen.plan import KernelPlan
 from minicompile.lowering.ir import (

@@ -212,33 +212,6 @@ def test_few_long_rows_are_split_into_chunks(kind: str) -> None:
     torch.testing.assert_close(out, REFERENCE[kind](x, 1), equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", ["sum", "max", "argmax"])
-@pytest.mark.parametrize("size", [(5000, 70), (20_000, 1000), (5000, 3000)])
-def test_few_columns_share_their_rows_among_threads(kind: str, size: tuple[int, int]) -> None:
-    result = I64 if kind == "argmax" else F32
-    plan = one_reduction(kind, *size, F32, result, True).plan()
-    assert plan.vector_axis == "x" and plan.parallel
-    assert plan.tiles["r"] > 0
-    x = (special(*size) * 4).round()
-    if kind != "sum":
-        x[size[0] // 2, 5] = x[size[0] - 3, 5] = float("nan")
-    out = torch.empty(size[1], dtype=result)
-    run(plan, {"x": x, "out": out})
-    torch.testing.assert_close(out, REFERENCE[kind](x, 0), equal_nan=True)
-
-
-def test_what_threads_found_of_columns_is_combined_once_before_the_next_sweep() -> None:
-    """Nothing stands between the sweeps of a softmax that could combine it on the way."""
-    x = special(20_000, 32)
-    softmax_of_columns = mc.compile(lambda x: torch.softmax(x, 0))
-    (kernel,) = mc.trace(softmax_of_columns, x).kernels
-    assert kernel.plan.vector_axis == "x" and kernel.plan.tiles["r"] > 0
-    shared, combined = 3, 2
-    assert kernel.text.count("c < chunks") == shared + combined
-    expected = torch.softmax(x.double(), 0).float()
-    torch.testing.assert_close(softmax_of_columns(x), expected, rtol=1e-5, atol=0)
-
-
 def test_split_sum_does_not_depend_on_the_number_of_threads() -> None:
     plan = one_reduction("sum", 1, 300_000, F32, F32, False).plan()
     x, found = special(1, 300_000), []
@@ -260,68 +233,12 @@ def test_long_float_sums_do_not_pile_up_rounding_errors() -> None:
     torch.testing.assert_close(out, x.double().sum(1).float(), rtol=2e-6, atol=0)
 
 
-@pytest.mark.parametrize("size", [(1000, 4096), (8192, 2048), (515, 96)])
-def test_sums_of_columns_are_as_exact_as_eager(size: tuple[int, int]) -> None:
-    x = special(*size)
-    out, exact = torch.empty(size[1]), x.double().sum(0)
-    run(one_reduction("sum", *size, F32, F32, True).plan(), {"x": x, "out": out})
-    found, eager = ((sums.double() - exact).norm() for sums in (out, x.sum(0)))
-    assert found < eager
-
-
 @pytest.mark.parametrize("size", [(8, 64, 3136), (64, 128, 70)])
 def test_sums_of_several_rows_are_as_exact_as_eager(size: tuple[int, int, int]) -> None:
     x = special(*size)
     total = lambda x: x.sum((0, 2))  # noqa: E731
     found, eager = ((f(x) - total(x.double())).norm() for f in (mc.compile(total), total))
     assert found < 0.8 * eager
-
-
-def test_column_kernel_carries_row_values_between_phases() -> None:
-    """Normalise columns: mean over rows, centred values, then scaled by the column's largest."""
-    size = (50, 70)
-    p = Program()
-    p.input("x", size)
-    load = lambda ops, i, r: ops.load("x", p.at(r[0], i[0], size=size))  # noqa: E731
-    p.reduce("total", (70,), (50,), "sum", load)
-
-    def centred(ops: Any, i: Any, r: Any) -> Any:
-        mean = ops.truediv(ops.load("total", i[0]), ops.constant(50.0, F32))
-        return ops.abs(ops.sub(load(ops, i, r), mean))
-
-    p.reduce("largest", (70,), (50,), "max", centred)
-    plan = p.plan(["total"])
-    assert plan.vector_axis == "x"
-    x = special(*size)
-    out = torch.empty(70)
-    run(plan, {"x": x, "largest": out})
-    torch.testing.assert_close(out, (x - x.mean(0)).abs().amax(0))
-
-
-def test_a_matrix_says_along_what_vectors_lie_not_the_rows_numbers_beside_it() -> None:
-    """As in cross-entropy's backward: three numbers of each row, and columns that are summed."""
-    size, rows = (60, 500), "abc"
-    p = Program()
-    for name, shape in (("x", size), *((row, (60,)) for row in rows)):
-        p.input(name, shape)
-
-    def slope(ops: Any, i: Any, r: Any) -> Any:
-        value = ops.load("x", p.at(r[0], i[0], size=size))
-        for row in rows:
-            value = ops.mul(value, ops.load(row, r[0]))
-        return value
-
-    p.reduce("total", (500,), (60,), "sum", slope)
-    plan = p.plan()
-    assert plan.vector_axis == "x"
-    numbers = lambda *shape: torch.randint(-3, 4, shape).float()  # noqa: E731
-    given = {"x": numbers(*size), **{row: numbers(60) for row in rows}}
-    out = torch.empty(500)
-    run(plan, {**given, "total": out})
-    expected = given["x"].clone()
-    for row in rows:
-        expected *= given[row][:, None]
-    assert out.equal(expected.sum(0))
 
 
 # ---- pointwise, indices, masks

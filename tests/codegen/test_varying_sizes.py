@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile as mc
-from minicompile.codegen import split, triton_rules
+from minicompile.codegen import triton_rules
 from minicompile.codegen.phases import riders
 from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.codegen.triton import print_triton
@@ -255,72 +254,6 @@ def test_floats_stand_between_sizes_and_what_is_computed_from_them(monkeypatch) 
     assert [facts[5:] for facts in gpu.bound] == [(2, 1, 1, 1, False)] * 2
     types = ["*fp32", "*fp32", "i32", "fp64", "i32"]
     assert all(list(found.types.values()) == types for found in gpu.compiled)
-
-
-def test_parts_of_varying_rows_begin_where_wide_loads_can() -> None:
-    trace = mc.trace(compiled(lambda x: (x * x).sum()), torch.empty(1024, 4096))
-    sweep, _ = trace.kernels
-    (chunk,) = sweep.plan.derived.values()
-    (length,) = sweep.plan.reduction_ranges.values()
-    assert length == split.ALIGNED * chunk
-    assert "ld.global.v4" in cross_compile(sweep).levels["ptx"]
-
-
-@pytest.fixture
-def early(monkeypatch) -> Iterator[None]:
-    """Rows are split, and sums of columns folded, at sizes for tests."""
-    monkeypatch.setattr(triton_rules, "LEAST_ROW", 8)
-    monkeypatch.setattr(triton_rules, "LEAST_COLUMN", 4)
-    monkeypatch.setattr(triton_rules, "COLUMNS", 4)
-    monkeypatch.setattr(triton_rules, "longest_persistent", lambda plan, gpu: 40)
-    monkeypatch.setattr(triton_rules, "seconds", lambda plan, gpu, parts, programs: -parts)
-    monkeypatch.setattr("minicompile.scheduling.columns.LEAST_ROWS", 8)
-    yield
-
-
-def batch_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return F.relu(F.batch_norm(x, None, None, w, b, True))
-
-
-def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return F.layer_norm(x, (x.shape[-1],), w, b)
-
-
-def roles(plans: list[KernelPlan]) -> list[str]:
-    return [launch.name.split("_")[-2] for plan in plans for launch in plan.launches]
-
-
-def test_split_rows_are_right_at_every_size(early) -> None:
-    fn = compiled(batch_norm)
-    first = torch.randn(8, 3, 9, 9), torch.randn(3), torch.randn(3)
-    assert "sweep" in roles(mc.trace(fn, *first).plans)
-    for size in ((8, 3, 9, 9), (9, 17, 8, 8), (2, 2, 2, 2), (33, 3, 16, 16), (3, 40, 5, 5)):
-        torch.manual_seed(0)
-        x, w, b = torch.randn(size) * 3 + 50, torch.randn(size[1]), torch.randn(size[1])
-        found, expected = (gradients(f, x, w, b) for f in (fn, batch_norm))
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-
-
-def test_folds_are_right_at_every_size(early) -> None:
-    fn = compiled(layer_norm)
-    trace = mc.trace(fn, *(torch.randn(n).requires_grad_() for n in ((64, 24), (24,), (24,))))
-    assert roles(trace.backward.plans) == ["rows", "columns"]
-    for rows, columns in ((64, 24), (2, 3), (1000, 24), (7, 40), (500, 16), (65, 300), (3, 2)):
-        torch.manual_seed(0)
-        given = torch.randn(rows, columns), torch.randn(columns), torch.randn(columns)
-        close(gradients(fn, *given), gradients(layer_norm, *given))
-
-
-def test_rows_loaded_ahead_are_right_at_every_size(early, monkeypatch) -> None:
-    monkeypatch.setattr(triton_rules, "LONG_ROW", 16)
-    fn = compiled(layer_norm)
-    trace = mc.trace(fn, *(torch.randn(n).requires_grad_() for n in ((64, 24), (24,), (24,))))
-    (rows,) = (plan.launches[0] for plan in trace.backward.plans if plan.launches)
-    assert rows.loads_ahead and rows.side_by_side and rows.varying
-    for size in ((64, 24), (2, 3), (1000, 24), (7, 40), (65, 17)):
-        torch.manual_seed(0)
-        given = torch.randn(size), torch.randn(size[1]), torch.randn(size[1])
-        close(gradients(fn, *given), gradients(layer_norm, *given))
 
 
 @pytest.mark.parametrize("name", ["max", "min"])

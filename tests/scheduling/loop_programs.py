@@ -33,6 +33,7 @@ from minicompile.codegen.wrapper import generate_wrapper
 from minicompile.debug.reference import run_reference
 from minicompile.lowering.ir import Layout, LoopGraph, Pointwise, Reduction, Scan, Scatter
 from minicompile.options import Options
+from minicompile.plugins.column_reductions import choose
 from minicompile.runtime.load import kernel_loader, load_wrapper
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same, size_symbol
@@ -860,22 +861,27 @@ def difference(have: Any, want: torch.Tensor, error: float) -> str | None:
 
 SMALL_LIMITS = {
     "PARALLEL_NANOSECONDS": 0, "FEW_ROWS": 8, "LONG_ROW": 8, "CHUNK": 4, "MOST_CHUNKS": 3,
-    "WIDEST_TILE": 16, "COLUMN_CHUNK": 2, "MOST_COLUMN_CHUNKS": 3, "SQUARE": 16, "TURNED": 5,
-    "STASH_BYTES": 64,
+    "SQUARE": 16, "TURNED": 5, "STASH_BYTES": 64,
+    "columns.WIDEST_TILE": 16, "columns.COLUMN_CHUNK": 2, "columns.MOST_COLUMN_CHUNKS": 3,
+    "columns.PARALLEL_NANOSECONDS": 0,
 }  # fmt: skip
 """Limits of the C++ plans at which small programs use what otherwise large ones do."""
 
 
 @contextmanager
 def limits(changed: dict[str, int]) -> Iterator[None]:
-    kept = {name: getattr(cpp_rules, name) for name in changed}
+    places = {
+        name: (choose if "." in name else cpp_rules, name.partition("columns.")[2] or name)
+        for name in changed
+    }
+    kept = {name: getattr(*place) for name, place in places.items()}
     try:
         for name, value in changed.items():
-            setattr(cpp_rules, name, value)
+            setattr(*places[name], value)
         yield
     finally:
         for name, value in kept.items():
-            setattr(cpp_rules, name, value)
+            setattr(*places[name], value)
 
 
 @dataclass

@@ -5,7 +5,6 @@ from minicompile.lowering.rules import (  # noqa: F401
     externs,
     indexing,
     pointwise,
-    products,
     reductions,
     scans,
     view,

@@ -38,8 +38,7 @@ from minicompile.codegen.plan import (
     power_of_two,
     template_plan,
 )
-from minicompile.codegen.printing import LinePrinter
-from minicompile.codegen.triton import kernel_template
+from minicompile.codegen.printing import LinePrinter, kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, View

@@ -27,7 +27,6 @@ from minicompile import compat
 from minicompile.aot.passes.patterns import trace_function, with_gradients
 from minicompile.codegen.legalize import COMPARISONS, legalize
 from minicompile.codegen.phases import cone
-from minicompile.codegen.pieces import settled
 from minicompile.codegen.plan import INT32_END
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
@@ -44,7 +43,15 @@ from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
 from minicompile.plugins.flash_attention.operators import function_of
-from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, names
+from minicompile.scheduling.body import (
+    LoopBody,
+    Recorder,
+    Rewriter,
+    Value,
+    drop_dead,
+    names,
+    settled,
+)
 from minicompile.shapes.expr import bounds, contiguous_strides, simplify_index
 
 BATCH, HEAD, QUERY, KEY = PLACE = loop_index(4)

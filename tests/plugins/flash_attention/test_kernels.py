@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile as mc
-from minicompile.codegen.triton import kernel_template
+from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped

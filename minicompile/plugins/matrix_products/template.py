@@ -28,10 +28,11 @@ from dataclasses import replace
 import torch
 
 from minicompile.codegen.phases import cone
-from minicompile.codegen.plan import KernelPlan, Product
-from minicompile.codegen.product import strides
-from minicompile.codegen.triton import TilePrinter, kernel_template
+from minicompile.codegen.plan import KernelPlan
+from minicompile.codegen.printing import kernel_template
+from minicompile.codegen.triton import TilePrinter
 from minicompile.compat import settings
+from minicompile.plugins.matrix_products.tiles import BY_ENGINE, Product, find_product, strides
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import ZERO, Ranges
 from minicompile.shapes.expr import product as times
@@ -40,16 +41,19 @@ GROUP = 8
 """Rows of tiles whose programs follow one another."""
 
 
-@kernel_template("product")
+@kernel_template("product", BY_ENGINE)
 class ProductPrinter(TilePrinter):
     """Prints the kernel of a plan whose reduction is a matrix product."""
 
     found: Product
+    may_be_even = True
 
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
-        assert plan.product is not None
-        self.found, self.every = plan.product, dict(self.blocks)
+        product = find_product(plan.body)
+        assert product is not None
+        self.found, self.every = product, dict(self.blocks)
+        self.by_engine = plan.template == BY_ENGINE
         self.copied: dict[str, str] = {}
         """What the engine gives for each factor."""
 
@@ -100,7 +104,7 @@ class ProductPrinter(TilePrinter):
     @contextlib.contextmanager
     def steps(self) -> Iterator[None]:
         """The loop over the terms, RBLOCK at a time."""
-        if self.plan.descriptors:
+        if self.by_engine:
             self._descriptor("left", self.found.left, "y", self.found.rows)
             self._descriptor("right", self.found.right, "x", self.found.columns)
         with self.block("for roffset in range(0, rnumel, RBLOCK):"):
@@ -132,7 +136,7 @@ class ProductPrinter(TilePrinter):
 
     def _factor(self, value: Value, axes: str) -> str:
         """Lines for a factor's tile, and its name. What stands beyond the factor's ends is 0."""
-        if self.plan.descriptors:
+        if self.by_engine:
             text = self.copied["left" if value is self.found.left else "right"]
             self.line(f"{self.names[value]} = {text}", value.origins)
             return self.names[value]

@@ -13,17 +13,17 @@ from torch import Tensor
 
 import minicompile as mc
 from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule
-from minicompile.codegen.triton import kernel_template
-from minicompile.codegen.triton_product import ProductPrinter
+from minicompile.codegen.printing import kernel_template
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lowering.ir import Template
 from minicompile.ops.registry import scoped, without
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
+from minicompile.plugins.matrix_products.autotune import candidates, load_candidate
+from minicompile.plugins.matrix_products.template import ProductPrinter
+from minicompile.plugins.matrix_products.tiles import product_of
 from minicompile.runtime.assembly import cross_compile
-from minicompile.runtime.autotune import candidates
 from minicompile.runtime.gpu_kernel import Tiles, planned_tiles
-from minicompile.runtime.triton import load_kernel
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 OPTIONS = {"device_codegen": "triton", "verify": True}
@@ -43,7 +43,7 @@ def stages(fn: Callable[..., Any], *args: Any, **options: Any) -> CompiledStages
 
 def products(found: CompiledStages) -> list[KernelSource]:
     """The kernels that are templates."""
-    return [kernel for kernel in found.kernels if kernel.plan.product is not None]
+    return [kernel for kernel in found.kernels if kernel.plan.reduction == "product"]
 
 
 def given(*sizes: tuple[int, ...], dtype: torch.dtype = F32) -> list[Tensor]:
@@ -153,7 +153,7 @@ def test_cheap_loops_before_a_product_run_as_its_kernel_loads(precedes) -> None:
     fn, args = PRECEDES[precedes], given((40, 300), (300, 24))
     found = stages(fn, *args)
     (kernel,) = found.kernels
-    assert kernel.plan.product is not None and not found.loops.externs
+    assert kernel.plan.reduction == "product" and not found.loops.externs
     kinds = [d.kind for d in found.schedule.decisions if d.fused]
     assert "template_prologue" in kinds and len(kinds) == len(found.schedule.before) - 1
     assert_near(tuned(fn)(*args), fn, *args)
@@ -254,7 +254,7 @@ def distinct(kernel: KernelSource) -> list[Tiles]:
 
 
 def run(kernel: KernelSource, tiles: Tiles, tensors: dict[str, Tensor]) -> None:
-    load_kernel(kernel, tiles)(*(tensors[a.buffer] for a in kernel.plan.arguments))
+    load_candidate(kernel, tiles)(*(tensors[a.buffer] for a in kernel.plan.arguments))
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -283,7 +283,8 @@ def test_a_split_product_is_added_up_in_order() -> None:
     (rival,) = (r for r in kernel.plan.rivals if r.name == "split")
     first, last = rival.steps
     assert isinstance(first, KernelPlan) and isinstance(last, KernelPlan)
-    assert first.product is not None and len(first.product.batch) == 1
+    product = product_of(first)
+    assert product is not None and len(product.batch) == 1
     assert last.reduction == "persistent" and not any(
         v.kind == "atomic_add" for v in last.body.stores
     )
@@ -337,6 +338,14 @@ def test_sizes_that_vary_are_the_librarys() -> None:
         assert_near(fn(*args), gelu, *args)
     (found,) = mc.trace(fn, *args).graphs.values()
     assert "sizes vary" in found.loops.externs[0].reason
+
+
+def test_where_kernels_of_our_own_are_all_there_is_the_reason_names_the_plugin() -> None:
+    args, own = given((64, 64), (64, 64)), {"mode": "default", "library": False}
+    assert reasons(torch.mm, *args, **own) == []
+    for chosen in ("none", ["matrix_products"]):  # which needs another one
+        (reason,) = reasons(torch.mm, *args, plugins=chosen, **own)
+        assert reason == "library matrix product (not selected: plug-in matrix_products)"
 
 
 # -- the reference

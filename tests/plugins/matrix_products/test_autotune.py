@@ -16,7 +16,7 @@ import minicompile as mc
 from minicompile.debug import progress
 from minicompile.ops.events import Compilation, Watch, observer
 from minicompile.options import Options
-from minicompile.runtime.autotune import candidates, tuned
+from minicompile.plugins.matrix_products.autotune import candidates, tuned
 from minicompile.runtime.gpu_kernel import Tiles, planned_tiles
 from minicompile.runtime.triton import load_kernel
 from tests.codegen.fusing import Program, softmax

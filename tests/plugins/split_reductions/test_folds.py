@@ -45,8 +45,8 @@ def names(trace: Trace, graph: str = "forward") -> list[str]:
 @pytest.mark.parametrize("fn", [layer_norm, rms_norm])
 def test_a_norms_backward_reads_its_rows_once(fn, rows, ahead, device, monkeypatch) -> None:
     if ahead:
-        monkeypatch.setattr("minicompile.codegen.triton_rules.LONG_ROW", 40)
-        monkeypatch.setattr("minicompile.codegen.triton_rules.AHEAD", 16)
+        monkeypatch.setattr("minicompile.plugins.split_reductions.fold.LONG_ROW", 40)
+        monkeypatch.setattr("minicompile.plugins.split_reductions.fold.AHEAD", 16)
 
     def given() -> list[Tensor]:
         torch.manual_seed(0)

@@ -2,7 +2,7 @@
 
 The backward of a norm reduces each row, and the gradients of its weights add up all rows. A kernel that holds
 whole rows adds each to one row of sums, a "fold"; what its programs found is added up by another launch
-(codegen/fold.py). The real compiler: FusedMixOrderReductions in torch/_inductor/scheduler.py.
+(fold.py). The real compiler: FusedMixOrderReductions in torch/_inductor/scheduler.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 from minicompile.lowering.ir import Template
 from minicompile.ops.handler import Index
 from minicompile.options import Options
-from minicompile.scheduling.fusion import Fuser, NoPolicy, may_fuse
+from minicompile.scheduling.fusion import Fuser, NoPolicy, join_rule, may_fuse
 from minicompile.scheduling.nest import Hints
 from minicompile.scheduling.nodes import FusedSchedulerNode, FusionDecision, ScheduledNode
 from minicompile.shapes.expr import ZERO, coefficient_of, product, simplify_index, size_hint
@@ -21,7 +21,8 @@ HELD, LEAST_ROWS = 2**15, 2048
 """Most elements of rows that a program holds, and fewest rows for which another launch pays."""
 
 
-def join_columns(groups: dict[int, ScheduledNode], fuser: Fuser, options: Options) -> None:
+@join_rule("columns")
+def join_columns(groups: dict[int, ScheduledNode], fuser: Fuser) -> None:
     """Let sums of columns ride in kernels that hold the rows, where none must run before the other."""
     mask, ancestors = fuser.mask, fuser.ancestors
     reductions = [
@@ -35,7 +36,7 @@ def join_columns(groups: dict[int, ScheduledNode], fuser: Fuser, options: Option
         if ancestors[i] & mask[j] or ancestors[j] & mask[i]:
             continue
         rows, columns = groups[i], groups[j]
-        joined = folded(rows, columns, fuser.context.hints, options)
+        joined = folded(rows, columns, fuser.context.hints, fuser.context.options)
         if joined is None:
             continue
         assert isinstance(rows, FusedSchedulerNode) and isinstance(columns, FusedSchedulerNode)

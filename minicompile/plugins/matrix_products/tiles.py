@@ -24,27 +24,30 @@ in torch/_inductor/kernel/mm.py.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import sympy
+import torch
 from sympy import sympify
 
 from minicompile.codegen.plan import (
     KernelPlan,
-    LibraryProduct,
-    Product,
+    LibraryCall,
     Rival,
+    Surroundings,
+    Tiling,
     count,
-    find_product,
     plan_rule,
     power_of_two,
+    rival_rule,
 )
-from minicompile.codegen.split import refusal, split
 from minicompile.lowering.ir import Layout, Template
 from minicompile.ops.device import Gpu, gpu_of
+from minicompile.ops.dtypes import TENSOR_CORES
 from minicompile.options import Options
+from minicompile.plugins.split_reductions.split import refusal, split
 from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import ZERO, Size, coefficient_of
@@ -76,6 +79,52 @@ ORIGIN = sympy.Symbol("origin")
 
 LEAST_TERMS = 256
 """Of a share of a split product."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """sum over r of left * right, where left has no columns and right no rows: a matrix product."""
+
+    total: Value
+    """The sum."""
+    left: Value
+    right: Value
+    batch: dict[sympy.Symbol, Size]
+    rows: dict[sympy.Symbol, Size]
+    columns: dict[sympy.Symbol, Size]
+
+
+def find_product(body: LoopBody) -> Product | None:
+    """The matrix product that a body's one reduction is, with the loop that is innermost in memory among its
+    columns; None if it is something else."""
+    if len(body.reductions) != 1 or body.scans or not body.ranges:
+        return None
+    (total,) = body.reductions
+    term = total.inputs[0]
+    if total.kind != "sum" or term.op != "mul" or term.dtype is not torch.float32:
+        return None
+    factors = [v.inputs[0] if v.op == "to_dtype" else v for v in term.inputs]
+    if factors[0].dtype is not factors[1].dtype or factors[0].dtype not in TENSOR_CORES:
+        factors = list(term.inputs)  # in float32
+    places = [loops_below(v) for v in factors]
+    if next(reversed(body.ranges)) in places[0]:
+        factors.reverse()
+        places.reverse()
+    left, right = places
+    kinds: dict[tuple[bool, bool], dict[sympy.Symbol, Size]] = {}
+    for var, size in body.ranges.items():
+        kinds.setdefault((var in left, var in right), {})[var] = size
+    sides = kinds.get((True, False), {}), kinds.get((False, True), {})
+    if not all(sides) or (False, False) in kinds:
+        return None
+    (first, second), (rows, columns) = factors, sides
+    return Product(total, first, second, kinds.get((True, True), {}), rows, columns)
+
+
+def loops_below(value: Value) -> frozenset[sympy.Symbol]:
+    """The loops that a value differs with."""
+    own = value.index.free_symbols if value.index is not None else ()
+    return frozenset(own).union(*map(loops_below, value.operands))
 
 
 class Extent(NamedTuple):
@@ -129,12 +178,18 @@ def fits(shape: Shape, of: Extent, gpu: Gpu) -> bool:
     return small and deep and stages * (y + x) * r * of.itemsize <= gpu.shared_bytes
 
 
-@plan_rule("triton:product")
+BY_ENGINE = "product by engine"
+"""The template of products whose factors' tiles are copied by the GPU's engine for that."""
+
+
+@plan_rule("triton:product", before="triton:index_dtype")
 def choose_product_tiles(plan: KernelPlan, options: Options) -> None:
-    """The tiles of a product, best by estimate first."""
-    found = plan.product
+    """Let the template print a product; its tiles, best by estimate first."""
+    found = find_product(plan.body) if is_template(plan.node) and plan.length != 1 else None
     if found is None:
         return
+    axes = {"y": found.rows, "x": found.columns, "r": plan.reduction_ranges}
+    plan.reduction, plan.tiling = "product", Tiling(axes, found.batch)
     of, gpu = extent(plan, found), gpu_of(plan.device)
     deepest = max(power_of_two(of.terms), 16)
     every = dict.fromkeys((y, x, min(r, deepest), w, s) for y, x, r, w, s in SHAPES)
@@ -150,9 +205,14 @@ def choose_product_tiles(plan: KernelPlan, options: Options) -> None:
     plan.num_warps = plan.choices[0]["warps"]
 
 
+def product_of(plan: KernelPlan) -> Product | None:
+    """Return the product that a kernel's template computes."""
+    return find_product(plan.body) if plan.reduction == "product" else None
+
+
 def shares(plan: KernelPlan) -> int:
     """How many programs should share the terms of a tile: 1 where there are tiles for all multiprocessors."""
-    found = plan.product
+    found = product_of(plan)
     if found is None or len(plan.reduction_ranges) != 1:
         return 1
     of, gpu = extent(plan, found), gpu_of(plan.device)
@@ -162,29 +222,44 @@ def shares(plan: KernelPlan) -> int:
     return next(even, 1)
 
 
+@rival_rule("products")
+def rivals(plan: KernelPlan, around: Surroundings) -> Iterator[Rival]:
+    """Give what else could do what a template's kernel does."""
+    if plan.language != "triton" or not is_template(plan.node) or not around.options.library:
+        return
+    before, call, after, changed, spaces = taken_apart(plan.node, around.schedule, around.position)
+    steps: list[KernelPlan | LibraryCall] = [around.make_plan(node, changed) for node in before]
+    steps += [call, *([around.make_plan(after, changed)] if after is not None else [])]
+    yield Rival("library", tuple(steps), spaces)
+    if (engine := engine_rival(plan)) is not None:
+        yield engine
+    if (shared := split_rival(plan)) is not None:
+        for launch in shared.steps:
+            assert isinstance(launch, KernelPlan)
+            around.decide(launch)
+        yield shared
+
+
 def split_rival(plan: KernelPlan) -> Rival | None:
     """The product with its terms shared among programs. Its launches are still to be decided about."""
     if (parts := shares(plan)) == 1:
         return None
-    whole = replace(plan, reduction="split", parts=parts, choices=(), tiles={})
+    whole = replace(plan, reduction="split", parts=parts, choices=(), tiles={}, tiling=None)
     if refusal(whole) is not None:
         return None
     split(whole)
-    for launch in whole.launches:
-        if find_product(launch.body) is not None:
-            launch.reduction = "product"
     return Rival("split", whole.launches, whole.workspace)
 
 
 def engine_rival(plan: KernelPlan) -> Rival | None:
     """The same kernel with tiles copied by the engine, where the factors lie as it needs it."""
-    found = plan.product
+    found = product_of(plan)
     if found is None or not gpu_of(plan.device).copies_tiles:
         return None
     sides = (found.left, found.rows), (found.right, found.columns)
     if any(strides(value, loops, plan) is None for value, loops in sides):
         return None
-    made = replace(plan, descriptors=True, rivals=())
+    made = replace(plan, template=BY_ENGINE, rivals=())
     return Rival("tiles", (made,), {}, aligned=True)
 
 
@@ -214,7 +289,7 @@ class Apart(NamedTuple):
     """A template's node taken apart: what makes its factors, the library's product, what follows."""
 
     before: list[FusedSchedulerNode]
-    call: LibraryProduct
+    call: LibraryCall
     after: FusedSchedulerNode | None
     schedule: Schedule
     """One in which all of their results are in memory."""
@@ -252,7 +327,7 @@ def taken_apart(node: FusedSchedulerNode, schedule: Schedule, position: int) -> 
             spaces[result] = layout
     internal = memory.internal - {product.name} - spaces.keys()
     changed = replace(schedule, memory=replace(memory, internal=internal, allocate=allocate))
-    call = LibraryProduct(template.op, template.operands, result, layout)
+    call = LibraryCall(template.op, template.operands, result, layout)
     return Apart(before, call, after if rest else None, changed, spaces)
 
 

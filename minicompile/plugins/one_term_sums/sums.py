@@ -15,10 +15,12 @@ from collections.abc import Iterator
 import sympy
 import torch
 
+from minicompile.codegen.plan import body_rule
 from minicompile.ops.dtypes import is_int
 from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, loop_level
 
 
+@body_rule("one term")
 def take_one_term(body: LoopBody) -> tuple[LoopBody, dict[Value, Value]]:
     """The body without loops for such sums, and which of its values stands for each old one."""
     rewriter = _OneTerm(body)

@@ -16,17 +16,20 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from minicompile.codegen.plan import KernelPlan, KernelSource
+from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, LibraryCall
 from minicompile.compat import triton_api
+from minicompile.lowering.ir import Layout
 from minicompile.ops.cache import Cache, digest
 from minicompile.ops.device import gpu_of
 from minicompile.ops.display import count_text
 from minicompile.options import Options
-from minicompile.runtime.gpu_kernel import Tiles, blocks, module_text, planned_tiles
+from minicompile.runtime.gpu_kernel import ALIGNMENT, Tiles, blocks, module_text, planned_tiles
+from minicompile.runtime.load import tuner
 from minicompile.runtime.triton import Launcher, load_kernel
 
 EACH = range(2, 65)
@@ -149,10 +152,55 @@ def fastest(tried: Sequence[Tiles], times: Sequence[float]) -> int:
     return best if times[best] < (1 - MARGIN) * times[usual] else usual
 
 
+def load_candidate(source: KernelSource, tiles: Tiles, options: Options | None = None) -> Launcher:
+    """Load a kernel with some tiles, or what runs the steps of a rival on the kernel's own arguments."""
+    if not tiles.way:
+        return load_kernel(source, tiles, options)
+    plan = source.plan
+    (rival,) = (rival for rival in plan.rivals if rival.name == tiles.way)
+    names, steps = [a.buffer for a in plan.arguments], source.rivals[tiles.way]
+    otherwise = load_candidate(source, Tiles(way="library"), options) if rival.aligned else None
+    own = replace(tiles, way="") if tiles.x else None
+    ours = [step for step in steps if isinstance(step, KernelSource)]
+    chosen = next((step for step in ours if step.plan.reduction == "product"), [None, *ours][-1])
+    runs: list[Launcher | None] = [
+        load_kernel(step, own if step is chosen else None, options)
+        if isinstance(step, KernelSource)
+        else None
+        for step in steps
+    ]
+
+    def launch(*arguments: Any) -> None:
+        if otherwise is not None and any(t.data_ptr() % ALIGNMENT for t in arguments):
+            otherwise(*arguments)
+            return
+        memory = dict(zip(names, arguments, strict=True))
+        memory |= {old: memory[new] for new, old in plan.in_place.items()}
+        for name, layout in rival.workspace.items():
+            memory[name] = torch.empty_strided(
+                layout.size, layout.stride, dtype=layout.dtype, device=plan.device
+            )
+        for step, run in zip(steps, runs, strict=True):
+            if isinstance(step, LibraryCall):
+                given = [look(memory[view.buffer], view.layout) for view in step.operands]
+                function = getattr(torch, step.op.overloadpacket.__name__)
+                function(*given, out=look(memory[step.result], step.layout))
+            elif run is not None:
+                run(*(memory[a.buffer] for a in step.plan.arguments))
+
+    return launch
+
+
+def look(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A buffer's memory with a layout."""
+    offset = tensor.storage_offset() + layout.offset
+    return torch.as_strided(tensor, layout.size, layout.stride, offset)
+
+
 def tuned(
     source: KernelSource,
     options: Options,
-    load: Callable[[KernelSource, Tiles], Launcher] = load_kernel,
+    load: Callable[[KernelSource, Tiles], Launcher] = load_candidate,
     measure: Callable[[Launcher, list[Any]], float] = milliseconds,
     tell: Callable[[str, Any], None] = lambda kind, made: None,
 ) -> Launcher:
@@ -208,3 +256,15 @@ def tuned(
         chosen[0](*arguments)
 
     return launch
+
+
+@tuner("tiles")
+def load_tuned(
+    kernels: Sequence[KernelSource], module: KernelModule, options: Options
+) -> Callable[[], dict[str, Launcher]] | None:
+    """Load kernels that look for their best tiles, with mode="max-autotune"."""
+    if not options.mode.startswith("max-autotune"):
+        return None
+    load = partial(load_candidate, options=options)
+    tune = partial(tuned, options=options, load=load, tell=module.tell)
+    return lambda: {kernel.name: tune(kernel) for kernel in kernels}

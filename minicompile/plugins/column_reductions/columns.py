@@ -1,6 +1,7 @@
 """C kernels with reductions of columns: loops over r, inside them a loop over a tile of columns in vectors.
 
-A reduction has an accumulator for each column of the tile. What is around it is in `cpp_reductions.py`.
+A reduction has an accumulator for each column of the tile. What is around it is in
+`codegen/cpp_reductions.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from minicompile.codegen.cpp_reductions import DEAR, MANY, ReductionPrinter
 from minicompile.codegen.cpp_values import ALIGNED, Loop
 from minicompile.codegen.phases import cost, float_sums
 from minicompile.codegen.plan import KernelPlan
+from minicompile.codegen.printing import kernel_template
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import Value, varying
 from minicompile.shapes.expr import Size, product, size_hint
@@ -23,6 +25,7 @@ COLUMN_BLOCK = 64
 """Longer float sums are summed in such blocks, so that rounding errors don't pile up."""
 
 
+@kernel_template("columns")
 class ColumnPrinter(ReductionPrinter):
     """For each tile of the last x: loops over r, inside them a loop over the columns in vectors."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,10 +24,19 @@ import sympy
 import torch
 
 from minicompile.codegen.phases import is_update
-from minicompile.codegen.plan import Cut, Pieces, leaves
+from minicompile.codegen.plan import Cut, KernelPlan, Pieces, leaves, plan_rule
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.handler import Index
-from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, varying
+from minicompile.options import Options
+from minicompile.scheduling.body import (
+    LoopBody,
+    Recorder,
+    Rewriter,
+    Value,
+    drop_dead,
+    settled,
+    varying,
+)
 from minicompile.shapes.expr import (
     FloorDiv,
     ModularIndexing,
@@ -51,6 +60,20 @@ COMPARISONS = {
     "ne": lambda low, high: (low > 0 or high < 0, low == high == 0),
 }
 """Whether a comparison always holds, and whether it never does, from the limits of the difference."""
+
+
+@plan_rule("cpp:short", before="cpp:vector")
+def write_out_short_loop(plan: KernelPlan, options: Options) -> None:
+    """Few iterations fill no vector: the loop around them is longer."""
+    if not plan.in_place:
+        plan.body = written_out(plan.body) or plan.body
+
+
+@plan_rule("cpp:pieces")
+def cut_loops(plan: KernelPlan, options: Options) -> None:
+    """Loops in whose pieces nothing is left to decide by position."""
+    if not plan.tiles:
+        plan.pieces = pieces(plan.body)
 
 
 def can_be_cut(body: LoopBody) -> bool:
@@ -152,20 +175,6 @@ def _source(value: Value) -> Value:
             break
         (value,) = value.inputs
     return value
-
-
-def settled(ops: Recorder, name: str, inputs: Sequence[Value]) -> Value | None:
-    """What a choice, or logic, comes to where conditions are constants; None where nothing is settled."""
-    first = inputs[0] if inputs else None
-    if name == "where" and first is not None and first.op == "constant":
-        return inputs[1] if first.constant else inputs[2]
-    if name == "logical_not" and first is not None and first.op == "constant":
-        return ops.constant(not first.constant, torch.bool)
-    if name in ("logical_and", "logical_or"):
-        for one, other in (inputs, inputs[::-1]):
-            if one.op == "constant":
-                return one if bool(one.constant) == (name == "logical_or") else other
-    return None
 
 
 class _Restricted(Rewriter):

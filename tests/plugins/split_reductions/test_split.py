@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile as mc
-from minicompile.codegen import triton_rules
 from minicompile.codegen.phases import riders
 from minicompile.codegen.plan import KernelPlan, plan_rule
-from minicompile.codegen.split import PART, refusal
 from minicompile.errors import Unsupported
 from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
+from minicompile.plugins.split_reductions import choose
+from minicompile.plugins.split_reductions.split import PART, refusal
 from minicompile.runtime.assembly import cross_compile
 from tests.codegen.triton_running import devices
 
@@ -85,7 +85,7 @@ def test_a_smaller_gpu_has_fewer_parts(monkeypatch) -> None:
         return traced(lambda x: x.sum(0), torch.empty(2**18, 64)).plans[0].parts
 
     large = count()
-    monkeypatch.setattr(triton_rules, "gpu_of", lambda device: Gpu(multiprocessors=16))
+    monkeypatch.setattr(choose, "gpu_of", lambda device: Gpu(multiprocessors=16))
     assert 1 < count() < large
 
 

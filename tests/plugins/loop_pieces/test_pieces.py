@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile as mc
-from minicompile.codegen.pieces import cutting_places, pieces, written_out
 from minicompile.codegen.plan import Cut, leaves
+from minicompile.plugins.loop_pieces.pieces import cutting_places, pieces, written_out
 from minicompile.scheduling.body import verify
 from tests.codegen.fusing import Program
 
