@@ -78,9 +78,9 @@ compat:
 	$(MAKE) VENV=$(COMPAT) $(COMPAT)/.dev
 	$(COMPAT)/bin/python -m tests.compat.suite
 
-## make size       lines of code, against the budget
-size:
-	@$(PYTHON) tests/size.py
+## make size       tokens of code by folder, against what is allowed
+size: $(VENV)/.dev
+	@$(PY) -m tests.size
 
 ## make clean      delete what these commands made, the environment too
 clean:
