@@ -87,7 +87,7 @@ def triton_interpreter() -> tuple[Any, Any]:
 
 
 def nvidia_tool(name: str) -> str | None:
-    """Return the path of "ptxas", "cuobjdump" or "nvdisasm", which Triton's wheels bring; None without it."""
+    """Return the path of one of Triton's "ptxas", "ptxas_blackwell", "cuobjdump", "nvdisasm", or None."""
     try:
         knobs = tools()
         return None if isinstance(knobs, Gone) else str(getattr(knobs, name).path)

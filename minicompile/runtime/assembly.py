@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from minicompile.codegen.plan import KernelSource
 from minicompile.compat import triton_api
@@ -92,7 +93,7 @@ def cross_compile(
     texts.pop("source", None)
     binary = next(compiled.asm[name] for name in BINARIES if name in compiled.asm)
     registers = spilled = None
-    if sass := _tool_output(binary, "nvdisasm", "-g", "-c"):
+    if sass := _disassembled(binary, texts.get("ptx", ""), compiled.metadata.enable_fp_fusion):
         texts["sass"] = sass
     usage = texts.get("amdgcn") or _tool_output(binary, "cuobjdump", "-res-usage")
     if found := re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage):
@@ -108,7 +109,7 @@ def cross_compile(
 
 
 def _tool_output(binary: bytes, tool: str, *flags: str) -> str:
-    """What one of NVIDIA's tools says; "" where it isn't here or the binary is for another GPU."""
+    """Return what one of NVIDIA's tools prints; "" where it isn't here or the binary is for another GPU."""
     path = triton_api.nvidia_tool(tool)
     if path is None:
         return ""
@@ -119,6 +120,34 @@ def _tool_output(binary: bytes, tool: str, *flags: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
+def _disassembled(binary: bytes, ptx: str, fused_multiply_add: bool) -> str:
+    """Return a binary's SASS with line numbers; "" where NVIDIA's tools can't give it.
+
+    Triton 3.9 counts the lines of inline assembly on from the true one, and ptxas hands that down. So PTX
+    without these places is assembled again, and read instead if its instructions are the same.
+    """
+    sass = _tool_output(binary, "nvdisasm", "-g", "-c")
+    inline, kept = False, []
+    for line in ptx.splitlines():
+        if line.lstrip().startswith(("// begin inline asm", "// end inline asm")):
+            inline = "begin" in line
+        if not (inline and line.lstrip().startswith(".loc")):
+            kept.append(line)
+    if not sass or len(kept) == len(ptx.splitlines()):
+        return sass
+    [gpu] = re.findall(r"^\.target (\w+)", ptx, re.M)
+    flags = ["-lineinfo", f"--gpu-name={gpu}", "--regAllocOptLevel=2"]  # Triton 3.9's own
+    flags += [] if fused_multiply_add else ["--fmad=false"]
+    instruction = re.compile(r"^ *(/\*[0-9a-f]{4,}\*/.*)$", re.M)
+    for assembler in ("ptxas", "ptxas_blackwell"):  # Triton takes the newer one for newer GPUs
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            _tool_output("\n".join(kept).encode(), assembler, *flags, "-o", file.name)
+            again = _tool_output(Path(file.name).read_bytes(), "nvdisasm", "-g", "-c")
+        if instruction.findall(again) == instruction.findall(sass):
+            return again
+    return sass
+
+
 Place = Callable[[str], int | None]
 """The line number that an annotation names: the outermost, where code was inlined."""
 
@@ -126,7 +155,7 @@ Place = Callable[[str], int | None]
 def _ptx_lines(text: str, place: Place) -> list[int | None]:
     """`.loc` holds until the next one. Inlined code names the call in the comment (Triton 3.6), or refers to
     the `.loc` before it (3.9). Inside inline assembly 3.9 counts its lines on from the true one, so those
-    don't count; the same slip is in its SASS, out of reach."""
+    don't count."""
     mark = re.compile(r"\s*\.loc\s+(\d+ \d+ \d+)(?:.*inlined_at (\d+ \d+ \d+))?")
     outermost: dict[str, int | None] = {}
     current: int | None = None

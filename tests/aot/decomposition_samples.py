@@ -369,6 +369,9 @@ def own_samples() -> dict[str, Sample]:
     """For operators, and for their branches, that the chosen samples of the database don't reach."""
     torch.manual_seed(0)
     images, classes = leaf(2, 4, 6, 6), torch.randint(4, (2, 6, 6))
+    safe = torch.tensor(
+        [[0.0, 0.0, 0.0], [1.0, 0.0, 3.0]]
+    )  # a row without a finite score, and one with
     return dict(
         [
             own("copy", aten.copy.default, torch.randn(3, 4), torch.arange(4)),
@@ -379,6 +382,9 @@ def own_samples() -> dict[str, Sample]:
             own("logsigmoid", F.logsigmoid, torch.tensor(SPECIAL, requires_grad=True)),
             own("arange", lambda x: x + torch.arange(1, 5), torch.arange(4)),
             own("full", lambda x: x + aten.full.default([4], 2.5), leaf(4)),
+            own("ones", lambda x: x * torch.ones(4), leaf(4)),
+            own("safe_softmax", lambda x: aten._safe_softmax.default(x.log(), -1), safe),
+            own("triangles", lambda x: x.tril(1) + 2 * x.triu(-1), leaf(3, 4)),
             own("lerp", torch.lerp, leaf(3, 4), leaf(3, 4), leaf(3, 4)),
             own("dot", torch.dot, leaf(4), leaf(4)),
             own("cross_entropy", F.cross_entropy, images, classes, ignore_index=2),
