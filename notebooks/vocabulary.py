@@ -65,6 +65,7 @@ def vocabulary(lesson: Text, course: Course) -> Iterator[tuple[str, str]]:
         known = [c for c in (*lesson.cells[: until + 1], *near) if not wrong(c)]
         seen = "\n".join(map(shown_text, known))
         seen_words = names.words(seen)
+        terms = {folded(form) for term in course.glossary.terms for form in term.forms}
         so_far = {
             folded(form)
             for term in course.glossary.terms
@@ -75,6 +76,9 @@ def vocabulary(lesson: Text, course: Course) -> Iterator[tuple[str, str]]:
         for name in cell.names:
             fine = folded(name) in so_far or (len(name) == 1 and name in formulas)
             if names.is_path(name) or fine:
+                continue
+            if folded(name) in terms and name not in seen:
+                yield where(cell), unknown_name(name, name, lesson)
                 continue
             for strange in names.strange(name, " ".join(seen.split()), seen_words, course.root):
                 generated = not lesson.built and re.search(r"\d", strange)

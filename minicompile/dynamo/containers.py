@@ -345,25 +345,38 @@ class Containers(Attributes):
         self.guard("length", tracker.source, size, "its length is read")
         return size
 
+    def raises_if(self, truth: bool) -> bool:
+        """Whether this truth of a condition leads to a `raise`: at once, or after functions returned it."""
+        frame = self.frame
+        assert frame is not None
+        jump, after = frame.current, frame.pc
+        if jump.opname in ("CALL", "TO_BOOL"):  # bool(condition)
+            jump, after = frame.program.instructions[after], after + 1
+        while jump.opname not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
+            if jump.opname == "RETURN_VALUE" and frame.parent is not None:
+                frame = frame.parent
+                after = frame.pc
+            elif jump.opname == "UNARY_NOT":
+                truth = not truth
+            elif jump.opname != "TO_BOOL":
+                return False
+            jump, after = frame.program.instructions[after], after + 1
+        return frame.program.raises(
+            jump.target if jump.opname.endswith(str(truth).upper()) else after
+        )
+
     def branch(self, condition: torch.Tensor) -> bool:
         """The way that is left where Python branches on a tensor's data and the other way raises.
 
         The graph raises if that other way is the right one, and then the frame runs in eager. A GPU's kernel
         can't raise such that the program may go on.
         """
-        frame = self.frame
-        assert frame is not None
-        jump, after = frame.current, frame.pc
-        if jump.opname == "TO_BOOL":
-            jump, after = frame.program.instructions[after], after + 1
         plain = condition.dtype is torch.bool and condition.dim() == 0
-        checked = plain and condition.device.type == "cpu" and not self.recorder.open
-        if checked and jump.opname in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
-            jumps = jump.opname == "POP_JUMP_IF_TRUE"
-            for way, start in ((jumps, jump.target), (not jumps, after)):
-                if frame.program.raises(start):
-                    self.recorder.require(condition, not way)
-                    return not way
+        if plain and condition.device.type == "cpu" and not self.recorder.open:
+            for truth in (True, False):
+                if self.raises_if(truth):
+                    self.recorder.require(condition, not truth)
+                    return not truth
         return self.unsupported("branch-on-tensor", "Python branches on a tensor's data")
 
     def truth(self, value: Any) -> bool:

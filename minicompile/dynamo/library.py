@@ -177,10 +177,28 @@ def plain_copy(value: Any) -> bool:
 def context_get(tracer: Calls, variable: Any, *default: Any) -> Any:
     if tracer.tracker(variable) is None:
         return variable.get(*default)
-    found = variable.get(MISSING)
-    if found is MISSING:
+    try:
+        value = variable.get(MISSING) if default else variable.get()
+    except LookupError:
+        value = MISSING
+    if value is MISSING:
         tracer.unsupported("context-variable", "a ContextVar without a value is read")
-    return tracer.below(variable, "context", None, found)
+    return tracer.below(variable, "context", None, value)
+
+
+@means(contextvars.ContextVar.set)
+def context_set(tracer: Calls, variable: Any, value: Any) -> Any:
+    """`variable.set(value)` where it has this value already; until it is reset nobody can tell."""
+    if context_get(tracer, variable) is not value:
+        tracer.unsupported("context-variable", "a ContextVar is set")
+    return variable.set(value)
+
+
+@means(contextvars.ContextVar.reset)
+def context_reset(tracer: Calls, variable: Any, token: contextvars.Token[Any]) -> None:
+    if tracer.tracker(token) is not None:
+        tracer.unsupported("context-variable", "a ContextVar that was set outside is reset")
+    variable.reset(token)
 
 
 # -- torch: modules

@@ -6,7 +6,6 @@ The real compiler: torch/_dynamo/trace_rules.py, torch/_dynamo/graph_break_regis
 from __future__ import annotations
 
 import builtins
-import contextvars
 import inspect
 import logging
 import sys
@@ -30,7 +29,6 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("frame-inspection", "the frame's variables are inspected", builtins, "locals vars"),
     ("frame-inspection", "the frame's variables are inspected", inspect, "currentframe stack"),
     ("frame-inspection", "the frame's variables are inspected", sys, "_getframe"),
-    ("context-variable", "a ContextVar is set", contextvars.ContextVar, "set reset"),
     ("checkpoint", "activation checkpointing of a sequence", checkpoint, "checkpoint_sequential"),
     ("nested-compile", "torch.compile is called inside the captured function", torch, "compile"),
     ("nested-compile", "torch.compiler.disable is called", torch.compiler, "disable"),

@@ -219,3 +219,41 @@ def test_between_breaks_without_operations_python_runs_alone() -> None:
     for _ in range(4):
         assert equal(function(x, ours), program(x, theirs)) and ours == theirs
     assert all(capture.graph.op_count for capture in explained(function).captures)
+
+
+def all_positive(a: torch.Tensor) -> bool:
+    return bool((a > 0).all())
+
+
+def some_negative(a: torch.Tensor) -> bool:
+    return not all_positive(a)
+
+
+def either(a: torch.Tensor) -> torch.Tensor:
+    if some_negative(a) or some_negative(2 * a):
+        raise ValueError("negative")
+    return a.sqrt()
+
+
+def caught(a: torch.Tensor) -> torch.Tensor:
+    try:
+        if not all_positive(a):
+            raise ValueError("negative")
+    except ValueError:
+        return a - 5
+    return a.sqrt()
+
+
+@pytest.mark.parametrize("program", [either, caught])
+def test_a_check_by_a_function_that_returns_its_truth_is_in_the_graph(program: Program) -> None:
+    function = lenient(program)
+    assert equal(function(x), program(x))
+    assert graphs_and_breaks(function) == (1, 0)
+    for sign in (-1, 1):
+        results = []
+        for run in (program, function):
+            try:
+                results.append(run(x * sign))
+            except ValueError as error:
+                results.append(str(error))
+        assert equal(*results)
