@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from minicompile.errors import OptionError, unknown
-from minicompile.ops.registry import Registry
+from minicompile.ops.registry import ALL, Registry
 
 V = TypeVar("V")
 
@@ -101,9 +101,12 @@ def without_torch(selected: Iterable[str]) -> tuple[str, ...]:
 
 @cache
 def load(name: str) -> None:
-    """Import a plug-in's modules, which registers its rules."""
-    for module in available()[name].modules:
+    """Import a plug-in's modules, which registers its rules; they outlive a `scoped` block around."""
+    plugin = available()[name]
+    for module in plugin.modules:
         importlib.import_module(module)
+    for registry in ALL.values():
+        registry.keep(_packages([plugin]))
 
 
 @cache

@@ -42,6 +42,8 @@ class Registry(Mapping[Any, V]):
         """Modules whose rules are built in: imported before the table is first read."""
         self.loading = False
         """Are they being imported? They replace nothing that was registered before."""
+        self.scopes: list[tuple[dict[Any, V], dict[Any, tuple[tuple[str, V], ...]]]] = []
+        """Rules and history as they were where each `scoped` block that is open began."""
         ALL[name] = self
 
     def load(self) -> None:
@@ -100,11 +102,18 @@ class Registry(Mapping[Any, V]):
     def scoped(self) -> Iterator[None]:
         """Rules registered or removed inside the block are forgotten after it."""
         self.load()
-        before = dict(self.rules), dict(self.history)
+        self.scopes.append((dict(self.rules), dict(self.history)))
         try:
             yield
         finally:
-            self.rules, self.history = before
+            self.rules, self.history = self.scopes.pop()
+
+    def keep(self, packages: tuple[str, ...]) -> None:
+        """Let rules of modules whose names begin like `packages` outlive the scopes that are open."""
+        for key, records in self.history.items() if self.scopes else ():
+            if records[-1][0].startswith(packages):
+                for rules, history in self.scopes:
+                    rules[key], history[key] = records[-1][1], records
 
     def __repr__(self) -> str:
         return f"Registry({self.name!r}, {len(self.rules)} rules)"

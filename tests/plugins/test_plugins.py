@@ -128,9 +128,13 @@ def test_an_installed_package_brings_a_plugin(tmp_path: Path):
     program = """
 import torch, minicompile as mc
 def f(x): return x + 1
-mc.compile(f)(torch.ones(3)); mc.compile(f, options={"plugins": ["loud"]})(torch.ones(3))
+mc.compile(f)(torch.ones(3))
+with mc.scoped():
+    mc.compile(f, options={"plugins": ["loud"]})(torch.ones(3))
+mc.compile(f, options={"plugins": ["loud"]})(torch.ones(3))
+mc.compile(f)(torch.ones(3))
 """
-    assert run(program, tmp_path) == "compiling f"
+    assert run(program, tmp_path) == "compiling f\ncompiling f"
 
 
 def test_one_that_can_t_be_imported_is_left_out_with_a_warning(tmp_path: Path):
