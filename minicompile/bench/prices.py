@@ -1,7 +1,9 @@
 """`minicompile plugins`: the price list. Each plug-in's tokens, and what it buys on its own cases.
 
 A plug-in names its cases in `PLUGIN.cases`: cases of `minicompile bench`, as "max_pool, cache". `--measure`
-times each with the plug-in off and on, in turns in one process, and writes `price.json` into its folder.
+times each with the plug-in off and on, in turns in one process, and writes `price.json` into its folder. A
+case that ends in ", second process" is a first call, where another process has made the same call before.
+`--markdown` prints the list as docs/plugins.md holds it.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import ast
 import importlib.util
 import io
 import json
+import tempfile
+import time
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +24,13 @@ import torch
 
 import minicompile
 from minicompile.bench.cases import Case, find_cases
-from minicompile.bench.machine import versions
+from minicompile.bench.machine import in_new_python, processor, versions
 from minicompile.bench.timing import peak_bytes, time_in_turns
 from minicompile.errors import unknown
 from minicompile.ops.plugins import Plugin, available
 
 PRICE = "price.json"
+SECOND = ", second process"
 WARM_CALLS = 4
 """Calls before the clock starts: a CUDA graph is replayed from the third one on."""
 LAYOUT = (
@@ -62,32 +67,75 @@ def tokens_in(folder: Path) -> int:
     return sum(tokens_of(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py"))
 
 
-def stored_price(folder: Path) -> dict[str, Any]:
-    """What `--measure` wrote last: versions, device, and a row for each case; {} if it never did."""
+def stored_prices(folder: Path) -> dict[str, Any]:
+    """Return what `--measure` wrote last: by device its name, versions, command and a row for each case."""
     path = folder / PRICE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def price_text(plugin: Plugin) -> str:
-    """One plug-in: name, default, tokens and purpose; under it a line for each measured case."""
+    """Describe one plug-in: name, default, tokens and purpose; under it a line for each measured case."""
     folder = folder_of(plugin)
     tokens = f"{tokens_in(folder):>7,}" if folder is not None else "?"
     state = "on" if plugin.default else "off"
     lines = [f"{plugin.name:<16} {state:<4} {tokens:>7} tokens  {plugin.purpose}"]
-    price = stored_price(folder) if folder is not None else {}
-    for row in price.get("cases", ()):
-        time = f"time {row['on_ms'] / row['off_ms']:.2f} ({row['off_ms']:.3f} to {row['on_ms']:.3f} ms)"
-        memory = f"memory {row['on_mib']:.1f} of {row['off_mib']:.1f} MiB"
-        lines.append(f"    {row['case']} [{price['device']}]: {time}, {memory}")
-    if not price:
+    prices = stored_prices(folder) if folder is not None else {}
+    for device, price in prices.items():
+        for row in price["cases"]:
+            parts = [
+                f"{what} {off:,} -> {on:,}" for what, (off, on) in row.items() if what != "case"
+            ]
+            lines.append(f"    {row['case']} [{device}]: {', '.join(parts)}")
+    if not prices:
         lines.append("    not measured: minicompile plugins --measure " + plugin.name)
     return "\n".join(lines)
 
 
+HEAD = """# Plug-ins and their prices
+
+The core compiles every program without them. Each costs tokens of Python and buys what the table says: its
+cases with the plug-in off, then on. This page is what `minicompile plugins --markdown` prints; figures are
+taken by `minicompile plugins --measure NAME` with `--device cpu` or `cuda`.
+
+| plug-in | default | tokens | what it does |
+| --- | --- | ---: | --- |
+"""
+FIGURES = """
+| plug-in | case | device | call, ms | first call, ms | peak memory, MiB |
+| --- | --- | --- | ---: | ---: | ---: |
+"""
+
+
+def markdown(plugins: Iterable[Plugin]) -> str:
+    """Return the list as a page: what there is, then what was measured."""
+    text, rows, taken = HEAD, "", set()
+    for plugin in plugins:
+        folder = folder_of(plugin)
+        tokens = f"{tokens_in(folder):,}" if folder is not None else "?"
+        state = "on" if plugin.default else "off"
+        text += f"| `{plugin.name}` | {state} | {tokens} | {plugin.purpose} |\n"
+        for price in (stored_prices(folder) if folder is not None else {}).values():
+            taken.add(f"{price['device']}, torch {price['versions']['torch']}")
+            for row in price["cases"]:
+                pairs = (row.get(key) for key in ("call ms", "first call ms", "peak MiB"))
+                cells = [f"{pair[0]:,} → {pair[1]:,}" if pair else "" for pair in pairs]
+                name = price["device"].removeprefix("NVIDIA ")
+                rows += f"| `{plugin.name}` | {row['case']} | {name} | {' | '.join(cells)} |\n"
+    return text + FIGURES + rows + f"\nTaken on: {'; '.join(sorted(taken))}.\n"
+
+
 def measure(plugin: Plugin, device: str, seconds: float) -> dict[str, Any]:
-    """Time each case of a plug-in with it off and on: medians of turns, and peak memory above the inputs."""
-    rows = [measure_case(plugin, case, device, seconds) for case in cases_of(plugin, device)]
-    return {"device": device, "versions": versions(), "cases": rows}
+    """Measure each case of a plug-in with it off and on.
+
+    A row holds pairs (off, on): milliseconds of a call, the median of turns; of the first call; and MiB of
+    the peak memory above the inputs."""
+    cases = cases_of(plugin, device)
+    rows = [measure_case(plugin, case, device, seconds) for case in cases]
+    starts = [name for name in plugin.cases if name.endswith(SECOND)] if device == "cuda" else []
+    rows += [measure_start(plugin, name, device) for name in starts]
+    name = torch.cuda.get_device_name() if device == "cuda" else processor()
+    command = f"minicompile plugins --measure {plugin.name} --device {device}"
+    return {"device": name, "command": command, "versions": versions(), "cases": rows}
 
 
 def cases_of(plugin: Plugin, device: str) -> list[Case]:
@@ -101,27 +149,59 @@ def cases_of(plugin: Plugin, device: str) -> list[Case]:
     return cases
 
 
-def measure_case(plugin: Plugin, case: Case, device: str, seconds: float) -> dict[str, Any]:
-    """One row of the list: milliseconds of a call and MiB of its peak memory, off and on."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+def choices(plugin: Plugin) -> dict[str, list[str]]:
+    """Return the plug-ins to select with this one "off" and "on": the default ones beside it."""
     without = sorted({p.name for p in available().values() if p.default} - {plugin.name})
-    choices = {"off": without, "on": sorted({*without, plugin.name, *plugin.needs})}
-    steps = {}
-    for name, plugins in choices.items():
+    return {"off": without, "on": sorted({*without, plugin.name, *plugin.needs})}
+
+
+def measure_case(plugin: Plugin, case: Case, device: str, seconds: float) -> dict[str, Any]:
+    """Return one row of the list."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    steps: dict[str, Callable[[], object]] = {}
+    first: dict[str, float] = {}
+    for name, plugins in choices(plugin).items():
         options = {"plugins": plugins, **dict(plugin.options if name == "on" else ())}
         torch.manual_seed(0)
         inputs = case.inputs(device, dtype)
         function = case.subject.fn
         fn = minicompile.compile(function, dynamic=False, mode=case.mode, options=options)
         steps[name] = case.step(fn, inputs)
+        begin = time.perf_counter()
         for _ in range(WARM_CALLS):
             steps[name]()
-    found = time_in_turns(steps, seconds, device)
-    row: dict[str, Any] = {"case": case.name}
-    for name, step in steps.items():
-        row[f"{name}_ms"] = round(1e3 * found.median(name), 4)
-        row[f"{name}_mib"] = round(peak_bytes(step, device) / 2**20, 2)
-    return row
+            first.setdefault(name, round(1e3 * (time.perf_counter() - begin), 1))
+    turns = time_in_turns(steps, seconds, device)
+    return {
+        "case": case.name,
+        "call ms": [round(1e3 * turns.median(name), 4) for name in steps],
+        "first call ms": [*first.values()],
+        "peak MiB": [round(peak_bytes(step, device) / 2**20, 2) for step in steps.values()],
+    }
+
+
+def measure_start(plugin: Plugin, name: str, device: str) -> dict[str, Any]:
+    """Return a row of first calls where another process has made the same call before."""
+    found = []
+    for plugins in choices(plugin).values():
+        with tempfile.TemporaryDirectory() as cache:
+            around = {"MINICOMPILE_PLUGINS": ",".join(plugins), "MINICOMPILE_CACHE_DIR": cache}
+            case = name.removesuffix(SECOND)
+            runs = [in_new_python(name, 300, first_call, case, device, **around) for _ in range(2)]
+            found.append(round(1e3 * float(runs[1]), 1))
+    return {"case": name, "first call ms": found}
+
+
+def first_call(name: str, device: str) -> float:
+    """Time the first call of a case in this process, in seconds."""
+    subject, *scale = name.split(", ")
+    cases = find_cases([subject], (), [scale[0] if scale else "large"])  # type: ignore[list-item]
+    [case] = [case for case in cases if case.name == name]
+    inputs = case.inputs(device, torch.bfloat16 if device == "cuda" else torch.float32)
+    step = case.step(minicompile.compile(case.subject.fn, dynamic=False, mode=case.mode), inputs)
+    begin = time.perf_counter()
+    step()
+    return time.perf_counter() - begin
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,12 +209,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="measure what they buy, and write it down"
     )
+    parser.add_argument("--markdown", action="store_true", help="print the page docs/plugins.md")
     parser.add_argument("--device", default="cpu", help='"cpu" or "cuda"')
     parser.add_argument("--seconds", type=float, default=2.0, help="for each case")
 
 
 def run(chosen: argparse.Namespace) -> int:
     plugins = available()
+    if chosen.markdown:
+        ours = (p for p in plugins.values() if p.modules[0].startswith("minicompile.plugins."))
+        print(markdown(ours), end="")
+        return 0
     for name in chosen.names or plugins:
         if name not in plugins:
             raise unknown("plug-in", name, sorted(plugins))
@@ -143,6 +228,7 @@ def run(chosen: argparse.Namespace) -> int:
         if chosen.measure and folder is not None:
             price = measure(plugin, chosen.device, chosen.seconds)
             if price["cases"]:
-                (folder / PRICE).write_text(json.dumps(price, indent=1) + "\n", encoding="utf-8")
+                prices = json.dumps({**stored_prices(folder), chosen.device: price}, indent=1)
+                (folder / PRICE).write_text(prices + "\n", encoding="utf-8")
         print(price_text(plugin))
     return 0
