@@ -82,9 +82,8 @@ def price_text(plugin: Plugin) -> str:
     prices = stored_prices(folder) if folder is not None else {}
     for device, price in prices.items():
         for row in price["cases"]:
-            parts = [
-                f"{what} {off:,} -> {on:,}" for what, (off, on) in row.items() if what != "case"
-            ]
+            pairs = {what: pair for what, pair in row.items() if what != "case"}
+            parts = [f"{what} {off:,} -> {on:,}" for what, (off, on) in pairs.items()]
             lines.append(f"    {row['case']} [{device}]: {', '.join(parts)}")
     if not prices:
         lines.append("    not measured: minicompile plugins --measure " + plugin.name)
@@ -127,8 +126,8 @@ def markdown(plugins: Iterable[Plugin]) -> str:
 def measure(plugin: Plugin, device: str, seconds: float) -> dict[str, Any]:
     """Measure each case of a plug-in with it off and on.
 
-    A row holds pairs (off, on): milliseconds of a call, the median of turns; of the first call; and MiB of
-    the peak memory above the inputs."""
+    A row holds pairs (off, on): milliseconds of a call, the median of turns, and MiB of the peak memory above
+    the inputs; or milliseconds of a first call."""
     cases = cases_of(plugin, device)
     rows = [measure_case(plugin, case, device, seconds) for case in cases]
     starts = [name for name in plugin.cases if name.endswith(SECOND)] if device == "cuda" else []
@@ -159,7 +158,6 @@ def measure_case(plugin: Plugin, case: Case, device: str, seconds: float) -> dic
     """Return one row of the list."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     steps: dict[str, Callable[[], object]] = {}
-    first: dict[str, float] = {}
     for name, plugins in choices(plugin).items():
         options = {"plugins": plugins, **dict(plugin.options if name == "on" else ())}
         torch.manual_seed(0)
@@ -167,15 +165,12 @@ def measure_case(plugin: Plugin, case: Case, device: str, seconds: float) -> dic
         function = case.subject.fn
         fn = minicompile.compile(function, dynamic=False, mode=case.mode, options=options)
         steps[name] = case.step(fn, inputs)
-        begin = time.perf_counter()
         for _ in range(WARM_CALLS):
             steps[name]()
-            first.setdefault(name, round(1e3 * (time.perf_counter() - begin), 1))
     turns = time_in_turns(steps, seconds, device)
     return {
         "case": case.name,
         "call ms": [round(1e3 * turns.median(name), 4) for name in steps],
-        "first call ms": [*first.values()],
         "peak MiB": [round(peak_bytes(step, device) / 2**20, 2) for step in steps.values()],
     }
 
@@ -204,6 +199,11 @@ def first_call(name: str, device: str) -> float:
     return time.perf_counter() - begin
 
 
+def ours() -> list[Plugin]:
+    """Return the plug-ins that come with the package."""
+    return [p for p in available().values() if p.modules[0].startswith("minicompile.plugins.")]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", help="plug-ins; none: all")
     parser.add_argument(
@@ -217,8 +217,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     plugins = available()
     if chosen.markdown:
-        ours = (p for p in plugins.values() if p.modules[0].startswith("minicompile.plugins."))
-        print(markdown(ours), end="")
+        print(markdown(ours()), end="")
         return 0
     for name in chosen.names or plugins:
         if name not in plugins:

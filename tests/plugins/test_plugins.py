@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.bench.prices import SECOND, cases_of, tokens_of
+from minicompile.bench import prices
+from minicompile.bench.prices import SECOND, cases_of, price_text, tokens_of
 from minicompile.errors import OptionError
 from minicompile.extension import Registry
 from minicompile.ops import plugins
@@ -165,6 +167,22 @@ def test_each_has_a_purpose_and_modules_in_its_own_folder(name: str):
 def test_tokens_leave_out_comments_docstrings_and_layout():
     source = '"""Doc."""\n\n# note\ndef f(x):\n    """Doc\n    more."""\n    return x  # note\n'
     assert tokens_of(source) == len(["def", "f", "(", "x", ")", ":", "return", "x"])
+
+
+def test_what_was_measured_is_in_the_list_and_on_the_page(tmp_path: Path, monkeypatch):
+    plugin = plugins.available()["special_functions"]
+    monkeypatch.setattr(prices, "folder_of", lambda plugin: tmp_path)
+    assert "not measured" in price_text(plugin)
+    price = prices.measure(plugin, "cpu", 0.01)
+    (tmp_path / prices.PRICE).write_text(json.dumps({"cpu": price}))
+    off, on = price["cases"][0]["call ms"]
+    assert f"    row_entropy, cache [cpu]: call ms {off:,} -> {on:,}, peak" in price_text(plugin)
+    assert f"| {off:,} → {on:,} |" in prices.markdown([plugin])
+
+
+def test_the_page_of_prices_is_what_the_command_prints():
+    page = (PACKAGE.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
+    assert page == prices.markdown(prices.ours())
 
 
 def test_compiled_with_and_without_give_the_same():
