@@ -37,7 +37,6 @@ from minicompile.lowering.lower import lower
 from minicompile.ops import plugins
 from minicompile.ops.graph import Graph
 from minicompile.ops.registry import Registry
-from minicompile.ops.warned import Warned
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
 from minicompile.runtime.load import start_loading
@@ -48,20 +47,6 @@ from minicompile.scheduling.schedule import schedule
 decomposition.load()
 with contextlib.suppress(Unsupported):  # said when something is compiled
     compat.fake_mode()
-
-
-def issuing(warned: Sequence[Warned], forward: BoxedCallable) -> BoxedCallable:
-    """A forward that then issues what torch's functions warned of while they were captured: where it raises,
-    eager warns. Filters may make it raise, so it must not have written to inputs yet."""
-
-    def call(inputs: list[Any]) -> Sequence[Any]:
-        results = forward(inputs)
-        for one in warned:
-            one.issue()
-        return results
-
-    call.owned = getattr(forward, "owned", False)  # type: ignore[attr-defined]
-    return call if warned else forward
 
 
 @dataclass(eq=False)
@@ -91,10 +76,8 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     for rule in plugins.rules(around_compile, options.plugins).values():
         compile = partial(_inside, rule, compile)
     program = compile(capture, options)
-    first = issuing(capture.warned, program.calls[0])
-    return assemble(
-        program.metadata, first, program.calls[1:], program.differentiated, capture.name
-    )
+    forward, *backwards = program.calls
+    return assemble(program.metadata, forward, backwards, program.differentiated, capture.name)
 
 
 def _inside(
@@ -110,8 +93,7 @@ def compile_program(capture: Capture, options: Options) -> Program:
     """Differentiate, lower, schedule, generate and build."""
     aot = differentiate(capture, options)
     tell = partial(capture.watch.tell, graph="forward")
-    written_back = {} if capture.warned else aot.metadata.written_back
-    forward = compile_graph(aot.forward, options, written_back, tell)
+    forward = compile_graph(aot.forward, options, aot.metadata.written_back, tell)
     backwards, abouts = [], []
     for graph, takes in backward_of(aot):
         tell = partial(capture.watch.tell, graph=graph.name)
@@ -138,8 +120,7 @@ def aot_eager(capture: Capture, options: Options) -> BoxedCallable:
     parts = backward_of(aot)
     abouts = [differentiated(graph, takes, interpret) for graph, takes in parts]
     backwards = [interpret(graph) for graph, _ in parts]
-    forward = issuing(capture.warned, interpret(aot.forward))
-    return assemble(aot.metadata, forward, backwards, abouts, capture.name)
+    return assemble(aot.metadata, interpret(aot.forward), backwards, abouts, capture.name)
 
 
 def differentiate(capture: Capture, options: Options) -> AotResult:

@@ -56,6 +56,7 @@ from minicompile.compat.fakes import (
     fakes_again,
     new_fake,
     quiet_fakes,
+    silent_log,
     symbolic_layout,
 )
 from minicompile.compat.functions import (

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import operator
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import torch
 from minicompile.compat.dispatch import no_dispatch_modes
 from minicompile.compat.private import lookup, relies_on, take
 from minicompile.errors import Unsupported
-from minicompile.ops.eager_checks import VARIANCE_OF, check_arguments
+from minicompile.ops.eager_checks import check_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
     as_row_major_view,
@@ -77,7 +76,6 @@ class EagerLayouts(FakeTensorMode):
                 run = super().__torch_dispatch__
                 return convolved(func, args, lambda args: run(func, types, args, kwargs))
             func, args = as_row_major_view(func, args)
-            func = VARIANCE_OF.get(func, func)
         if func is torch.ops.aten._unique.default:  # torch 2.11 fakes it with a size of 1
             raise DynamicOutputShape(func)
         if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor
@@ -157,34 +155,18 @@ def fakes_again(mode: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 @contextlib.contextmanager
-def quiet_fakes() -> Iterator[list[warnings.WarningMessage]]:
-    """Silence what fake tensors log and warn in this thread: operators do it themselves when they run.
-
-    Gives the list of the warnings.
-    """
-    thread, show, filters = threading.get_ident(), warnings.showwarning, list[Any](warnings.filters)
-    heard: list[warnings.WarningMessage] = []
-
-    def hear(*warning: Any, **kwargs: Any) -> None:
-        message, category, _, line, *_ = warning
-        actions = (
-            action
-            for action, text, kind, module, at in filters
-            if (text is None or text.match(str(message))) and issubclass(category, kind)
-            if module is None and at in (0, line)
-        )
-        if threading.get_ident() == thread:
-            heard.append(warnings.WarningMessage(*warning, **kwargs))
-        elif (
-            next(actions, "default") != "ignore"
-        ):  # another thread's, for which `always` is not meant
-            show(*warning, **kwargs)
-
+def silent_log() -> Iterator[None]:
+    """Silence what fake tensors log before they raise."""
     logger = logging.getLogger(FAKE)
     before, logger.disabled = logger.disabled, True
     try:
-        with warnings.catch_warnings(action="always"):
-            warnings.showwarning = hear
-            yield heard
+        yield
     finally:
         logger.disabled = before
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Silence what fake tensors log and warn of: operators do so themselves when they run."""
+    with silent_log(), warnings.catch_warnings(action="ignore"):
+        yield

@@ -177,7 +177,7 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
     facts, inference = settings.global_facts(), tracer.recorder.inference
     before = Modes.now(), settings.settings_now()
     rest = None
-    with restored_modes(), deep_stack(), compat.quiet_fakes() as tracer.recorder.heard:
+    with restored_modes(), deep_stack(), compat.silent_log():
         try:
             returned = tracer.run_root(values)
         except Cut:
@@ -272,8 +272,7 @@ def finished(
         guards=[*sorted(guards, key=lambda g: g.kind in SHAPE_KINDS), *shape_guards(env)],
         bytecode=tracer.log,
         result="; ".join([*rebuild.lines, result]),
-        side_effects=(*rebuild.effects, *map(str, recorder.warned)),
-        warned=tuple(recorder.warned),
+        side_effects=tuple(rebuild.effects),
         inlined=tuple(tracer.inlined),
         grad_enabled=torch.is_grad_enabled() and not recorder.region,
         shape_env=env,

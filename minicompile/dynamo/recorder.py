@@ -15,7 +15,6 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
-from warnings import WarningMessage
 
 import sympy
 import torch
@@ -38,7 +37,6 @@ from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
 from minicompile.ops.origin import Origin, SourceLine
-from minicompile.ops.warned import Warned, mentioned, warned
 from minicompile.shapes.expr import python_number
 from minicompile.shapes.symnode import SYMBOLIC
 
@@ -181,10 +179,6 @@ class Recorder:
         """Whether the graph sets grad mode or autocast."""
         self.meets_inference = self.meets_gradients = False
         """Whether calls out of inference mode take inference tensors; give tensors that require grad."""
-        self.heard: list[WarningMessage] = []
-        """What torch's functions warn of while they run on fakes."""
-        self.warned: list[Warned] = []
-        """What the frame's calls warn of."""
         self.data_of: dict[int, list[int]] = {}
         """Memory of tensors whose `.data` was read, and where the capture could end before that: graphs
         hold `detach()` instead, whose writes autograd sees."""
@@ -348,7 +342,7 @@ class Recorder:
             with compat.no_function_modes(), self.mode, composites:
                 function = target if op == "call_function" else getattr(args[0], target)
                 given = args if op == "call_function" else args[1:]
-                value = self.hearing(lambda: function(*given, **kwargs))
+                value = function(*given, **kwargs)
         except compat.FAKE_LIMITS as error:
             kind = type(error).__name__
             what = f"{name} gives a result that depends on the tensor's data ({kind})"
@@ -369,21 +363,6 @@ class Recorder:
             raise refused from error
         finally:
             self.running = ""
-        return value
-
-    def hearing(self, call: Callable[[], Any]) -> Any:
-        """What a call gives; it is noted what it warns of. Sizes that the words tell can't vary."""
-        self.heard.clear()
-        value = call()
-        if self.heard:
-            heard = {str(one.message): one for one in self.heard}  # some fakes run a kernel twice
-            env = self.sizes.env if self.sizes is not None else None
-            told = [s for s in env.symbols if mentioned(str(s), heard)] if env is not None else []
-            if env is not None and told:
-                for symbol in told:
-                    env.evaluate(symbol)
-                return self.hearing(call)
-            self.warned += [warned(one, self.line()) for one in heard.values()]
         return value
 
     def statement(self, target: Any, args: tuple[Any, ...]) -> None:

@@ -28,7 +28,6 @@ from minicompile.ops.dtypes import value_text
 from minicompile.ops.events import Compilation, Watch
 from minicompile.ops.graph import Graph, call_text
 from minicompile.ops.origin import SourceLine
-from minicompile.ops.warned import Warned
 from minicompile.options import Options
 from minicompile.shapes.expr import python_text
 
@@ -388,8 +387,6 @@ class Capture(Shown):
     """How the frame's return value is rebuilt from the graph's outputs, as text."""
     side_effects: tuple[str, ...] = ()
     """What the frame changed outside of itself, replayed after the graph ran."""
-    warned: tuple[Warned, ...] = ()
-    """Warnings of torch's functions, which the graph itself issues if torch runs it."""
     inlined: tuple[str, ...] = ()
     """Qualified names of the functions inlined into the graph."""
     grad_enabled: bool = True

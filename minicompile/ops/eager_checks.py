@@ -7,7 +7,6 @@ does depends, for most operators, on the operands' dtypes alone: it is asked onc
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,8 +14,6 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-
-from minicompile.ops.warned import at_once
 
 aten = torch.ops.aten
 
@@ -31,12 +28,6 @@ ASKED = {
 """Beside elementwise operators: those that take sizes of 1 as well as any. (Products of matrices are the
 library's calls, which refuse when they run.)"""
 
-VARIANCE_OF = {
-    aten.std.correction: aten.var.correction,
-    aten.std_mean.correction: aten.var_mean.correction,
-}
-"""What fakes with symbolic sizes make these of: of its degrees of freedom it would warn as well."""
-SPREADS = {*VARIANCE_OF, *VARIANCE_OF.values()}
 PUTS = {aten.index_put.default, aten.index_put_.default}
 ADDS = {aten.index_add.default, aten.index_add_.default}
 
@@ -78,13 +69,6 @@ def check_arguments(
         on_cpu = all(x.device.type == "cpu" for x in tensors)
         if error and (on_cpu or "not implemented" not in str(error)):
             raise type(error)(*error.args)
-    if op in SPREADS:
-        with eagerly():
-            warn_of_freedom(op, *args, **(kwargs or {}))
-    elif op in SEARCHES and not (args[0].is_contiguous() and args[1].is_contiguous()):
-        rows = [torch.zeros(4)[:: 1 if x.is_contiguous() else 2] for x in args[:2]]
-        with eagerly():
-            at_once(lambda: op(*rows))  # warns of copies
 
 
 def described(value: Any) -> Any:
@@ -94,15 +78,6 @@ def described(value: Any) -> Any:
     if isinstance(value, torch.SymInt | torch.SymFloat):
         return (int if isinstance(value, torch.SymInt) else float), 1
     return type(value), tuple(value) if isinstance(value, list) else value
-
-
-def warn_of_freedom(
-    op: OpOverload, tensor: torch.Tensor, dim: Any = None, *, correction: Any = None, **_: Any
-) -> None:
-    """Warns as eager's kernel does where a variance is a division by zero, or of an empty tensor."""
-    dims = dim if dim and 0 not in tensor.shape else range(tensor.dim())
-    if math.prod(tensor.shape[d] for d in dims) <= (1 if correction is None else correction):
-        at_once(lambda: op(torch.zeros(1)))
 
 
 @functools.cache
@@ -119,7 +94,7 @@ def refusal(op: OpOverload, args: Any, kwargs: Any) -> Exception | None:
 
     try:
         with warnings.catch_warnings(action="ignore"):
-            at_once(lambda: op(*map(made, args), **{name: made(one) for name, one in kwargs}))
+            op(*map(made, args), **{name: made(one) for name, one in kwargs})
     except Exception as error:
         return error.with_traceback(None)
     return None

@@ -146,7 +146,7 @@ def key_of(capture: Capture, options: Options) -> str | None:
             return None
         nodes = [node_text(node) for node in capture.graph.nodes]
         facts: list[Any] = [capture.graph.name, capture.grad_enabled, inputs, nodes]
-        facts += [capture.continues, bool(capture.warned)]
+        facts += [capture.continues]
         facts += [options_text(options), settings(), rules_text(), versions()]
         facts += [gpu_text(capture.fakes[0].device), torch.cuda.current_device()]
     except NoText:
