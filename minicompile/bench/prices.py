@@ -40,13 +40,18 @@ LAYOUT = (
 
 
 def tokens_of(source: str) -> int:
-    """Count the tokens of a Python source without comments, docstrings and blank lines."""
+    """Count the tokens of a Python source without comments, docstrings and blank lines.
+
+    An f-string is one token, as Python 3.11 has it; later ones take it apart."""
     docs = set(_docstring_lines(ast.parse(source)))
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return sum(
-        token.type not in LAYOUT and not (token.type == tokenize.STRING and token.start[0] in docs)
-        for token in tokens
-    )
+    begin, end = (getattr(tokenize, f"FSTRING_{name}", None) for name in ("START", "END"))
+    count = depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        depth -= token.type == end
+        if not depth and token.type not in LAYOUT:
+            count += not (token.type == tokenize.STRING and token.start[0] in docs)
+        depth += token.type == begin
+    return count
 
 
 def _docstring_lines(tree: ast.Module) -> Iterator[int]:
