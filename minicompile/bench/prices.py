@@ -48,7 +48,7 @@ def tokens_of(source: str) -> int:
     count = depth = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         depth -= token.type == end
-        if not depth and token.type not in LAYOUT:
+        if not depth and token.type not in (*LAYOUT, end):
             count += not (token.type == tokenize.STRING and token.start[0] in docs)
         depth += token.type == begin
     return count
