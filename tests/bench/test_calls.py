@@ -30,5 +30,5 @@ def test_a_missed_target_is_the_exit_code(
     ours: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]
 ) -> None:
     monkeypatch.setattr(calls, "figures", lambda: [Figure("a call", ours, 8e-6, 1 / 8)])
-    assert calls.run(threads=0, plain=True) == code
+    assert calls.run(threads=0) == code
     assert "1/8.0" in capsys.readouterr().out or code

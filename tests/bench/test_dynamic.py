@@ -29,7 +29,7 @@ def test_a_slow_kernel_is_the_exit_code(
     ratio: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]
 ) -> None:
     monkeypatch.setattr(dynamic, "measure", lambda *_: [1e-3, 1e-3, 1e-3 * ratio])
-    assert dynamic.run(threads=0, plain=True) == code
+    assert dynamic.run(threads=0) == code
     shown = capsys.readouterr().out
     assert "softmax" in shown
     assert f"{ratio:.2f}" in shown
