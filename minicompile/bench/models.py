@@ -18,8 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minicompile.compat import tree_leaves
-from minicompile.lessons.model import GPT
-from minicompile.lessons.train import BATCH_SIZE, LEARNING_RATE
 
 Made = tuple[nn.Module, list[Tensor]]
 
@@ -50,7 +48,7 @@ class Model:
         tensors = [t.to(dtype if t.is_floating_point() else t.dtype) for t in tensors]
         if self.training and isinstance(module, Block):
             tensors[0].requires_grad_()
-        last = [torch.optim.AdamW(module.parameters(), LEARNING_RATE)] if self.step else []
+        last = [torch.optim.AdamW(module.parameters())] if self.step else []
         return [module, *tensors, *last]
 
     def run(self, fn: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
@@ -98,6 +96,10 @@ def model(build: Callable[[bool], Made], *kinds: str) -> Callable[[Any], Any]:
 
 
 def build_lesson_model(small: bool) -> Made:
+    """Raises ImportError where the folder lessons/ was deleted."""
+    from minicompile.lessons.model import GPT
+    from minicompile.lessons.train import BATCH_SIZE
+
     module = GPT()
     shape, high = (2 if small else BATCH_SIZE, module.config.block_size), module.config.vocab_size
     return module, [torch.randint(high, shape), torch.randint(high, shape)]

@@ -15,7 +15,7 @@ PLUGIN = Plugin(
     cases=(
         "column_sums, gpu",
         "square_sum, gpu",
-        "batch_norm, training, gpu",
-        "layer_norm, training, gpu",
+        "batch_norm, gpu, training",
+        "layer_norm, gpu, training",
     ),
 )
