@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from minicompile.debug.reference import evaluate
 from minicompile.errors import OptionError
-from minicompile.ops.display import Shown, to_html
+from minicompile.ops.display import Shown, aligned, to_html
+from minicompile.ops.plugins import available
 from minicompile.scheduling.body import LoopBody
 from minicompile.shapes.expr import index_text
 from minicompile.show.graphviz import EDGE, Diagram, Edge, Node, picture
@@ -181,3 +182,43 @@ def boxes_drawn(drawing: Boxes) -> str:
     edges = [Edge(start, end) for start, end in drawing.arrows]
     drawn = picture(Diagram(drawing.title, tuple(nodes), tuple(edges)))
     return box(drawing.title, "", drawn or f"<pre>{text(drawing)}</pre>")
+
+
+@dataclass(frozen=True)
+class PriceList(Shown):
+    """The rows of `minicompile plugins`: name, default, tokens, what was measured, purpose."""
+
+    rows: tuple[tuple[str, str, str, str, str], ...]
+
+    HEAD = ("plug-in", "default", "tokens", "measured, off to on", "what it does")
+
+    def __str__(self) -> str:
+        return "\n".join(aligned([self.HEAD, *self.rows], left=len(self.HEAD)))
+
+
+def price_list() -> PriceList:
+    """What each plug-in costs in tokens and buys on its own cases; nothing stands where none was measured."""
+    from minicompile.bench.prices import folder_of, stored_price, tokens_in
+
+    rows = []
+    for plugin in available().values():
+        folder = folder_of(plugin)
+        price = stored_price(folder) if folder is not None else {}
+        bought = [
+            f"{case['case']}: {case['off_ms']:.2f} to {case['on_ms']:.2f} ms, "
+            f"{case['off_mib']:.1f} to {case['on_mib']:.1f} MiB"
+            for case in price.get("cases", ())
+        ]
+        tokens = f"{tokens_in(folder):,}" if folder is not None else "?"
+        default = "on" if plugin.default else "off"
+        rows.append((plugin.name, default, tokens, "; ".join(bought) or "not yet", plugin.purpose))
+    return PriceList(tuple(rows))
+
+
+@shows(PriceList)
+def price_table(prices: PriceList) -> str:
+    rows = [
+        [code(name), text(default), text(tokens), text(bought).replace("; ", "<br>"), text(purpose)]
+        for name, default, tokens, bought, purpose in prices.rows
+    ]
+    return box("plug-ins", "", table(prices.HEAD, rows, numbers=(2,)))
