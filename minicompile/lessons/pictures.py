@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from minicompile.debug.reference import evaluate
 from minicompile.errors import OptionError
-from minicompile.ops.display import Shown, aligned, to_html
-from minicompile.ops.plugins import available
+from minicompile.ops.display import Shown, to_html
+from minicompile.ops.plugins import Plugin, available
 from minicompile.scheduling.body import LoopBody
 from minicompile.shapes.expr import index_text
 from minicompile.show.graphviz import EDGE, Diagram, Edge, Node, picture
@@ -186,39 +186,31 @@ def boxes_drawn(drawing: Boxes) -> str:
 
 @dataclass(frozen=True)
 class PriceList(Shown):
-    """The rows of `minicompile plugins`: name, default, tokens, what was measured, purpose."""
+    """The list that `minicompile plugins` prints, as a table."""
 
-    rows: tuple[tuple[str, str, str, str, str], ...]
-
-    HEAD = ("plug-in", "default", "tokens", "measured, off to on", "what it does")
+    plugins: tuple[Plugin, ...]
 
     def __str__(self) -> str:
-        return "\n".join(aligned([self.HEAD, *self.rows], left=len(self.HEAD)))
+        from minicompile.bench.prices import price_text
+
+        return "\n".join(map(price_text, self.plugins))
 
 
 def price_list() -> PriceList:
-    """What each plug-in costs in tokens and buys on its own cases; nothing stands where none was measured."""
-    from minicompile.bench.prices import folder_of, stored_price, tokens_in
-
-    rows = []
-    for plugin in available().values():
-        folder = folder_of(plugin)
-        price = stored_price(folder) if folder is not None else {}
-        bought = [
-            f"{case['case']}: {case['off_ms']:.2f} to {case['on_ms']:.2f} ms, "
-            f"{case['off_mib']:.1f} to {case['on_mib']:.1f} MiB"
-            for case in price.get("cases", ())
-        ]
-        tokens = f"{tokens_in(folder):,}" if folder is not None else "?"
-        default = "on" if plugin.default else "off"
-        rows.append((plugin.name, default, tokens, "; ".join(bought) or "not yet", plugin.purpose))
-    return PriceList(tuple(rows))
+    """What each plug-in costs in tokens, and what it buys on its own cases where they were measured."""
+    return PriceList(tuple(available().values()))
 
 
 @shows(PriceList)
 def price_table(prices: PriceList) -> str:
-    rows = [
-        [code(name), text(default), text(tokens), text(bought).replace("; ", "<br>"), text(purpose)]
-        for name, default, tokens, bought, purpose in prices.rows
-    ]
-    return box("plug-ins", "", table(prices.HEAD, rows, numbers=(2,)))
+    from minicompile.bench.prices import folder_of, price_text, tokens_in
+
+    rows = []
+    for plugin in prices.plugins:
+        folder = folder_of(plugin)
+        tokens = f"{tokens_in(folder):,}" if folder is not None else ""
+        measured = "<br>".join(text(line.strip()) for line in price_text(plugin).splitlines()[1:])
+        default = "on" if plugin.default else "off"
+        rows.append([code(plugin.name), default, tokens, text(plugin.purpose), measured])
+    head = ("plug-in", "default", "tokens", "what it does", "measured off and on")
+    return box("plug-ins", "", table(head, rows, numbers=(2,)))
