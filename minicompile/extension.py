@@ -38,6 +38,8 @@ compilation may use. Importing this page imports the built-in rules; decompositi
 needed.
 """
 
+# ruff: noqa: F401 (names to import from here)
+
 from minicompile.aot.decompositions.registry import decompose
 from minicompile.aot.functionalize import inverse
 from minicompile.aot.passes import known_passes
@@ -63,42 +65,3 @@ from minicompile.passes.patterns import register_pattern
 from minicompile.pipeline import around_compile
 from minicompile.runtime.load import kernel_loader, tuner
 from minicompile.scheduling.fusion import FusionPolicy, Verdict, fusion_rule, join_rule
-
-__all__ = [
-    "FusionPolicy",
-    "Plugin",
-    "Registry",
-    "Verdict",
-    "add_plugin",
-    "around_compile",
-    "backends",
-    "body_rule",
-    "bytecode",
-    "call_rules",
-    "code_generator",
-    "decompose",
-    "fusion_rule",
-    "gate",
-    "graph_pass",
-    "guard_rules",
-    "inverse",
-    "join_rule",
-    "kernel_loader",
-    "kernel_template",
-    "known_passes",
-    "log_channel",
-    "lowering",
-    "observer",
-    "plan_rule",
-    "plan_step",
-    "reduction",
-    "register_pattern",
-    "register_vjp",
-    "rival_rule",
-    "scoped",
-    "template",
-    "template_plan",
-    "triton_op",
-    "tuner",
-    "without",
-]
