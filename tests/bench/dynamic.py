@@ -18,12 +18,12 @@ import minicompile
 from minicompile.bench.cases import Case, find_cases
 from minicompile.bench.machine import table_text
 from minicompile.bench.speed import Row, error_of, in_float64, measure_device
-from minicompile.bench.timing import geometric_mean
-from tests.bench.calls import in_turn, time_text
+from minicompile.bench.timing import geometric_mean, time_in_turns, time_text
 
 ALLOWED = 1.15
 """Times as long as the static kernels."""
-SAMPLES, SECONDS = 200, 0.0003
+SECONDS = 1.0
+"""To time a program for."""
 SIZES = ((64, 256), (512, 256), (2048, 256), (1000, 250), (16, 4096))
 HIDDEN = 1024
 """Columns in the middle of the MLP."""
@@ -47,10 +47,13 @@ def measure(function: Function, rows: int, columns: int) -> list[float]:
     minicompile.mark_dynamic(marked, 0)
     static, dynamic = (minicompile.compile(function, dynamic=choice) for choice in (False, True))
     batch = minicompile.compile(function)
-    calls = [lambda: static(x), lambda: dynamic(x), lambda: batch(marked)]
-    for call in calls:
+    calls = {
+        "one size": lambda: static(x), "every size": lambda: dynamic(x), "batch": lambda: batch(marked),
+    }  # fmt: skip
+    for call in calls.values():
         call()
-    return in_turn(calls, SAMPLES, max(1, int(SECONDS / max(in_turn(calls, 3, 1)))))
+    timings = time_in_turns(calls, SECONDS, "cpu")
+    return [timings.median(name) for name in calls]
 
 
 def measure_on_gpu(case: Case, dtype: torch.dtype, seconds: float) -> tuple[Row, float]:

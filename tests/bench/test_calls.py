@@ -1,4 +1,4 @@
-"""The comparison of calls: both sides run in turn, the instant backend computes once, misses are told."""
+"""The comparison of calls: the instant backend computes once, misses are told."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ import torch
 
 import minicompile as mc
 from tests.bench import calls
-from tests.bench.calls import Figure, Instant, in_turn
-
-
-def test_calls_are_made_in_turn() -> None:
-    made: list[str] = []
-    assert len(in_turn([lambda: made.append("a"), lambda: made.append("b")], 2, 3)) == 2
-    assert "".join(made) == "aaabbbaaabbb"
+from tests.bench.calls import Figure, Instant
 
 
 def test_the_instant_backend_runs_the_graph_once() -> None:
