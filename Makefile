@@ -147,11 +147,11 @@ $(VENV)/.torch: | $(VENV)/bin/python
 
 $(VENV)/.lessons: pyproject.toml | $(VENV)/.torch
 	@echo "installing minicompile and what the lessons need (a minute)"
-	@$(PIP) -e ".[lessons,bench]"
+	@$(PIP) -e ".[lessons]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.torch
 	@$(COMPILER) || { echo "error: the tests need a C++ compiler: apt install g++, or on macOS xcode-select --install" >&2; exit 1; }
 	@echo "installing minicompile and what the tests need"
-	@$(PIP) -e ".[lessons,bench,dev,triton]"
+	@$(PIP) -e ".[lessons,dev,triton]"
 	@touch $@ $(VENV)/.lessons

@@ -1,6 +1,7 @@
 """The command line: `minicompile COMMAND` or `python -m minicompile COMMAND`.
 
-A command is a row of COMMANDS; what it needs is imported when the command runs.
+A command is a row of COMMANDS. Its module is imported when the command is asked for, since folders such as
+bench/, lessons/ and exporting/ may be deleted from the package.
 """
 
 from __future__ import annotations
@@ -34,14 +35,22 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 
 
-def elsewhere(help: str, module: str, run: str = "run") -> Command:
-    """A command whose two functions stand in a module that is imported when one of them is needed."""
+def elsewhere(help: str, module: str) -> Command:
+    """A command whose `run` and `add_arguments` stand in a module, which is imported when one is needed."""
 
     def load() -> Any:
-        return importlib.import_module(f"minicompile.{module}")
+        try:
+            return importlib.import_module(f"minicompile.{module}")
+        except ModuleNotFoundError as error:
+            package, *parts = str(error.name).split(".")
+            if package != "minicompile":
+                raise
+            raise MinicompileError(
+                f"needs the folder {package}/{parts[0]}, which is not there"
+            ) from None
 
     return Command(
-        help, lambda chosen: int(getattr(load(), run)(chosen)), lambda to: load().add_arguments(to)
+        help, lambda chosen: int(load().run(chosen)), lambda to: load().add_arguments(to)
     )
 
 
@@ -155,9 +164,7 @@ COMMANDS = {
     "run": elsewhere("run an ahead-of-time package on tensors from a file", "exporting.load"),
     "lessons": elsewhere("copy the lesson notebooks into a folder of yours", "lessons.copies"),
     "grade": elsewhere(
-        "grade the exercises of lesson notebooks, or of a folder of them",
-        "lessons.grade",
-        "run_command",
+        "grade the exercises of lesson notebooks, or of a folder of them", "lessons.grade"
     ),
 }
 
@@ -169,15 +176,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="minicompile", description="torch.compile, small enough to read."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
-        sub = commands.add_parser(name, help=command.help, description=command.help)
-        if given[:1] == [name]:  # arguments of the others would only cost imports
-            command.arguments(sub)
-    chosen = parser.parse_args(given)
     try:
+        for name, command in COMMANDS.items():
+            sub = commands.add_parser(name, help=command.help, description=command.help)
+            if given[:1] == [name]:  # arguments of the others would only cost imports
+                command.arguments(sub)
+        chosen = parser.parse_args(given)
         return COMMANDS[chosen.command].run(chosen)
     except MinicompileError as error:
-        print(f"minicompile {chosen.command}: {error}", file=sys.stderr)
+        print(f"minicompile {given[0]}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader of our output, say `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

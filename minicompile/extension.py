@@ -32,9 +32,10 @@
 | `log_channel(name, doc, kinds)` | a channel of `MINICOMPILE_LOGS`: what it prints of an event | debug |
 
 `scoped()` forgets the rules registered inside its block; `without("lowering:aten.erf")` takes rules away for
-a while. A plug-in is a package that uses these decorators; ops/plugins.py finds and loads it, and
-`plugins.rules(registry, options.plugins)` has the rules that a compilation may use. Importing this page
-imports the built-in rules; decompositions come when one is first needed.
+a while. A plug-in is a package that uses these decorators, with a `Plugin` in it; ops/plugins.py finds and
+loads it (`add_plugin` adds one by hand), and `plugins.rules(registry, options.plugins)` has the rules that a
+compilation may use. Importing this page imports the built-in rules; decompositions come when one is first
+needed.
 """
 
 # ruff: noqa: F401 (names to import from here)
@@ -57,6 +58,7 @@ from minicompile.lowering.context import template
 from minicompile.lowering.lower import lowering
 from minicompile.ops.events import observer
 from minicompile.ops.gates import gate
+from minicompile.ops.plugins import Plugin, add_plugin
 from minicompile.ops.registry import Registry, scoped, without
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import register_pattern

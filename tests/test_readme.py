@@ -29,8 +29,8 @@ def blocks(section: str) -> list[str]:
     not (ROOT / "minicompile" / "api.py").exists(), reason="minicompile.compile is not there yet"
 )
 def test_how_to_add_things_works_as_written(tmp_path: Path):
-    code = blocks("Docs: how to add ...")
-    assert len(code) == 6
+    code = [*blocks("Docs: how to add ..."), *blocks("Plug-ins")]
+    assert len(code) == 7
     names: dict[str, object] = {"__name__": "readme"}
     file = tmp_path / "readme.py"
     file.write_text("\n".join(code), encoding="utf-8")

@@ -1,9 +1,9 @@
-"""What `minicompile bench` runs: patterns and models at several sizes, and the compilers that it compares."""
+"""Cases to measure (patterns and models at several sizes), and the compilers that are compared."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,13 +20,39 @@ from minicompile.errors import unknown
 
 EAGER, TORCH, OURS = "eager", "torch.compile", "minicompile"
 
-COMPILERS: Mapping[str, Callable[..., Any]] = {
-    EAGER: lambda fn, mode=None: fn,
-    TORCH: lambda fn, mode=None: torch.compile(fn, dynamic=False, mode=mode),
-    "max-autotune": lambda fn, mode=None: torch.compile(fn, dynamic=False, mode="max-autotune"),
-    OURS: lambda fn, mode=None: minicompile.compile(fn, dynamic=False, mode=mode),
+
+@dataclass(frozen=True)
+class Compiler:
+    """One way to run a function.
+
+    compile          takes a function or module and the compilers' `mode`; gives what to call
+    modules          imported before a first call is timed, since importing isn't compiling
+    cache_variable   the environment variable that names its cache on disk
+    """
+
+    compile: Callable[..., Any]
+    modules: tuple[str, ...] = ()
+    cache_variable: str = ""
+
+
+def by_torch(fn: Any, mode: str | None = None) -> Any:
+    """Compile for fixed sizes by PyTorch's own compiler."""
+    return torch.compile(fn, dynamic=False, mode=mode)
+
+
+def by_minicompile(fn: Any, mode: str | None = None) -> Any:
+    """Compile for fixed sizes by ours."""
+    return minicompile.compile(fn, dynamic=False, mode=mode)
+
+
+TORCH_MODULES = ("torch._dynamo", "torch._inductor.compile_fx")
+COMPILERS: dict[str, Compiler] = {
+    EAGER: Compiler(lambda fn, mode=None: fn),
+    TORCH: Compiler(by_torch, TORCH_MODULES, "TORCHINDUCTOR_CACHE_DIR"),
+    OURS: Compiler(
+        by_minicompile, ("minicompile.pipeline", "minicompile.api"), "MINICOMPILE_CACHE_DIR"
+    ),
 }
-"""Functions of a function and the compilers' mode."""
 
 
 def tiny(x: Tensor, y: Tensor) -> Tensor:
@@ -39,7 +65,7 @@ TINY = Pattern("call", tiny, (Input("2"), Input("2")))
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure. Its `kind` says which targets apply: "call", "pattern", "model"."""
+    """One thing to measure, of a kind of KINDS."""
 
     name: str
     kind: str

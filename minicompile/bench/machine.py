@@ -1,5 +1,5 @@
-"""Where and with what something was measured, for those who read the numbers later; and a Python process of
-its own for what is measured from cold."""
+"""The circumstances of a measurement, for later readers; fresh processes for what is measured from cold;
+tables."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from minicompile.errors import BackendError
+from minicompile.ops.display import aligned
 from minicompile.options import child_environment
 
 VERSIONS = ("minicompile", "torch", "triton", "transformers", "numpy", "sympy")
@@ -91,3 +92,9 @@ def in_new_python(
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise BackendError(f"{what} failed in a fresh process: {last}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def table_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as aligned text: the first column to the left, the others to the right."""
+    rules = ["-" * max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return "\n".join(aligned([head, rules, *rows]))

@@ -9,7 +9,6 @@ The interface is that of a pattern. `lesson_model_step` is a training step with 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minicompile.compat import tree_leaves
-from minicompile.lessons.model import GPT
-from minicompile.lessons.train import BATCH_SIZE, LEARNING_RATE
 
 Made = tuple[nn.Module, list[Tensor]]
 
@@ -51,7 +48,7 @@ class Model:
         tensors = [t.to(dtype if t.is_floating_point() else t.dtype) for t in tensors]
         if self.training and isinstance(module, Block):
             tensors[0].requires_grad_()
-        last = [torch.optim.AdamW(module.parameters(), LEARNING_RATE)] if self.step else []
+        last = [torch.optim.AdamW(module.parameters())] if self.step else []
         return [module, *tensors, *last]
 
     def run(self, fn: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
@@ -99,6 +96,10 @@ def model(build: Callable[[bool], Made], *kinds: str) -> Callable[[Any], Any]:
 
 
 def build_lesson_model(small: bool) -> Made:
+    """Raises ImportError where the folder lessons/ was deleted."""
+    from minicompile.lessons.model import GPT
+    from minicompile.lessons.train import BATCH_SIZE
+
     module = GPT()
     shape, high = (2 if small else BATCH_SIZE, module.config.block_size), module.config.vocab_size
     return module, [torch.randint(high, shape), torch.randint(high, shape)]
@@ -111,55 +112,32 @@ def lesson_model(module: nn.Module, tokens: Tensor, targets: Tensor) -> tuple[Te
 
 
 class Block(nn.Module):
-    """A transformer block: GPT-2's norms before each half, is causal and leaves attention to PyTorch; BERT's
-    norms after each half and writes attention out."""
+    """A transformer block of GPT-2: causal attention, left to PyTorch, and an MLP; norms come first."""
 
-    def __init__(self, width: int, heads: int, gpt: bool) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.gpt = heads, gpt
+        self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        parts = self.qkv(x).chunk(3, -1)
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(self.norm1(x)).chunk(3, -1)
         q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
-        if mask is None:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            y = torch.softmax(q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + mask, -1) @ v
-        out: Tensor = self.project(y.transpose(1, 2).flatten(2))
-        return out
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.gpt:
-            x = x + self.attend(self.norm1(x), mask)
-            return x + self.narrow(F.gelu(self.widen(self.norm2(x)), approximate="tanh"))
-        x = self.norm1(x + self.attend(x, mask))
-        out: Tensor = self.norm2(x + self.narrow(F.gelu(self.widen(x))))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.project(y.transpose(1, 2).flatten(2))
+        out: Tensor = x + self.narrow(F.gelu(self.widen(self.norm2(x)), approximate="tanh"))
         return out
 
 
 def build_gpt2_block(small: bool) -> Made:
     batch, tokens, heads = (1, 16, 2) if small else (1, 512, 12)
-    return Block(64 * heads, heads, gpt=True), [torch.randn(batch, tokens, 64 * heads)]
+    return Block(64 * heads, heads), [torch.randn(batch, tokens, 64 * heads)]
 
 
 @model(build_gpt2_block)
 def gpt2_block(module: nn.Module, x: Tensor) -> Any:
     return module(x)
-
-
-def build_bert_block(small: bool) -> Made:
-    batch, tokens, heads = (2, 16, 2) if small else (2, 256, 12)
-    seen = torch.arange(tokens) < torch.tensor([[tokens], [tokens * 3 // 4]])[:batch]
-    mask = torch.where(seen, 0, -10000)[:, None, None, :]  # the padding of the second text
-    return Block(64 * heads, heads, gpt=False), [torch.randn(batch, tokens, 64 * heads), mask]
-
-
-@model(build_bert_block)
-def bert_block(module: nn.Module, x: Tensor, mask: Tensor) -> Any:
-    return module(x, mask.to(x.dtype))
 
 
 def build_cnn(small: bool) -> Made:

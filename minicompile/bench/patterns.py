@@ -307,24 +307,3 @@ def column_sums(down: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def square_sum(x: Tensor) -> Tensor:
     """What the norm of a gradient needs."""
     return (x * x).sum()
-
-
-@pattern("B T D")
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """To int8, one scale a row."""
-    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
-    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
-
-
-@pattern("D F", "F", "D")
-def clip_gradients(one: Tensor, two: Tensor, three: Tensor) -> list[Tensor]:
-    """By the norm of all."""
-    gradients = [one, two, three]
-    norm = torch.stack([g.norm() for g in gradients]).norm()
-    return [g * torch.clamp(1 / (norm + 1e-6), max=1) for g in gradients]
-
-
-@pattern("N C Y X", "N C Y X", training=True)
-def concatenate(x: Tensor, y: Tensor) -> Tensor:
-    """The skip connection of a U-Net."""
-    return torch.cat([F.relu(x), F.gelu(y)], 1)

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from minicompile.ops.display import Shown
 from minicompile.runtime.arena import ARENA
 
 TURN_SECONDS = 5e-3
@@ -44,8 +43,8 @@ class Ratio:
         return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
-@dataclass(eq=False)
-class Timings(Shown):
+@dataclass(frozen=True)
+class Timings:
     """Seconds a call of each contestant, one number a round."""
 
     seconds: dict[str, list[float]]
@@ -58,9 +57,6 @@ class Timings(Shown):
         pairs = zip(self.seconds[ours], self.seconds[theirs], strict=True)
         low, middle, high = statistics.quantiles([a / b for a, b in pairs], n=4)
         return Ratio(middle, low, high)
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name}: {time_text(self.median(name))}" for name in self.seconds)
 
 
 Timer = Callable[[int], float]
@@ -119,23 +115,17 @@ CACHES = 4
 
 
 def l2_bytes(device: str) -> int:
-    """The size of the last cache before a GPU's memory; 0 for other devices."""
-    if not device.startswith("cuda"):
-        return 0
+    """The size of the last cache before a GPU's memory."""
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
-def device_timer(calls: Sequence[Callable[[], object]], device: str) -> Timer:
-    """Seconds of device time a call, of calls that take turns; what each gives lives until the last has run,
-    so that none writes where another just wrote.
+def device_timer(calls: Sequence[Callable[[], object]]) -> Timer:
+    """Seconds of a GPU's time a call, of calls that take turns. The results of each live until the last has
+    run, so that none writes where another just wrote.
 
-    They are captured as one CUDA graph and replayed between two events. On a device without events, by the
-    clock. Raises what capturing raises. What compiles must have done so before.
+    They are captured as one CUDA graph and replayed between two events. Raises what capturing raises. What
+    compiles must have done so before.
     """
-    if not device.startswith("cuda"):
-        return lambda repeats: (
-            timed(lambda: [call() for call in calls], repeats, device) / len(calls)
-        )
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         held = [call() for call in calls]
@@ -162,13 +152,13 @@ def copy_bandwidth(device: str) -> float:
     """Bytes a second that a copy of COPIED bytes reads and writes: the roof for memory-bound kernels."""
     pairs = [torch.ones(2, COPIED, dtype=torch.int8, device=device) for _ in range(2)]
     calls = [partial(pair[0].copy_, pair[1]) for pair in pairs]
-    return 2 * COPIED / run_in_turns({"copy": device_timer(calls, device)}, 0.0).median("copy")
+    return 2 * COPIED / run_in_turns({"copy": device_timer(calls)}, 0.0).median("copy")
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
     """Of positive numbers; NaN of none."""
-    logs = [math.log(ratio) for ratio in ratios]
-    return math.exp(statistics.fmean(logs)) if logs else math.nan
+    found = list(ratios)
+    return statistics.geometric_mean(found) if found else math.nan
 
 
 def time_text(seconds: float) -> str:

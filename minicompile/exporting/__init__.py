@@ -16,8 +16,13 @@
     c_wrapper   the C function that runs the kernels; c/ has what is the same in all packages
     checks      sizes and checksums of a package's files; `safetensors` writes its weights
     load        `mc.load_package`, `minicompile run`: checked, then called by ctypes
+    pictures    how exports and packages look in a notebook
 
 Read exported.py first, then export.py. The room stands above the corridor: it calls capture and AOT, and no
 room calls it. (It is called `exporting` since `minicompile.export` is the function.)
 The real compiler: torch/export, torch/_export.
 """
+
+from minicompile.ops.display import renderer
+
+renderer.modules.append("minicompile.exporting.pictures")

@@ -33,17 +33,17 @@ class Dim:
     """
 
     name: str
-    min: int | None = None
+    min: int = SMALLEST_SIZE
     max: int | None = None
 
     AUTO: ClassVar[Dim]
     """A size that varies as far as the program lets it; what it relies on becomes a constraint."""
 
     def __post_init__(self) -> None:
-        if self.min is not None and self.min < SMALLEST_SIZE:
+        if self.min < SMALLEST_SIZE:
             why = "sizes 0 and 1 broadcast and are laid out differently: export a program for them apart"
             raise ExportError(f"Dim {self.name!r}: min is {self.min}, at least 2; {why}")
-        if self.max is not None and self.max < (self.min or SMALLEST_SIZE):
+        if self.max is not None and self.max < self.min:
             raise ExportError(f"Dim {self.name!r}: max is {self.max}, less than its min")
 
 
@@ -185,7 +185,7 @@ class Call:
         found = {}
         for symbol in env.symbols:
             dim = self.dims.get(env.wishes[symbol].removeprefix("dimension ").strip("'"), Dim.AUTO)
-            found[symbol] = dim.min or SMALLEST_SIZE, dim.max
+            found[symbol] = dim.min, dim.max
         return found
 
     @property
@@ -208,25 +208,23 @@ class Call:
 
     def declare(self, dynamic: Any) -> None:
         """Mark the sizes that are to be dynamic. Raises ExportError."""
-        if dynamic is None:
-            return
         names = list(self.arguments)
         if isinstance(dynamic, list | tuple):
             if len(dynamic) > len(names):
                 raise ExportError(f"dynamic_shapes has {len(dynamic)} entries, not {len(names)}")
             dynamic = dict(zip(names, dynamic))
         examples: dict[str, int] = {}
-        for name, spec in dynamic.items():
+        for name, spec in (dynamic or {}).items():
             if name not in names:
                 raise ExportError(f"dynamic_shapes: no argument {name!r}: {', '.join(names)}")
             self.mark(name, self.arguments[name], spec, examples)
 
     def mark(self, path: str, value: Any, spec: Any, examples: dict[str, int]) -> None:
+        """Mark the axes of a tensor, or of those in a container. `examples`: by Dim, the size seen so far."""
         if spec is None:
             return
-        items = parts(value)
-        if items is not None:
-            specs = spec if isinstance(spec, dict) else dict(enumerate(spec))
+        specs = spec if isinstance(spec, dict) else dict(enumerate(spec))
+        if (items := parts(value)) is not None:
             known = dict(items)
             for key, inner in specs.items():
                 if key not in known:
@@ -235,36 +233,36 @@ class Call:
             return
         if not isinstance(value, torch.Tensor):
             raise ExportError(f"dynamic_shapes: {path} is no tensor, it has no sizes")
-        if not isinstance(spec, dict) and len(spec) != value.dim():
-            raise ExportError(f"dynamic_shapes: {path} has {value.dim()} axes, not {len(spec)}")
-        axes = spec if isinstance(spec, dict) else dict(enumerate(spec))
         marks = {}
-        for axis, dim in axes.items():
+        for axis, dim in specs.items():
             if dim is None:
                 continue
             if not -value.dim() <= axis < value.dim():
                 raise ExportError(f"dynamic_shapes: {path} has no axis {axis}")
-            size, where = value.shape[axis], f"{path}.size({axis % value.dim()})"
-            if isinstance(dim, int) and dim == size:
-                continue
+            axis %= value.dim()
+            where = f"{path}.size({axis}) is {value.shape[axis]}"
             if not isinstance(dim, Dim):
-                raise ExportError(f"dynamic_shapes: {where} is {size}; {dim!r} is no mc.Dim")
-            if size < SMALLEST_SIZE:
-                why = "sizes 0 and 1 are exported apart: give an example with at least 2"
-                raise ExportError(f"{where} is {size} and declared dynamic; {why}")
-            low, high = dim.min or SMALLEST_SIZE, dim.max
-            if not low <= size <= (size if high is None else high):
-                span = f"{low} to {'any' if high is None else high}"
-                raise ExportError(f"{where} is {size}, not in Dim {dim.name!r}, {span}")
-            if examples.setdefault(dim.name, size) != size and dim.name:
-                what = (
-                    f"{where} is {size}, another size with Dim {dim.name!r} is {examples[dim.name]}"
-                )
-                raise ExportError(f"{what}: one Dim means equal sizes")
-            if self.dims.setdefault(dim.name, dim) != dim:
-                raise ExportError(f"there are two Dims {dim.name!r} with other limits")
-            marks[axis % value.dim()] = (low, high, dim.name) if dim.name else (0, None)
+                raise ExportError(f"dynamic_shapes: {where}; {dim!r} is no mc.Dim")
+            self.check_example(where, value.shape[axis], dim, examples)
+            marks[axis] = (dim.min, dim.max, dim.name) if dim.name else (0, None)
         setattr(value, MARK, marks)
+
+    def check_example(self, where: str, size: int, dim: Dim, examples: dict[str, int]) -> None:
+        """Raises ExportError for an example's size that the Dim excludes, or that differs from another's."""
+        low, high = dim.min, dim.max
+        if size < SMALLEST_SIZE:
+            why = "sizes 0 and 1 are exported apart: give an example with at least 2"
+            raise ExportError(f"{where} and declared dynamic; {why}")
+        if size < low or (high is not None and size > high):
+            span = f"{low} to {'any' if high is None else high}"
+            raise ExportError(f"{where}, not in Dim {dim.name!r}, {span}")
+        if not dim.name:
+            return
+        if (other := examples.setdefault(dim.name, size)) != size:
+            why = f"another size with Dim {dim.name!r} is {other}: one Dim means equal sizes"
+            raise ExportError(f"{where}, {why}")
+        if self.dims.setdefault(dim.name, dim) != dim:
+            raise ExportError(f"there are two Dims {dim.name!r} with other limits")
 
 
 def example(leaf: Any) -> Any:

@@ -16,7 +16,7 @@ import inspect
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -40,20 +40,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "slice": slice, "torch.device": torch.device, "torch.Size": torch.Size,
     "OrderedDict": collections.OrderedDict,
 }  # fmt: skip
-GRAMMAR = (
-    *(
-        ast.Constant,
-        ast.Name,
-        ast.Attribute,
-        ast.Tuple,
-        ast.List,
-        ast.Dict,
-        ast.Subscript,
-        ast.Call,
-    ),
-    *(ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.keyword, ast.expr_context),
-    *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
-)
 MEMBERS = ("size", "dim", "device")
 TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 
@@ -95,10 +81,6 @@ class Expression:
             self.tree = ast.parse(text, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ExportError(f"not an expression: {text[:200]!r} ({error})") from None
-        for node in ast.walk(self.tree):
-            plain = not isinstance(node, ast.Attribute) or node.attr in MEMBERS or dotted(node)
-            if not isinstance(node, GRAMMAR) or not plain:
-                raise ExportError(f"not part of the language of conditions: {text[:200]!r}")
 
     def __call__(self, names: Mapping[str, Any]) -> Any:
         """Its value. `names`: arguments, symbols, `result`, classes. What it can't look at raises what Python
@@ -113,28 +95,25 @@ class Expression:
             return False
 
     def found(self, names: Mapping[str, Any]) -> str:
-        """What it is about, as it was found: `x.size(1) is 17`."""
-        told = []
-        parts = [self.tree]
+        """The values of both sides of a comparison, as text: `x.size(1) is 17`."""
+        sides = [self.tree]
         if isinstance(self.tree, ast.Compare):
-            parts = [self.tree.left, *self.tree.comparators]
+            sides = [self.tree.left, *self.tree.comparators]
             if isinstance(self.tree.ops[0], ast.Is):
-                parts.pop()
-        while parts:
-            part = parts.pop(0)
-            if isinstance(part, ast.BinOp | ast.BoolOp | ast.UnaryOp):
-                inner = ast.iter_child_nodes(part)
-                parts = [*(p for p in inner if isinstance(p, ast.expr)), *parts]
-            elif not isinstance(part, ast.Constant | ast.List):
-                try:
-                    if isinstance(part, ast.Call) and dotted(part.func) == "type":
-                        what = class_name(type(value_of(part.args[0], names)))
-                    else:
-                        what = describe(value_of(part, names))
-                except Exception as error:  # whatever the argument's class raises
-                    what = f"not there ({type(error).__name__})"
-                told.append(f"{ast.unparse(part)} is {what}")
-        return ", ".join(dict.fromkeys(told))
+                sides.pop()
+        told = []
+        for side in sides:
+            if isinstance(side, ast.Constant | ast.List):
+                continue
+            try:
+                if isinstance(side, ast.Call) and dotted(side.func) == "type":
+                    what = class_name(type(value_of(side.args[0], names)))
+                else:
+                    what = describe(value_of(side, names))
+            except Exception as error:  # whatever the argument's class raises
+                what = f"not there ({type(error).__name__})"
+            told.append(f"{ast.unparse(side)} is {what}")
+        return ", ".join(told)
 
 
 def dotted(node: ast.AST) -> str:
@@ -228,45 +207,22 @@ def compared(op: ast.cmpop, left: ast.expr, right: ast.expr, names: Mapping[str,
     return ARITHMETIC[type(op)](*values)
 
 
-class Text(str):
-    """Prints as it is."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def signature_text(call: inspect.Signature) -> str:
-    """How a program is called, as the head of a function."""
-    given = [
-        p if p.default is p.empty else p.replace(default=Text(literal(p.default)))
+def signature_rows(call: inspect.Signature) -> list[tuple[str, ...]]:
+    """How a program is called, as data: name, kind and, as text, the default of each parameter."""
+    return [
+        (p.name, p.kind.name, *(() if p.default is p.empty else (literal(p.default),)))
         for p in call.parameters.values()
     ]
-    return f"def call{inspect.Signature(given)}: ..."
 
 
-def parsed_signature(head: ast.stmt) -> inspect.Signature:
-    """The way back from `signature_text`. Raises ExportError for what has no such text."""
-    if not isinstance(head, ast.FunctionDef):
-        raise ExportError(f"no head of a function: {ast.unparse(head)[:80]}")
-    given, kinds = head.args, inspect.Parameter
-    first: list[tuple[Any, ast.arg]] = [(kinds.POSITIONAL_ONLY, arg) for arg in given.posonlyargs]
-    first += [(kinds.POSITIONAL_OR_KEYWORD, arg) for arg in given.args]
-    defaults = [*[None] * (len(first) - len(given.defaults)), *given.defaults]
-    found: list[tuple[Any, ast.arg | None, ast.expr | None]] = []
-    found += [(*pair, default) for pair, default in zip(first, defaults, strict=True)]
-    found.append((kinds.VAR_POSITIONAL, given.vararg, None))
-    pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    found += [(kinds.KEYWORD_ONLY, arg, default) for arg, default in pairs]
-    found.append((kinds.VAR_KEYWORD, given.kwarg, None))
-    return inspect.Signature(
-        [
-            kinds(arg.arg, kind, default=kinds.empty if d is None else value_of(d, {}))
-            for kind, arg, d in found
-            if arg is not None
-        ]
-    )
+def signature_from(rows: Iterable[Sequence[str]]) -> inspect.Signature:
+    """The signature that `signature_rows` wrote down."""
+
+    def parameter(name: str, kind: str, *default: str) -> inspect.Parameter:
+        value = Expression(default[0])({}) if default else inspect.Parameter.empty
+        return inspect.Parameter(name, getattr(inspect.Parameter, kind), default=value)
+
+    return inspect.Signature([parameter(*row) for row in rows])
 
 
 def always_holds(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, Any]) -> bool:

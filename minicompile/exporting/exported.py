@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -147,14 +147,8 @@ class Exported(Shown):
         given: list[torch.Tensor] = []
         for spec, path in zip(self.signature.inputs, self.paths, strict=True):
             given.append(self.state[spec.target] if path is None else path(arguments))
-        if mutated := self.signature.mutated:
-            owners: dict[int, str] = {}
-            written = {spec.target for spec in mutated}
-            for spec, value in zip(self.signature.inputs, given):
-                other = owners.setdefault(compat.storage_id(value), spec.target)
-                if other != spec.target and {other, spec.target} & written:
-                    both = f"{other} and {spec.target} share memory"
-                    raise ExportError(f"{self.name}: {both}, and one of them is changed")
+        named = zip((spec.target for spec in self.signature.inputs), given)
+        check_memory(self.name, named, {spec.target for spec in self.signature.mutated})
         return given
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,6 +203,18 @@ def as_number(size: Any, sizes: Mapping[Any, int]) -> Any:
     """A size or stride for the sizes at hand."""
     expr = size_expr(size)
     return expr if isinstance(expr, int) else expr.xreplace(sizes)
+
+
+def check_memory(
+    name: str, inputs: Iterable[tuple[str, torch.Tensor]], changed: Collection[str]
+) -> None:
+    """Raises ExportError if an input that the program changes shares memory with another."""
+    owners: dict[int, str] = {}
+    for target, value in inputs:
+        other = owners.setdefault(compat.storage_id(value), target)
+        if other != target and (other in changed or target in changed):
+            both = f"{other} and {target} share memory"
+            raise ExportError(f"{name}: {both}, and one of them is changed")
 
 
 class Called(Protocol):

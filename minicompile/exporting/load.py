@@ -6,7 +6,6 @@ The real compiler: torch/_inductor/package/package.py (load_package).
 from __future__ import annotations
 
 import argparse
-import ast
 import ctypes
 import os
 import tempfile
@@ -19,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile import compat
 from minicompile.errors import ExportError
 from minicompile.exporting.c_wrapper import DTYPES, MOST_DIMENSIONS
 from minicompile.exporting.checks import check_package
-from minicompile.exporting.conditions import Expression, classes_of, parsed_signature
-from minicompile.exporting.exported import Constraint, bound_arguments
+from minicompile.exporting.conditions import Expression, classes_of, signature_from
+from minicompile.exporting.exported import Constraint, bound_arguments, check_memory
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import value_text
 
@@ -168,7 +166,7 @@ class Package(Shown):
         self.constraints: Sequence[Constraint] = [
             Constraint(*parts) for parts in facts["constraints"]
         ]
-        self.call = parsed_signature(ast.parse(facts["call"]).body[0])
+        self.call = signature_from(facts["call"])
         self.inputs = [(Expression(path), changed) for path, changed in facts["inputs"]]
         self.structure = Expression(facts["structure"])
         self.classes = classes_of(self.structure)
@@ -177,10 +175,8 @@ class Package(Shown):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = bound_arguments(self, args, kwargs)
         given = [path(arguments) for path, _ in self.inputs]
-        changed = [x for x, (_, changes) in zip(given, self.inputs) if changes]
-        for one in changed:
-            if sum(compat.storage_id(one) == compat.storage_id(other) for other in given) > 1:
-                raise ExportError(f"{self.name}: inputs share memory, and one of them is changed")
+        named = zip((path.text for path, _ in self.inputs), given)
+        check_memory(self.name, named, {path.text for path, changes in self.inputs if changes})
         laid = [x.detach().resolve_conj().resolve_neg().contiguous() for x in given]
         results = self.library.run(laid)
         for old, new, (_, changes) in zip(given, laid, self.inputs):

@@ -33,7 +33,7 @@ from minicompile.errors import BackendError, Unsupported, unknown
 from minicompile.exporting import cuda
 from minicompile.exporting.c_wrapper import DTYPES, Condition, CWriter, ModelSource, c_string
 from minicompile.exporting.checks import checksum, write_metadata
-from minicompile.exporting.conditions import signature_text
+from minicompile.exporting.conditions import signature_rows
 from minicompile.exporting.exported import Exported
 from minicompile.exporting.safetensors import write_safetensors
 from minicompile.exporting.self_check import check_built
@@ -121,12 +121,9 @@ def _fill(folder: Path, exported: Exported, cpu: str | None, target: cuda.Target
     options = Options(memory_pool=False, plugins=usable, **(cuda.OPTIONS if target else {}))
     lowered = _Lowered(exported, options)
     weights = {spec.target: tensor for spec, tensor in zip(held, tensors)}
-    names = [spec.target for spec in held]
     for constant in lowered.schedule.graph.constants:
         assert constant.value is not None
         weights[f"constant.{constant.name}"] = constant.value
-        names.append(f"constant.{constant.name}")
-    weights, names = _once(weights, names)
     places = write_safetensors(folder / "model.safetensors", weights)
     written = written_by_output(exported)
     env = exported.shape_env
@@ -148,7 +145,7 @@ def _fill(folder: Path, exported: Exported, cpu: str | None, target: cuda.Target
         writer.cubins = cuda.machine_code(sources, target, options)
         text, more = cuda.write_kernels(folder, writer.cubins.values(), target)
     source = writer.write()
-    _write_sources(folder, text, source, places, names, exported, name, features, more)
+    _write_sources(folder, text, source, places, [*weights], exported, name, features, more)
     _build(folder, name, level, options, bool(target))
     if target is None and {*features} <= {*processor_features().split()}:
         check_built(folder, name, exported, lowered.schedule.graph.size_hints)
@@ -159,7 +156,7 @@ def _fill(folder: Path, exported: Exported, cpu: str | None, target: cuda.Target
         "made_by": f"minicompile {minicompile.__version__}",
         "cpu": features,
         "cuda": capability,
-        "call": signature_text(exported.call),
+        "call": signature_rows(exported.call),
         "inputs": [[spec.target, spec.target in mutated] for spec in users],
         "results": sum(spec.kind == "result" for spec in exported.signature.outputs),
         "structure": exported.structure,
@@ -257,20 +254,6 @@ def _own_outputs(graph: Graph, shared: Sequence[bool]) -> None:
         copies.append(result)
     output.args = (tuple(copies),)
     graph.gm.recompile()
-
-
-def _once(
-    weights: Mapping[str, Tensor], names: Sequence[str]
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Tensors that are the same memory under several names, by the first of these."""
-    kept: dict[str, Tensor] = {}
-    first: dict[object, str] = {}
-    same: dict[str, str] = {}
-    for name, tensor in weights.items():
-        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        same[name] = first.setdefault(key if tensor.numel() else name, name)
-        kept.setdefault(same[name], tensor)
-    return kept, [same[name] for name in names]
 
 
 def _processor(cpu: str | None) -> tuple[list[str], tuple[str, ...]]:

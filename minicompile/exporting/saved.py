@@ -1,18 +1,19 @@
 """An export as a folder: `program.py`, text that is parsed and never run, and `model.safetensors`, the state.
 
-    program.py := format, name, how it is called, sizes, inputs, outputs, tied, constraints, result, and the
-                  graph as it prints: a line an operator, with the type of its value
+    program.py := format, name, how it is called, sizes, inputs, outputs, tied, constraints, result, the
+                  graph as it prints (a line an operator, with the type of its value), and a checksum
 
-Loading runs every line on fake tensors: the types must be those that the text says. Operators are
-torch's own, without side effects. The real compiler: torch/export/_save.py, torch/_export/serde/serialize.py.
+The checksum finds damage. Loading runs every line of the graph on fake tensors: the types must be those that
+the text says. Operators are torch's own, without side effects.
+The real compiler: torch/export/_save.py, torch/_export/serde/serialize.py.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from minicompile.exporting.conditions import (
     always_holds,
     classes_of,
     dotted,
-    parsed_signature,
-    signature_text,
+    signature_from,
+    signature_rows,
     value_of,
 )
 from minicompile.exporting.exported import Constraint, Exported, InputSpec, OutputSpec, Signature
@@ -42,7 +43,8 @@ from minicompile.ops.philox import PHILOX
 from minicompile.shapes.env import ShapeEnv
 from minicompile.shapes.symnode import OPERATORS, size_expr
 
-PROGRAM, STATE, FORMAT = "program.py", "model.safetensors", "minicompile export 1"
+PROGRAM, STATE, FORMAT = "program.py", "model.safetensors", "minicompile export 2"
+SUM = "crc32 = "
 HEAD = "# An export of minicompile: text to read, which is parsed and never run. The state is beside it.\n"
 SIZE_FUNCTIONS: dict[str, Any] = {
     target_name(function): function
@@ -84,9 +86,14 @@ def save(exported: Exported, folder: Path) -> Path:
         if node.op == "call_function" and node.target is not operator.getitem:
             operator_named(target_name(node.target))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / PROGRAM).write_text(program_text(exported), encoding="utf-8")
+    (folder / PROGRAM).write_text(signed(program_text(exported)), encoding="utf-8")
     safetensors().save_file(tensors, folder / STATE)
     return folder
+
+
+def signed(text: str) -> str:
+    """The text with its checksum."""
+    return f"{text}{SUM}{zlib.crc32(text.encode())}\n"
 
 
 def safetensors() -> Any:
@@ -107,7 +114,7 @@ def program_text(exported: Exported) -> str:
     lines = [
         f"format = {FORMAT!r}",
         f"name = {exported.name!r}",
-        signature_text(call),
+        *rows("call", signature_rows(call)),
         *block("sizes", sizes.items()),
         *rows("inputs", ((s.kind, s.name, s.target, d) for s, d in zip(signature.inputs, devices))),
         *rows("outputs", ((s.kind, s.target) for s in signature.outputs)),
@@ -131,31 +138,48 @@ def block(name: str, items: Iterable[tuple[Any, Any]]) -> list[str]:
 
 
 def load_export(path: str | Path) -> Exported:
-    """What `Exported.save` wrote. Raises ExportError, with the line, for a text that says something else."""
+    """Read what `Exported.save` wrote. Raises ExportError if it is damaged, or not of this version."""
     folder = Path(path)
+    file = folder / PROGRAM
     try:
-        text = (folder / PROGRAM).read_text(encoding="utf-8")
-        tree = ast.parse(text)
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ExportError(f"{folder} is no export: {error}") from None
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None) or "?"
-        raise ExportError(f"{folder / PROGRAM}, line {line}: {error}") from None
-    reader = Reader(folder)
-    with reader.damage():
-        parts = reader.parts(tree)
+    head = text.rpartition(SUM)[0]
+    if text != signed(head):
+        raise ExportError(f"{file} is damaged: its checksum is another")
     try:
         state = safetensors().load_file(folder / STATE)
     except Exception as error:  # what safetensors raises is its own
         raise ExportError(f"{folder / STATE} can't be read: {error}") from None
-    return reader.exported(parts, state)
+    try:
+        return Reader().exported(parts(ast.parse(head)), state)
+    except Exception as error:  # a text that nobody here wrote may be anything
+        raise ExportError(f"{file}: {error}") from error
+
+
+def parts(tree: ast.Module) -> dict[str, Any]:
+    """The top-level statements by name: data as it is, the results' expression and the graph as parsed."""
+    found: dict[str, Any] = {}
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="result")], value=value):
+                found["result"] = ast.unparse(value)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                found[name] = ast.literal_eval(value)
+            case ast.FunctionDef():
+                found["graph"] = statement
+            case _:
+                raise ExportError(f"no part of an export: {ast.unparse(statement)[:80]}")
+    if found["format"] != FORMAT:
+        raise ExportError(f"it says {found['format']!r}, this version reads {FORMAT!r}")
+    return found
 
 
 class Reader:
-    """Reads one program; `line` is where it is."""
+    """Reads one program."""
 
-    def __init__(self, folder: Path) -> None:
-        self.file, self.line = folder / PROGRAM, 1
+    def __init__(self) -> None:
         self.env = ShapeEnv()
         self.env.general = True
         self.mode = compat.fake_mode(symbolic=True)
@@ -165,89 +189,33 @@ class Reader:
         self.ranges: dict[Any, Any] = {}
         """What each stood for before the graph was run."""
 
-    @contextlib.contextmanager
-    def damage(self) -> Iterator[None]:
-        """Whatever goes wrong inside is the text's fault, and told with its line."""
-        try:
-            yield
-        except Exception as error:
-            text = str(error).partition("\n")[0]
-            text = text if isinstance(error, ExportError) else f"{type(error).__name__}: {text}"
-            raise ExportError(f"{self.file}, line {self.line}: {text}") from None
-
-    def parts(self, tree: ast.Module) -> dict[str, Any]:
-        """The top-level statements by name: data as it is, expressions and functions as they are parsed."""
-        found: dict[str, Any] = {}
-        for statement in tree.body:
-            self.line = statement.lineno
-            match statement:
-                case ast.Assign(targets=[ast.Name(id="result")], value=value):
-                    found["result"] = ast.unparse(value)
-                case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    found[name] = ast.literal_eval(value)
-                case ast.FunctionDef(name="call") if "call" not in found:
-                    found["call"] = parsed_signature(statement)
-                case ast.FunctionDef():
-                    found["graph"] = statement
-                case _:
-                    raise ExportError(f"no part of an export: {ast.unparse(statement)[:80]}")
-        if found.get("format") != FORMAT:
-            what = f"it says {found.get('format')!r}, this version reads {FORMAT!r}"
-            raise ExportError(f"not the format of this version: {what}")
-        missing = [name for name in PARTS if name not in found]
-        if missing:
-            raise ExportError(f"it lacks {', '.join(missing)}")
-        return found
-
     def exported(self, parts: dict[str, Any], state: dict[str, torch.Tensor]) -> Exported:
-        with self.damage():
-            inputs = [InputSpec(*row[:3]) for row in parts["inputs"]]
-            constraints = tuple(Constraint(*row) for row in parts["constraints"])
-            self.sizes(parts["sizes"], constraints)
-            known = set(self.env.guards)
-            devices = [torch.device(row[3]) for row in parts["inputs"]]
-            graph, values = self.graph(parts["graph"], parts["name"], devices)
-            for fact in self.env.guards:
-                if fact not in known and not always_holds(fact.condition, self.ranges):
-                    what = self.env.text(fact.condition)
-                    raise ExportError(f"the graph needs {what}, which no constraint says")
-            self.line = 1
-            nodes = list(graph.nodes)
-            if [n.name for n in nodes if n.op == "placeholder"] != [spec.name for spec in inputs]:
-                raise ExportError("the graph takes other inputs than `inputs` says")
-            outputs = [
-                OutputSpec(kind, node.name, target)
-                for (kind, target), node in zip(parts["outputs"], values, strict=True)
-            ]
-            signature = Signature(tuple(inputs), tuple(outputs), parts["tied"])
-            state = self.state(state, inputs, nodes)
-            made = Exported(
-                name=parts["name"],
-                graph=graph,
-                signature=signature,
-                constraints=constraints,
-                state=state,
-                shape_env=self.env if self.env.symbols else None,
-                call=parts["call"],
-                structure=parts["result"],
-                classes=classes_of(Expression(parts["result"])),
-            )
-            self.check(made)
-        return made
-
-    def check(self, made: Exported) -> None:
-        """What a call would only find out later."""
-        mutated = {spec.target for spec in made.signature.outputs if spec.kind == "mutation"}
-        if unknown := mutated - {spec.target for spec in made.signature.inputs}:
-            raise ExportError(f"{', '.join(unknown)} is changed and no input")
-        for spec in made.signature.inputs:
-            if spec.kind not in ("parameter", "buffer", "constant", "input"):
-                raise ExportError(f"no kind of input: {spec.kind!r}")
-        for output in made.signature.outputs:
-            if output.kind not in ("result", "mutation"):
-                raise ExportError(f"no kind of output: {output.kind!r}")
-        for constraint in made.constraints:
-            _ = constraint.expression
+        """The program of these parts."""
+        inputs = [InputSpec(*row[:3]) for row in parts["inputs"]]
+        constraints = tuple(Constraint(*row) for row in parts["constraints"])
+        self.sizes(parts["sizes"], constraints)
+        known = set(self.env.guards)
+        devices = [torch.device(row[3]) for row in parts["inputs"]]
+        graph, values = self.graph(parts["graph"], parts["name"], devices)
+        for fact in self.env.guards:
+            if fact not in known and not always_holds(fact.condition, self.ranges):
+                what = self.env.text(fact.condition)
+                raise ExportError(f"the graph needs {what}, which no constraint says")
+        outputs = [
+            OutputSpec(kind, node.name, target)
+            for (kind, target), node in zip(parts["outputs"], values, strict=True)
+        ]
+        return Exported(
+            name=parts["name"],
+            graph=graph,
+            signature=Signature(tuple(inputs), tuple(outputs), parts["tied"]),
+            constraints=constraints,
+            state=self.state(state, inputs, list(graph.nodes)),
+            shape_env=self.env if self.env.symbols else None,
+            call=signature_from(parts["call"]),
+            structure=parts["result"],
+            classes=classes_of(Expression(parts["result"])),
+        )
 
     def state(
         self, found: dict[str, torch.Tensor], inputs: list[InputSpec], nodes: list[fx.Node]
@@ -280,26 +248,19 @@ class Reader:
     ) -> tuple[Graph, list[fx.Node]]:
         """The graph, each value a fake that was computed, and its outputs."""
         made, nodes = fx.Graph(), dict[str, Any]()
-        if len(function.args.args) != len(devices):
-            raise ExportError("the graph takes other inputs than `inputs` says")
-        for arg, device in zip(function.args.args, devices):
-            self.line = arg.lineno
+        for arg, device in zip(function.args.args, devices, strict=True):
             node = nodes[arg.arg] = made.placeholder(arg.arg)
             node.meta.update(val=self.typed(arg.annotation, device), origins=NO_ORIGINS)
         *body, last = function.body
         for statement in body:
-            self.line = statement.lineno
             match statement:
                 case ast.AnnAssign(
                     target=ast.Name(id=target), annotation=said, value=ast.expr() as value
                 ):
-                    if target in nodes:
-                        raise ExportError(f"{target} is there twice")
                     node = nodes[target] = self.operation(made, value, nodes, target)
                     self.compare(node, said)
                 case _:
                     raise ExportError(f"no operation: {ast.unparse(statement)[:80]}")
-        self.line = last.lineno
         if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Tuple):
             raise ExportError("the graph ends without its results")
         outputs = [nodes[part.id] for part in last.value.elts if isinstance(part, ast.Name)]
@@ -339,8 +300,6 @@ class Reader:
             case _:
                 raise ExportError(f"no operation: {ast.unparse(value)[:80]}")
         node = graph.create_node("call_function", target, args, kwargs, name)
-        if node.name != name:
-            raise ExportError(f"no name of a value: {name}")
         given = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
         with torch.no_grad(), self.mode, compat.python_dispatcher(), compat.quiet_fakes():
             made = target(*given[0], **given[1])
@@ -362,9 +321,6 @@ class Reader:
             if len(numbers) == 1:
                 return torch.empty(*numbers, dtype=dtype, device=device)
             return torch.empty_strided(*numbers, dtype=dtype, device=device)
-
-
-PARTS = ("name", "call", "sizes", "inputs", "outputs", "tied", "constraints", "result", "graph")
 
 
 def path_source(text: str) -> Source:

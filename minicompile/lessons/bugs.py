@@ -15,13 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from minicompile.aot.decompositions.registry import decompose
-from minicompile.aot.vjps import register_vjp
-from minicompile.codegen.plan import plan_rule
-from minicompile.lowering.lower import lowering
+from minicompile.extension import decompose, graph_pass, lowering, plan_rule, register_vjp
 from minicompile.lowering.rules.common import elementwise
 from minicompile.ops.registry import Registry, scoped
-from minicompile.passes.manager import graph_pass
 
 aten = torch.ops.aten
 

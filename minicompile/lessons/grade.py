@@ -135,13 +135,13 @@ def grade(
         number = lesson_of(path, learner)
         chosen = [e for name, e in outlines(number).items() if not only or name in only]
         return Report(
-            path.name, number, tuple(run(number, chosen, learner, seconds, told, helpers))
+            path.name, number, tuple(grades_of(number, chosen, learner, seconds, told, helpers))
         )
     except MinicompileError as error:
         return Report(path.name, number, problem=str(error))
 
 
-def run(
+def grades_of(
     number: str,
     chosen: Sequence[Outline],
     learner: Any,
@@ -307,7 +307,7 @@ def found_in(given: str) -> list[tuple[str, Path]]:
     return [(str(p.relative_to(path)), p) for p in below]
 
 
-def run_command(chosen: Any) -> int:
+def run(chosen: Any) -> int:
     """Grade and report; exit code 0 if every notebook has all points."""
     named = [pair for given in chosen.notebooks for pair in found_in(given)]
     notebooks = count_text(len(named), "notebook")

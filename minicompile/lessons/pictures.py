@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from minicompile.debug.reference import evaluate
 from minicompile.errors import OptionError
 from minicompile.ops.display import Shown, to_html
+from minicompile.ops.plugins import Plugin, available
 from minicompile.scheduling.body import LoopBody
 from minicompile.shapes.expr import index_text
 from minicompile.show.graphviz import EDGE, Diagram, Edge, Node, picture
@@ -181,3 +182,35 @@ def boxes_drawn(drawing: Boxes) -> str:
     edges = [Edge(start, end) for start, end in drawing.arrows]
     drawn = picture(Diagram(drawing.title, tuple(nodes), tuple(edges)))
     return box(drawing.title, "", drawn or f"<pre>{text(drawing)}</pre>")
+
+
+@dataclass(frozen=True)
+class PriceList(Shown):
+    """The list that `minicompile plugins` prints, as a table."""
+
+    plugins: tuple[Plugin, ...]
+
+    def __str__(self) -> str:
+        from minicompile.bench.prices import price_text
+
+        return "\n".join(map(price_text, self.plugins))
+
+
+def price_list() -> PriceList:
+    """What each plug-in costs in tokens, and what it buys on its own cases where they were measured."""
+    return PriceList(tuple(available().values()))
+
+
+@shows(PriceList)
+def price_table(prices: PriceList) -> str:
+    from minicompile.bench.prices import folder_of, price_text, tokens_in
+
+    rows = []
+    for plugin in prices.plugins:
+        folder = folder_of(plugin)
+        tokens = f"{tokens_in(folder):,}" if folder is not None else ""
+        measured = "<br>".join(text(line.strip()) for line in price_text(plugin).splitlines()[1:])
+        default = "on" if plugin.default else "off"
+        rows.append([code(plugin.name), default, tokens, text(plugin.purpose), measured])
+    head = ("plug-in", "default", "tokens", "what it does", "measured off and on")
+    return box("plug-ins", "", table(head, rows, numbers=(2,)))

@@ -6,6 +6,7 @@ leaves out the rules of plug-ins that a compilation didn't select.
 
     minicompile/plugins/<name>/                      plug-ins that come with the package
     entry points of the group "minicompile.plugins"  plug-ins that other packages bring
+    add_plugin(PLUGIN)                               plug-ins of a script or notebook
 
 `MINICOMPILE_PLUGINS` and `options={"plugins": ...}` select: "default", "all", "none", or names.
 """
@@ -53,11 +54,22 @@ class Plugin:
     needs_torch: bool = False
 
 
-@cache
 def available() -> Mapping[str, Plugin]:
-    """Return every plug-in by name: those of this package, then those of installed packages.
+    """Return every plug-in by name: those of this package, of installed packages, and those that were added.
 
     A package elsewhere whose plug-in can't be imported is left out, with a warning."""
+    return _available()
+
+
+def add_plugin(plugin: Plugin) -> None:
+    """Make a plug-in known to this process, whose modules must be importable. It replaces one of its name."""
+    _available()[plugin.name] = plugin
+    load.cache_clear()
+    _packages_without.cache_clear()
+
+
+@cache
+def _available() -> dict[str, Plugin]:
     folders = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
     modules = [importlib.import_module(f"minicompile.plugins.{folder}") for folder in folders]
     plugins: dict[str, Plugin] = {module.PLUGIN.name: module.PLUGIN for module in modules}

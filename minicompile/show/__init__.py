@@ -18,7 +18,6 @@ from . import (  # noqa: F401
     bisect,
     capture,
     diff,
-    exports,
     fusion,
     graphs,
     kernels,

@@ -14,7 +14,7 @@
 #
 # - teach it an operator from end to end: gradient, decomposition, lowering, fused kernel;
 # - give it a back end of your own, and train the GPT with it;
-# - say which of these a new idea needs, and find the same place in Inductor.
+# - read what each optimization costs and buys, leave it out, and bring one of your own in a folder.
 
 # %% name="setup" tags=["setup"]
 import importlib.util
@@ -562,7 +562,7 @@ print("the door:", common.register_backend_for_device.__name__)
 #
 # Some kernels no rule for single operators finds. Attention gives each query a row of scores, one for
 # each key, and a softmax needs the whole row. A *template*, a kernel's text with holes, does it with
-# tiles of scores that never reach memory. Here a plug-in brings it, a part that the compiler can do
+# tiles of scores that never reach memory. Here a *plug-in* brings it, a part that the compiler can do
 # without: its pass over the captured graph recognises the written-out form, product, softmax, product; its
 # template (`template_plan`, `kernel_template`) prints the kernel. What happens to scores in between is yours.
 # **Predict, then run:** a cap, a penalty for distance and a mask; how many kernels and calls, without the
@@ -690,14 +690,139 @@ print("their tiles that count:", int(mask.kv_num_blocks.sum() + mask.full_kv_num
 print("ours, counted above:   ", picture.count("#") + picture.count("/"))
 
 # %% [markdown]
+# ## What an optimization costs
+#
+# Attention is one plug-in of many. What makes programs faster, or covers a rare family of them, lies in
+# `minicompile/plugins/`, one folder each, and every folder can be deleted: the answers stay right. So each
+# has a price, in tokens of Python that somebody has to read, and should buy something for it. The list below
+# is what `minicompile plugins` prints. "Measured" compares times and peak memory with the plug-in off and on;
+# `minicompile plugins --measure` fills that column on your machine.
+
+# %% name="prices" tags=["varies"]
+from minicompile.lessons.pictures import price_list
+
+price_list()
+
+# %% [markdown]
+# `options={"plugins": ...}` says which ones a compilation may use: "default", "all", "none", or names. For a
+# whole script the variable `MINICOMPILE_PLUGINS` does.
+#
+# **Predict, then run.** A little network of images, first with all defaults, then without the pooling
+# rules, then without anything. Which numbers change: results, kernels, calls of the library?
+
+# %% name="left-out"
+from minicompile.options import Options
+
+
+def pooled(x, w):
+    y = torch.relu(torch.nn.functional.conv2d(x, w))
+    return torch.nn.functional.max_pool2d(y, 3, stride=2).exp().sum((0, 2, 3))
+
+
+images, weight = torch.randn(4, 3, 16, 16), torch.randn(8, 3, 3, 3)
+usual = Options().plugins
+choices = {
+    "default": usual,
+    "without image_windows": [name for name in usual if name != "image_windows"],
+    "none": [],
+}
+for name, chosen in choices.items():
+    compiled = mc.compile(pooled, options={"plugins": chosen})
+    close = torch.allclose(compiled(images, weight), pooled(images, weight), rtol=1e-4)
+    trace = mc.trace(compiled, images, weight)
+    calls = [str(extern.op).removeprefix("aten.") for extern in trace.loops.externs]
+    print(f"{name}: as eager {close}, {len(trace.kernels)} kernels, calls of {calls}")
+
+# %% [markdown]
+# Without its rule pooling became a call, and whatever could have shared a loop with it is written out and
+# read again. Nothing else happened: a rule that is missing is no error, it is an extern call, a graph break
+# or a slower kernel. Where do the numbers of the price list come from? From exactly this, timed.
+#
+# ## A plug-in of your own
+#
+# A plug-in is a folder with a `PLUGIN` in its `__init__.py`, and modules that register rules by the
+# decorators of this lesson. Here is snake's lowering as one. `add_plugin` makes it known to this process; an
+# installed package is found by itself, by an *entry point* of the group `minicompile.plugins`.
+
+# %% name="own-plugin"
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+
+from minicompile.extension import add_plugin
+
+FILES = {
+    "__init__.py": """
+from minicompile.extension import Plugin
+
+PLUGIN = Plugin(
+    "snake_loops",
+    "Computes snake inside of kernels.",
+    ("snake_loops.rules",),
+    default=False,
+)
+""",
+    "rules.py": """
+import torch
+from minicompile.extension import lowering
+from minicompile.lowering.rules.common import elementwise
+
+@lowering(torch.ops.lesson17.snake.default)
+def snake(ctx, x):
+    def formula(ops, v):
+        wave = ops.sin(v)
+        return ops.add(v, ops.mul(wave, wave))
+
+    return elementwise(ctx, formula, x)
+""",
+}
+home = Path(tempfile.mkdtemp())
+(home / "snake_loops").mkdir()
+for name, text in FILES.items():
+    (home / "snake_loops" / name).write_text(text)
+sys.path.insert(0, str(home))
+add_plugin(importlib.import_module("snake_loops").PLUGIN)
+
+for chosen in ("default", "default,snake_loops"):
+    compiled = mc.compile(f, options={"plugins": chosen})
+    print(f"{chosen:>20}:", summary(mc.trace(compiled, x, w)))
+    print(" " * 21, "as eager", torch.allclose(compiled(x, w), f(x, w), atol=1e-5))
+
+# %% [markdown]
+# **Break it.** Ask for a plug-in that nobody has. A name that is misspelt must not silently cost you an
+# optimization, so it is refused, with the names that there are.
+
+# %% name="no-such-plugin"
+try:
+    mc.compile(f, options={"plugins": "default,snake_lops"})
+except mc.MinicompileError as error:
+    print(str(error).partition(";")[0])
+
+# %% [markdown]
+# > **In torch.compile.** Most optimizations are switches of `torch/_inductor/config.py`, several hundred of
+# > them; the code behind a switch stands in the middle of the compiler, so that it can't be deleted. From
+# > outside you can add passes (`post_grad_custom_pre_pass` and its kin), backends and lowerings. What a
+# > switch buys is not recorded beside it.
+
+# %% name="torch-switches"
+from torch._inductor import config
+
+switches = [name for name in dir(config) if isinstance(getattr(config, name), bool)]
+print("more than 100 switches:", len(switches) > 100)
+print("a door for passes:", config.post_grad_custom_pre_pass)
+
+# %% [markdown]
 # ## Recap
 #
 # 1. An operator without a rule is called as it is; it splits the kernels around it and costs memory traffic.
-# 2. A vjp gives it a gradient, a decomposition other operators in its place, a lowering a loop.
-# 3. A rule that is wrong gives wrong numbers, so measure it against something it doesn't touch.
-# 4. Everything before the kernel plan knows no language; a back end is a code generator and a loader, and
+# 2. A vjp gives it a gradient, a decomposition other operators in its place, a lowering a loop: measure each
+#    against something that it doesn't touch.
+# 3. Everything before the kernel plan knows no language; a back end is a code generator and a loader, and
 #    refuses what it has no word for.
-# 5. A template is a kernel with holes: a known form around it, and your formula, fused, inside.
+# 4. A template is a kernel with holes: a known form around it, and your formula, fused, inside.
+# 5. An optimization is a plug-in, a folder that registers rules: its price is known, and without it the
+#    answers stay right.
 #
 # ## Exercises
 #

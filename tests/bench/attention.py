@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import minicompile as mc
-from minicompile.bench.screen import Screen
+from minicompile.bench.machine import table_text
 from minicompile.bench.timing import device_timer, run_in_turns
 from minicompile.codegen.plan import KernelSource
 from minicompile.options import Options
@@ -181,11 +181,9 @@ def times(
             with torch.no_grad():
                 return fn(*given)
 
-        timers[f"{side} forward"] = device_timer(
-            [partial(forward, given) for given in sets], "cuda"
-        )
+        timers[f"{side} forward"] = device_timer([partial(forward, given) for given in sets])
         step = [partial(gradients, fn, given, down) for given in sets]
-        timers[f"{side} step"] = device_timer(step, "cuda")
+        timers[f"{side} step"] = device_timer(step)
     found = run_in_turns(timers, seconds)
     both = []
     for side in fns:
@@ -205,7 +203,7 @@ def run(chosen: argparse.Namespace) -> int:
                 {*cases, *((n, h, 1000) for n, h, _ in cases)} if chosen.jobs > 1 else [],
             )
         )
-    screen, missed, rows = Screen(chosen.plain), 0, []
+    missed, rows = 0, []
     for name, head, length in cases:
         off = error(name, head)
         ours, theirs, *others = times(name, head, length, chosen.seconds, chosen.flex)
@@ -236,8 +234,8 @@ def run(chosen: argparse.Namespace) -> int:
         "ratio",
     ]
     flexes = ["flex (ratio)"] * 2 * chosen.flex
-    screen.table("attention", [*head_row, "ratio", "TFLOP/s", "TFLOP/s", *flexes, ""], rows)
-    screen.say(f"{missed} of {len(rows)} miss a target")
+    print(table_text([*head_row, "ratio", "TFLOP/s", "TFLOP/s", *flexes, ""], rows))
+    print(f"{missed} of {len(rows)} miss a target")
     return int(missed > 0)
 
 
@@ -256,7 +254,6 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seconds", type=float, default=1.0, help="to measure each case")
     add("--flex", action="store_true", help="time torch.compile's flex_attention, too")
     add("--jobs", type=int, default=1, help="processes that compile beforehand")
-    add("--plain", action="store_true", help="no colours, even where rich is installed")
     return parser.parse_args(given)
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,12 +19,12 @@ from typing import Any
 import torch
 
 import minicompile
-from minicompile.bench.screen import Screen
-from minicompile.bench.timing import time_text
+from minicompile.bench.machine import table_text
+from minicompile.bench.timing import time_in_turns, time_text
 from minicompile.errors import BackendError
 
-SAMPLES, BATCH = 60, 50
-CAPTURES = 5
+SECONDS = 0.5
+"""To time a figure for."""
 LAYERS = 12
 
 
@@ -73,18 +71,6 @@ class Instant:
         return run
 
 
-def in_turn(calls: Sequence[Callable[[], Any]], samples: int, batch: int) -> list[float]:
-    """The median seconds of each call, measured in batches, one after the other."""
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(samples):
-        for call, found in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            for _ in range(batch):
-                call()
-            found.append((time.perf_counter() - start) / batch)
-    return [statistics.median(found) for found in times]
-
-
 def weighted(a: torch.Tensor, b: torch.Tensor, k: int, s: float) -> torch.Tensor:
     """Two tensors, two scalars, a trivial graph."""
     return a * k + b * s
@@ -101,39 +87,40 @@ def gpt2() -> tuple[torch.nn.Module, tuple[Any, ...]]:
     return model, (torch.randint(0, 128, (1, 16)),)
 
 
+def in_turns(
+    name: str, ours: Callable[[], object], theirs: Callable[[], object], target: float | None
+) -> Figure:
+    """Calls of both compilers, timed in turns."""
+    timings = time_in_turns({"ours": ours, "theirs": theirs}, SECONDS, "cpu")
+    return Figure(name, timings.median("ours"), timings.median("theirs"), target)
+
+
 def call_figure(
-    name: str, target: Any, args: tuple[Any, ...], backend: Any, limit: float | None, batch: int
+    name: str, target: Any, args: tuple[Any, ...], backend: Any, limit: float | None
 ) -> Figure:
     """Calls of what both compilers made of a function or module."""
     ours = minicompile.compile(target, backend=backend() if callable(backend) else backend)
     theirs = torch.compile(target, backend=backend() if callable(backend) else backend)
-    calls = [lambda: ours(*args), lambda: theirs(*args)]
-    for call in calls:
-        call()
-        call()
-    mine, other = in_turn(calls, SAMPLES, batch)
-    return Figure(name, mine, other, limit)
+    for call in (ours, theirs):
+        call(*args)
+    return in_turns(name, lambda: ours(*args), lambda: theirs(*args), limit)
 
 
 def capture_figure(name: str, target: Any, args: tuple[Any, ...], limit: float) -> Figure:
     """First calls, each after forgetting everything; one before that pays for imports."""
-    compilers: list[tuple[Any, Any, Any]] = [
-        (Instant(), minicompile.compile, minicompile.reset),
-        (Instant(), torch.compile, torch.compiler.reset),
-    ]
-    calls = []
-    for instant, compile_with, reset in compilers:
 
-        def first(
-            instant: Any = instant, compile_with: Any = compile_with, reset: Any = reset
-        ) -> None:
+    def first(compile_with: Any, reset: Any) -> Callable[[], object]:
+        instant = Instant()
+
+        def call() -> None:
             reset()
             compile_with(target, backend=instant)(*args)
 
-        first()
-        calls.append(first)
-    mine, other = in_turn(calls, CAPTURES, 1)
-    return Figure(name, mine, other, limit)
+        call()
+        return call
+
+    ours = first(minicompile.compile, minicompile.reset)
+    return in_turns(name, ours, first(torch.compile, torch.compiler.reset), limit)
 
 
 def figures() -> list[Figure]:
@@ -141,36 +128,27 @@ def figures() -> list[Figure]:
     model, tokens = gpt2()
     small, large = "2 tensors, 2 scalars", f"GPT-2, {LAYERS} layers"
     return [
-        call_figure(
-            f"{small}: call, instant backend", weighted, (a, b, 2, 3.0), Instant, 1 / 8, BATCH
-        ),
-        call_figure(
-            f"{small}: call, kernels included", weighted, (a, b, 2, 3.0), "eager", None, BATCH
-        ),
-        call_figure(f"{large}: call, instant backend", model, tokens, Instant, 1 / 3, BATCH),
-        call_figure(f"{large}: call, kernels included", model, tokens, "eager", None, 2),
+        call_figure(f"{small}: call, instant backend", weighted, (a, b, 2, 3.0), Instant, 1 / 8),
+        call_figure(f"{small}: call, kernels included", weighted, (a, b, 2, 3.0), "eager", None),
+        call_figure(f"{large}: call, instant backend", model, tokens, Instant, 1 / 3),
+        call_figure(f"{large}: call, kernels included", model, tokens, "eager", None),
         capture_figure(f"{large}: capture", model, tokens, 1 / 2),
     ]
 
 
-def run(threads: int, plain: bool) -> int:
+def run(threads: int) -> int:
     """Measure and print; 1 if a target is missed."""
     warnings.simplefilter("ignore")
     if threads:
         torch.set_num_threads(threads)
     found = figures()
     header = ("median", "minicompile", "torch.compile", "ratio", "target")
-    Screen(plain).table(
-        "calling and capturing, backend eager or instant",
-        header,
-        [figure.row() for figure in found],
-    )
+    print("calling and capturing, backend eager or instant")
+    print(table_text(header, [figure.row() for figure in found]))
     return 0 if all(figure.met for figure in found) else 1
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.bench.calls", description=__doc__)
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch's kernels")
-    parser.add_argument("--plain", action="store_true", help="no rich, even where it is installed")
-    chosen = parser.parse_args()
-    sys.exit(run(chosen.threads, chosen.plain))
+    sys.exit(run(parser.parse_args().threads))

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 
 import minicompile
 from minicompile.bench.cases import Case, find_cases
-from minicompile.bench.screen import Screen
+from minicompile.bench.machine import table_text
 from minicompile.bench.speed import Row, error_of, in_float64, measure_device
-from minicompile.bench.timing import geometric_mean
-from tests.bench.calls import in_turn, time_text
+from minicompile.bench.timing import geometric_mean, time_in_turns, time_text
 
 ALLOWED = 1.15
 """Times as long as the static kernels."""
-SAMPLES, SECONDS = 200, 0.0003
+SECONDS = 1.0
+"""To time a program for."""
 SIZES = ((64, 256), (512, 256), (2048, 256), (1000, 250), (16, 4096))
 HIDDEN = 1024
 """Columns in the middle of the MLP."""
@@ -47,10 +47,13 @@ def measure(function: Function, rows: int, columns: int) -> list[float]:
     minicompile.mark_dynamic(marked, 0)
     static, dynamic = (minicompile.compile(function, dynamic=choice) for choice in (False, True))
     batch = minicompile.compile(function)
-    calls = [lambda: static(x), lambda: dynamic(x), lambda: batch(marked)]
-    for call in calls:
+    calls = {
+        "one size": lambda: static(x), "every size": lambda: dynamic(x), "batch": lambda: batch(marked),
+    }  # fmt: skip
+    for call in calls.values():
         call()
-    return in_turn(calls, SAMPLES, max(1, int(SECONDS / max(in_turn(calls, 3, 1)))))
+    timings = time_in_turns(calls, SECONDS, "cpu")
+    return [timings.median(name) for name in calls]
 
 
 def measure_on_gpu(case: Case, dtype: torch.dtype, seconds: float) -> tuple[Row, float]:
@@ -60,7 +63,7 @@ def measure_on_gpu(case: Case, dtype: torch.dtype, seconds: float) -> tuple[Row,
     inputs = case.inputs("cuda", dtype)
     exact = case.results(case.subject.fn, in_float64(inputs))
     eager = error_of(case.results(case.subject.fn, inputs), exact)
-    row, compiled = Row(case.name, case.kind, 0), {}
+    row, compiled = Row(case.name, case.kind), {}
     for name, dynamic in (("one size", False), ("every size", True)):
         compiled[name] = minicompile.compile(case.subject.fn, dynamic=dynamic)
         found = case.results(compiled[name], case.inputs("cuda", dtype))
@@ -70,9 +73,9 @@ def measure_on_gpu(case: Case, dtype: torch.dtype, seconds: float) -> tuple[Row,
     return row, off
 
 
-def run_on_gpu(names: list[str], dtypes: list[str], seconds: float, plain: bool) -> int:
+def run_on_gpu(names: list[str], dtypes: list[str], seconds: float) -> int:
     """The patterns, or those named; 1 if one takes too long or failed."""
-    screen, missed = Screen(plain), False
+    missed = False
     for dtype in dtypes:
         rows, ratios = [], []
         for case in find_cases(names, ["pattern"], ["gpu"]):
@@ -81,17 +84,14 @@ def run_on_gpu(names: list[str], dtypes: list[str], seconds: float, plain: bool)
             why = "".join(row.failures.values())
             ratios.append(times[1] / times[0] if len(times) == 2 else float("inf"))
             rows.append([case.name, *map(time_text, times), f"{ratios[-1]:.2f}", f"{off:.1f}", why])
-        screen.table(
-            f"{dtype}: device time, at most {ALLOWED} times as long; error by eager's",
-            ("", "one size", "every size", "ratio", "error", ""),
-            rows,
-        )
-        screen.say(f"geometric mean {geometric_mean(ratios):.2f}")
+        print(f"{dtype}: device time, at most {ALLOWED} times as long; error by eager's")
+        print(table_text(("", "one size", "every size", "ratio", "error", ""), rows))
+        print(f"geometric mean {geometric_mean(ratios):.2f}")
         missed |= max(ratios) > ALLOWED
     return int(missed)
 
 
-def run(threads: int, plain: bool) -> int:
+def run(threads: int) -> int:
     """Measure and print; 1 if a ratio is above what is allowed."""
     if threads:
         torch.set_num_threads(threads)
@@ -100,23 +100,22 @@ def run(threads: int, plain: bool) -> int:
         for rows, columns in SIZES
         for name, function in programs(columns).items()
     }
-    Screen(plain).table(
-        f"kernels for every size beside those for one: at most {ALLOWED} times as long",
-        ("median of a call", "one size", "dynamic=True", "batch marked"),
-        [[name, time_text(t[0]), *(f"{s / t[0]:.2f}" for s in t[1:])] for name, t in times.items()],
-    )
+    rows = [
+        [name, time_text(t[0]), *(f"{s / t[0]:.2f}" for s in t[1:])] for name, t in times.items()
+    ]
+    print(f"kernels for every size beside those for one: at most {ALLOWED} times as long")
+    print(table_text(("median of a call", "one size", "dynamic=True", "batch marked"), rows))
     return int(any(max(found) > ALLOWED * found[0] for found in times.values()))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.bench.dynamic", description=__doc__)
     parser.add_argument("--threads", type=int, default=0, help="threads of PyTorch's kernels")
-    parser.add_argument("--plain", action="store_true", help="no rich, even where it is installed")
     parser.add_argument("--gpu", nargs="*", metavar="NAME", help="patterns on a GPU (default: all)")
     parser.add_argument("--dtype", default="bfloat16,float32", help="of the patterns")
     parser.add_argument("--seconds", type=float, default=0.1, help="to time a pattern for")
     chosen = parser.parse_args()
     if chosen.gpu is not None:
         dtypes = chosen.dtype.split(",")
-        sys.exit(run_on_gpu(chosen.gpu, dtypes, chosen.seconds, chosen.plain))
-    sys.exit(run(chosen.threads, chosen.plain))
+        sys.exit(run_on_gpu(chosen.gpu, dtypes, chosen.seconds))
+    sys.exit(run(chosen.threads))

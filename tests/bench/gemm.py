@@ -93,7 +93,7 @@ def contest(case: Case, rivals: Sequence[str], seconds: float, device: str) -> d
     with torch.no_grad():
         for name in rivals:
             errors[name] = error(ways[name](*sets[0]), exact)
-            timers[name] = device_timer([partial(ways[name], *given) for given in sets], device)
+            timers[name] = device_timer([partial(ways[name], *given) for given in sets])
         del exact
         timings = run_in_turns(timers, seconds)
     return {

@@ -32,8 +32,8 @@ from torch._inductor import dependencies, scheduler
 
 import minicompile
 from minicompile.bench.demo import check_device
+from minicompile.bench.machine import table_text
 from minicompile.bench.patterns import PATTERNS
-from minicompile.bench.screen import Screen
 from minicompile.compat.torch_compiler import inductor_kernels, inductor_told
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import bytes_text
@@ -274,7 +274,6 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--gpu", action="store_const", const="cuda", default="cpu", help="compare Triton kernels")
     add("--jobs", type=int, default=1, help="patterns compared at a time, each in its process")
     add("--json", type=Path, metavar="FILE", help="write what was counted to FILE")
-    add("--plain", action="store_true", help="no colours, even where rich is installed")
     return parser.parse_args(given)
 
 
@@ -285,17 +284,15 @@ def run(chosen: argparse.Namespace) -> int:
     if unknown:
         raise MinicompileError(f"no pattern {unknown[0]!r}; known: {', '.join(PATTERNS)}")
     device = check_device(chosen.gpu)
-    screen = Screen(chosen.plain)
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(screen.progress("patterns", len(names)))
         each: Any = map
         if chosen.jobs > 1:
             pool = ProcessPoolExecutor(chosen.jobs, get_context("spawn"))
             each = stack.enter_context(pool).map
         for row in each(measure, names, [device] * len(names)):
             rows.append(row)
-            progress(len(rows))
+            print(f"{len(rows)} of {len(names)}: {row.name}", flush=True)
     on_gpu = device == "cuda"
     head = [
         "pattern",
@@ -308,14 +305,12 @@ def run(chosen: argparse.Namespace) -> int:
         "theirs",
         "",
     ]
-    screen.table(
-        f"kernels on {device} beside torch.compile's", head, [cells(r, on_gpu) for r in rows]
-    )
+    print(table_text(head, [cells(row, on_gpu) for row in rows]))
     for row in rows:
         if row.failure:
-            screen.say(f"{row.name}: {row.failure}")
+            print(f"{row.name}: {row.failure}")
     won, wanted = sum(row.wins(on_gpu) for row in rows), min(WANTED, len(rows))
-    screen.say(f"{won} of {len(rows)} need no more than torch.compile; wanted {wanted}")
+    print(f"{won} of {len(rows)} need no more than torch.compile; wanted {wanted}")
     if chosen.json is not None:
         facts = [{**asdict(row), "wins": row.wins(on_gpu)} for row in rows]
         chosen.json.write_text(json.dumps({"device": device, "patterns": facts}, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The comparison of calls: both sides run in turn, the instant backend computes once, misses are told."""
+"""The comparison of calls: the instant backend computes once, misses are told."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ import torch
 
 import minicompile as mc
 from tests.bench import calls
-from tests.bench.calls import Figure, Instant, in_turn
-
-
-def test_calls_are_made_in_turn() -> None:
-    made: list[str] = []
-    assert len(in_turn([lambda: made.append("a"), lambda: made.append("b")], 2, 3)) == 2
-    assert "".join(made) == "aaabbbaaabbb"
+from tests.bench.calls import Figure, Instant
 
 
 def test_the_instant_backend_runs_the_graph_once() -> None:
@@ -30,5 +24,5 @@ def test_a_missed_target_is_the_exit_code(
     ours: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]
 ) -> None:
     monkeypatch.setattr(calls, "figures", lambda: [Figure("a call", ours, 8e-6, 1 / 8)])
-    assert calls.run(threads=0, plain=True) == code
+    assert calls.run(threads=0) == code
     assert "1/8.0" in capsys.readouterr().out or code

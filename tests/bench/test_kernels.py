@@ -104,7 +104,7 @@ def test_the_command_fails_where_more_is_needed(
 
     monkeypatch.setattr(kernels, "measure", measure)
     file = tmp_path / "found.json"
-    given = ["softmax", "rope", "--plain", "--json", str(file)]
+    given = ["softmax", "rope", "--json", str(file)]
     assert kernels.run(kernels.arguments(given)) == code
     assert f"{2 - 2 * extra} of 2" in capsys.readouterr().out
     found = json.loads(file.read_text())

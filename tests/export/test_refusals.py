@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import minicompile as mc
+from minicompile.exporting.saved import SUM, signed
 
 B = mc.Dim("b")
 
@@ -119,7 +120,6 @@ X = torch.ones(4, 3)
         (lambda: {"z": {0: B}}, ("no argument 'z'",)),
         (lambda: {"x": {2: B}}, ("x has no axis 2",)),
         (lambda: {"x": {0: mc.Dim("b", max=3)}}, ("x.size(0) is 4", "2 to 3")),
-        (lambda: {"x": (B,)}, ("x has 2 axes",)),
         (lambda: {"x": {0: B, 1: B}}, ("x.size(1) is 3", "is 4")),
         (lambda: {"x": {0: 5}}, ("x.size(0) is 4",)),
         (lambda: {"n": {0: B}}, ("n is no tensor",)),
@@ -263,46 +263,39 @@ def test_an_operator_of_the_users_own_runs_but_is_not_saved(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("aten.addmm.default(", "aten.add_.Tensor(", ("line", "no operator", "add_")),
-        ("aten.addmm.default(", "__import__('os').system(", ("line",)),
-        ("aten.addmm.default(", "aten.from_file.default(", ("line", "no operator")),
-        ("aten.addmm.default(", "aten.nothing.default(", ("line", "no operator")),
-        ("addmm: 'f32[s0, 2]'", "addmm: 'f32[s0, 3]'", ("line", "addmm is f32[s0, 2]")),
-        ("[1, 0])", "[0, 0])", ("line",)),
-        ("[1, 0])", "[1, open('x')])", ("line",)),
-        ("format = 'minicompile export 1'", "format = 'other'", ("format", "other")),
-        ("'f32[s0, 3]'", "'f32[s9, 3]'", ("line",)),
-        ("'f32[s0, 3]'", "'f99[s0, 3]'", ("line", "no type")),
-        ("return (", "return exec(", ("line",)),
-        ("result = ", "import os\nresult = ", ("line", "no part")),
-        ("result = result[0]", "result = result[0].__class__", ("__class__",)),
-        ("\ntied = {", "\nbound = {", ("lacks tied",)),
-        ("'buffer', ", "'cake', ", ("cake",)),
-        ("f32[2, 3]", "f32[2, 4]", ("line",)),
+        ("aten.addmm.default(", "aten.add_.Tensor(", ("no operator", "add_")),
+        ("aten.addmm.default(", "__import__('os').system(", ()),
+        ("aten.addmm.default(", "aten.from_file.default(", ("no operator",)),
+        ("aten.addmm.default(", "aten.nothing.default(", ("no operator",)),
+        ("addmm: 'f32[s0, 2]'", "addmm: 'f32[s0, 3]'", ("addmm is f32[s0, 2]",)),
+        ("[1, 0])", "[1, open('x')])", ("open",)),
+        ("format = 'minicompile export 2'", "format = 'other'", ("other",)),
+        ("return (", "return exec(", ()),
+        ("result = ", "import os\nresult = ", ("no part",)),
+        ("\ntied = {", "\nbound = {", ("tied",)),
+        ("f32[2, 3]", "f32[2, 4]", ()),
     ],
 )
-def test_a_damaged_text_is_refused_with_its_line(folder, old, new, words):
+def test_of_a_text_nothing_runs_but_operators_whose_types_it_says(folder, old, new, words):
+    """Whoever can write a checksum can't make the text do more."""
     file = folder / "program.py"
-    text = file.read_text()
+    text = file.read_text().rpartition(SUM)[0]
     assert old in text
-    file.write_text(text.replace(old, new, 1))
-    with says(*words):
+    file.write_text(signed(text.replace(old, new, 1)))
+    with says("program.py", *words):
         mc.load_export(folder)
 
 
-def test_nothing_but_an_error_comes_of_random_damage(folder):
-    """Or an export whose text still made sense."""
+def test_a_damaged_text_is_refused(folder):
     file, draw = folder / "program.py", random.Random(1)
     text = file.read_text()
     for _ in range(60):
         place, size = draw.randrange(len(text)), draw.randrange(1, 12)
-        file.write_text(
-            text[:place] + draw.choice(["", "0", "x", "(", "'", "]"]) + text[place + size :]
-        )
-        try:
-            mc.load_export(folder)
-        except mc.ExportError as error:
-            assert "program.py" in str(error) or "safetensors" in str(error)
+        other = text[:place] + draw.choice(["", "0", "x", "(", "'", "]"]) + text[place + size :]
+        file.write_text(other)
+        if other != text:
+            with says("program.py", "damaged"):
+                mc.load_export(folder)
 
 
 def test_a_lost_or_short_state_is_said(folder):

@@ -95,10 +95,36 @@ def test_a_rule_of_a_plugin_left_out_gives_way_to_the_core_s(monkeypatch: pytest
     assert table.without_modules(("elsewhere.",))["shared"] == "core"
 
 
-def test_without_the_folder_the_package_compiles_and_trains(tmp_path: Path):
-    leave_out = shutil.ignore_patterns("plugins", "__pycache__")
+COMMANDS = {
+    "plugins": [],
+    "exporting": [["run", "package", "inputs"]],
+    "bench": [["bench"], ["demo"], ["plugins"]],
+    "lessons": [["lessons", "folder"], ["grade", "notebook"], ["demo"]],
+}
+"""Folders that may be deleted from the package, and the commands that go with them."""
+
+COPY = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "__editable__" not in getattr(f, "__module__", "")]
+"""
+"""An editable installation would find in the repository what the copy lacks."""
+
+COMMAND = """
+from minicompile.__main__ import main
+sys.stderr = sys.stdout
+assert main({command}) == 1
+"""
+
+
+@pytest.mark.parametrize("folder", COMMANDS)
+def test_without_a_folder_the_package_compiles_and_trains(folder: str, tmp_path: Path):
+    leave_out = shutil.ignore_patterns(folder, "__pycache__")
     shutil.copytree(PACKAGE, tmp_path / "minicompile", ignore=leave_out)
-    assert run(PROGRAM, tmp_path) == "[]"
+    assert (run(COPY + PROGRAM, tmp_path) == "[]") is (folder == "plugins")
+    for command in COMMANDS[folder]:
+        needs = f"needs the folder minicompile/{folder}, which is not there"
+        said = run(COPY + COMMAND.format(command=command), tmp_path)
+        assert said == f"minicompile {command[0]}: {needs}"
 
 
 def test_with_none_selected_programs_run_as_well():
