@@ -1,7 +1,8 @@
 """minicompile: torch.compile made small enough to read.
 
 Names are loaded on first use, so that modules without torch (bytecode, assembler) import without it.
-This is also where stage objects meet their pictures: `show/` is imported when the first one is displayed.
+This is the one page of the compiler that names its tools: what observes compilations, draws stage objects and
+finds faults registers itself in tables of the compiler, which import it when they are first read.
 """
 
 from __future__ import annotations
@@ -9,9 +10,21 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from minicompile.ops.display import renderer
+from minicompile.errors import MinicompileError
+from minicompile.ops.registry import FILLED_BY
 
-renderer.modules.append("minicompile.show")
+FILLED_BY.update(
+    renderer=("minicompile.show",),
+    method=("minicompile.show", "minicompile.debug"),
+    observer=("minicompile.debug",),
+    option_check=("minicompile.debug",),
+    backend=("minicompile.debug",),
+)
+RULES_OF_TOOLS = {
+    "log_channel": "debug.logs",
+    "reduction": "debug.minify",
+    "accuracy_stage": "debug.accuracy",
+}
 
 PUBLIC = {
     "compile": "api",
@@ -53,8 +66,19 @@ __all__ = [*PUBLIC, "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name in PUBLIC:
-        return getattr(importlib.import_module(f"minicompile.{PUBLIC[name]}"), name)
+        return getattr(tool(PUBLIC[name]), name)
     raise AttributeError(f"module 'minicompile' has no attribute {name!r}")
+
+
+def tool(module: str) -> Any:
+    """Import a module of the package that may be missing. Raises MinicompileError where it is."""
+    try:
+        return importlib.import_module(f"minicompile.{module}")
+    except ModuleNotFoundError as error:
+        if f"minicompile.{module}.".startswith(f"{error.name}."):
+            told = f"{error.name} is not installed, which this needs: see `minicompile.{module}`"
+            raise MinicompileError(told) from error
+        raise
 
 
 def __dir__() -> list[str]:
@@ -63,6 +87,4 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext minicompile` calls: registers %%stages, %%kernel and %%compile_diff."""
-    from minicompile.show.magics import Magics
-
-    Magics(shell)
+    tool("show.magics").Magics(shell)

@@ -9,7 +9,6 @@ import argparse
 import ast
 import contextlib
 import dataclasses
-import importlib
 import inspect
 import os
 import shutil
@@ -17,9 +16,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from minicompile import errors
+from minicompile import errors, tool
 from minicompile.errors import MinicompileError, unknown
 from minicompile.ops.files import why_unsafe
 from minicompile.options import CHOICES, Options
@@ -37,11 +35,10 @@ class Command:
 def elsewhere(help: str, module: str, run: str = "run") -> Command:
     """A command whose two functions stand in a module that is imported when one of them is needed."""
 
-    def load() -> Any:
-        return importlib.import_module(f"minicompile.{module}")
-
     return Command(
-        help, lambda chosen: int(getattr(load(), run)(chosen)), lambda to: load().add_arguments(to)
+        help,
+        lambda chosen: int(getattr(tool(module), run)(chosen)),
+        lambda to: tool(module).add_arguments(to),
     )
 
 
@@ -88,7 +85,7 @@ def show_errors(chosen: argparse.Namespace) -> int:
 
 def show_rules(chosen: argparse.Namespace) -> int:
     """Every registry with its meaning; the rules of one if it is named."""
-    from minicompile import extension, pipeline, show  # noqa: F401 (they fill the registries)
+    from minicompile import extension, pipeline  # noqa: F401 (they fill the registries)
     from minicompile.ops.registry import ALL, key_name
 
     if chosen.registry is None:

@@ -62,7 +62,7 @@ from minicompile.bench.timing import (
     time_text,
 )
 from minicompile.compat.torch_compiler import torch_kernel_count
-from minicompile.debug.accuracy import described, distance, plain
+from minicompile.debug.variant import described, distance, plain
 from minicompile.errors import MinicompileError, unknown
 from minicompile.ops.display import bytes_text
 from minicompile.ops.events import Event, observer

@@ -1,7 +1,7 @@
 """A program to make smaller: a graph of torch's functions, and the arguments of its calls.
 
-    Program := Graph, calls: ((Given | number, ...), ...)
-    Given   := shape, strides, dtype, device of a tensor; its values, or None: random ones from a seed
+    Program := Graph, calls: ((TensorSpec | number, ...), ...)
+    TensorSpec   := shape, strides, dtype, device of a tensor; its values, or None: random ones from a seed
 
 A program is never changed; `part` and `edited` make others of it. `script` is one as a file that runs. The
 real compiler: torch/_dynamo/debug_utils.py (InputWriter), torch/_functorch/fx_minifier.py.
@@ -24,7 +24,8 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
-from minicompile.debug.accuracy import same_random_state
+from minicompile.debug.copies import Copier, same_random_state
+from minicompile.debug.variant import Case
 from minicompile.ops.graph import Graph, argument_text, copies, output_node, placeholders, unpacks
 
 SEED = 0
@@ -60,7 +61,7 @@ def tensor(
 
 
 @dataclass(frozen=True)
-class Given:
+class TensorSpec:
     """A tensor argument. `value` None: from its seed, the number of the argument."""
 
     shape: tuple[int, ...]
@@ -73,11 +74,11 @@ class Given:
     value: Tensor | None = None
 
     @classmethod
-    def of(cls, found: Tensor) -> Given:
-        return replace(cls.like(found), value=found.detach().clone())
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        return replace(cls.like(tensor), value=tensor.detach().clone())
 
     @classmethod
-    def like(cls, found: Tensor) -> Given:
+    def like(cls, found: Tensor) -> TensorSpec:
         """Only the layout, also of a fake tensor; of integers their range."""
         shape, stride = tuple(map(int, found.shape)), tuple(map(int, found.stride()))
         if not is_simple(shape, stride):
@@ -116,7 +117,7 @@ class Given:
         named = (f"{name}={literal(value)}" for name, value in given.items())
         return f"tensor({', '.join([str(self.shape), str(self.stride), *named])})"
 
-    def sized(self, old: int, new: int) -> Given:
+    def sized(self, old: int, new: int) -> TensorSpec:
         """With `new` elements instead of `old` along a dimension, in the same order in memory."""
         if old not in self.shape:
             return self
@@ -148,12 +149,12 @@ def is_simple(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def given(value: Any) -> Any:
+def spec_of(value: Any) -> Any:
     """An argument as a program keeps it. Raises TypeError for what none can have."""
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             raise TypeError(f"a {value.layout} tensor")
-        return Given.of(value)
+        return TensorSpec.of(value)
     if isinstance(value, bool | int | float | complex | None):
         return value
     raise TypeError(f"a {type(value).__name__}")
@@ -169,7 +170,7 @@ class Program:
     @classmethod
     def of(cls, gm: fx.GraphModule, calls: Sequence[Sequence[Any]], name: str) -> Program:
         """Raises TypeError for arguments that no program can have."""
-        made = tuple(tuple(map(given, args)) for args in calls)
+        made = tuple(tuple(map(spec_of, args)) for args in calls)
         return cls(Graph(gm, name, "minify"), made)
 
     @property
@@ -183,7 +184,7 @@ class Program:
     @functools.cached_property
     def size(self) -> tuple[int, ...]:
         """What is to be made small, the most important first."""
-        tensors = [value for args in self.calls for value in args if isinstance(value, Given)]
+        tensors = [value for args in self.calls for value in args if isinstance(value, TensorSpec)]
         return (
             *(len(self.calls), sum(not unpacks(node) for node in self.operations)),
             *(len(self.operations), len(self.outputs), len(self.calls[0])),
@@ -199,13 +200,16 @@ class Program:
     def arguments(self) -> list[list[Any]]:
         """New ones for each call."""
         return [
-            [value.make(n) if isinstance(value, Given) else value for n, value in enumerate(args)]
+            [
+                value.make(n) if isinstance(value, TensorSpec) else value
+                for n, value in enumerate(args)
+            ]
             for args in self.calls
         ]
 
     @functools.cached_property
     def values(self) -> list[Mapping[fx.Node, Any]]:
-        """What each node gives in eager when it is run, by call; tensors as `Given`."""
+        """What each node gives in eager when it is run, by call; tensors as `TensorSpec`."""
         found: list[Mapping[fx.Node, Any]] = []
         for args in self.arguments():
             record = Recording(self.graph.gm)
@@ -249,7 +253,7 @@ class Program:
         found = [node for node in outputs or self.outputs if node in kept]
         if not found:
             read = {u for node in ordered for u in node.all_input_nodes}
-            tensors = (n for n in ordered if isinstance(self.values[0].get(n), Given))
+            tensors = (n for n in ordered if isinstance(self.values[0].get(n), TensorSpec))
             found = [node for node in tensors if node not in read]
         return self.with_graph(subgraph(inputs, ordered, found), calls)
 
@@ -296,18 +300,18 @@ def subgraph(
 
 
 def text(number: int, value: Any) -> str:
-    return value.text(number) if isinstance(value, Given) else literal(value)
+    return value.text(number) if isinstance(value, TensorSpec) else literal(value)
 
 
 def known(value: Any) -> Any:
-    if isinstance(value, Given | bool | int | float | complex):
+    if isinstance(value, TensorSpec | bool | int | float | complex):
         return value
     raise TypeError(type(value))
 
 
 def typed(value: Any) -> Any:
     """A tensor of that type without memory."""
-    if not isinstance(value, Given):
+    if not isinstance(value, TensorSpec):
         return value
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
@@ -367,7 +371,7 @@ class Recording(fx.Interpreter):
         value = super().run_node(n)
         if n.op != "output":
             self.found[n] = compat.tree_map(
-                lambda x: Given.of(x) if isinstance(x, Tensor) else x, value
+                lambda x: TensorSpec.of(x) if isinstance(x, Tensor) else x, value
             )
         return value
 
@@ -417,7 +421,7 @@ class Tape(TorchFunctionMode):
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self.inputs:
-            self.inputs[id(value)] = Given.of(value)
+            self.inputs[id(value)] = TensorSpec.of(value)
             self.kept.append(value)
         return Place(id(value))
 
@@ -461,10 +465,12 @@ def call_of(function: Any) -> tuple[str, Any, tuple[Any, ...]]:
     return "call_function", function, ()
 
 
-def taped(
-    target: Callable[..., Any], calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], name: str
-) -> Program | None:
-    """The program that a function is in these calls; None if they differ in more than numbers."""
+def taped(case: Case) -> Program | None:
+    """The program that a function is in its calls; None if they differ in more than numbers."""
+    copier = Copier()
+    target, calls, kwargs = (
+        copier(case.target), copier(list(case.calls)), copier(dict(case.kwargs))
+    )  # fmt: skip
     graphs, arguments = [], []
     for args in calls:
         with same_random_state(), Tape() as tape:
@@ -485,8 +491,8 @@ def taped(
             for given_values, one in zip(arguments, (value, *rest), strict=True):
                 given_values.append(one)
         node.args, node.kwargs = compat.tree_unflatten(flat, leaves[0][1])
-    gm = fx.GraphModule({}, graph, name)
-    return Program(Graph(gm, name, "minify"), tuple(map(tuple, arguments)))
+    gm = fx.GraphModule({}, graph, case.name)
+    return Program(Graph(gm, case.name, "minify"), tuple(map(tuple, arguments)))
 
 
 def nodes(graph: fx.Graph) -> list[fx.Node]:

@@ -17,7 +17,7 @@ import statistics
 import types
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,17 +25,17 @@ from torch import fx
 
 from minicompile import api
 from minicompile.compat import torch_compiler
-from minicompile.debug import accuracy, torch_bridge
-from minicompile.debug.accuracy import Accuracy, Measured, StageAccuracy
+from minicompile.debug import torch_bridge
+from minicompile.debug.accuracy import Accuracy
+from minicompile.debug.variant import BAD, EAGER, Case, Run, StageAccuracy, Variant, timed
 from minicompile.dynamo.dispatch import Backend, Dispatcher
-from minicompile.dynamo.module import behind, calling, original_of
+from minicompile.dynamo.module import behind, calling
 from minicompile.ops.display import Shown, aligned, count_text
 from minicompile.ops.events import Event
 from minicompile.ops.graph import placeholders
 
 OURS, THEIRS, INDUCTOR = "minicompile", "torch", "Inductor"
 GRAPHS = ("graph", "aot.joint", "aot.forward", "aot.backward")
-BAD = ("wrong", "far from eager", "raised")
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,9 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
     code of classes that it had compiled before. Random numbers are eager's on both sides (`fallback_random`).
     Raises what eager raises.
     """
-    options, dynamic = api.settings_of(target)
-    target = torch_compiler.torch_original(original_of(target))
+    case = Case.of(target, [args], kwargs)
+    case = replace(case, target=torch_compiler.torch_original(case.target))
+    options, dynamic = case.options, case.dynamic
     ours = api.find_backend("inductor", options)
     cells = [Cell(capture, rest) for capture in (OURS, THEIRS) for rest in (OURS, INDUCTOR)]
 
@@ -235,17 +236,14 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
         chosen = backend if cell.compiler == OURS else cell.dynamo
         return lambda target: by_torch(target, chosen, dynamic)
 
-    runs = {
-        name: Measured(accuracy.accuracy_stage[name], target, args, kwargs, name)
-        for name in (accuracy.REFERENCE, accuracy.EAGER)
-    }
+    runs = {EAGER: case.baseline[EAGER]}
     with torch_compiler.torch_compile_as_found():
         # torch's capture first: its first use in a process changes nn.Module, which our captures rely on
         for number, cell in reversed([*enumerate(cells)]):
             counters = torch_compiler.torch_counters()
             counters.clear()
             with torch_compiler.inductor_told(cell.told, fallback_random=True) as notes:
-                run = runs[str(number)] = Measured(preparation(cell), target, args, kwargs, "")
+                run = runs[str(number)] = Run(case, Variant(preparation(cell)))
             cell.first = run.seconds
             if cell.capture == THEIRS:
                 left, cell.breaks = list(counters["minicompile"]), list(counters["graph_break"])
@@ -253,17 +251,17 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
                 run.note = "; ".join(left)
             else:
                 cell.breaks = list(run.breaks)
-        samples = accuracy.timed([*runs.values()][1:])
+        samples = timed([*runs.values()])
     times = [statistics.median(sample) if sample else None for sample in samples]
-    found = {row.stage: row for row in accuracy.judgements(runs)}
+    rows = {row.stage: row for row in case.compare(runs)}
     for number, cell in enumerate(cells):
-        cell.accuracy, cell.seconds = found[str(number)], times[-1 - number]
+        cell.accuracy, cell.seconds = rows[str(number)], times[-1 - number]
         if cell.bad is not False:
             why = cell.accuracy.note or "there was nothing to compile"
             notes.append(f"{cell.capture} with {cell.compiler}: {why}")
     for cell in cells[0], cells[-1]:
         notes += [f"break by {cell.capture}: {why.splitlines()[0]}" for why in cell.breaks]
-    return Comparison(accuracy.name_of(target), cells, times[0], len(samples[0]), notes)
+    return Comparison(case.name, cells, times[0], len(samples[0]), notes)
 
 
 def by_torch(target: Any, backend: Any, dynamic: bool | None) -> Callable[..., Any]:

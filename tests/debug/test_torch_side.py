@@ -16,8 +16,8 @@ from torch import nn
 import minicompile as mc
 from minicompile.compat import torch_compiler
 from minicompile.debug import torch_side
-from minicompile.debug.accuracy import StageAccuracy
 from minicompile.debug.torch_side import INDUCTOR, OURS, THEIRS, Cell, Stage, pinned
+from minicompile.debug.variant import StageAccuracy
 from minicompile.dynamo.interpreter import bytecode
 from minicompile.extension import lowering
 from minicompile.lessons.model import GPT, GPTConfig
