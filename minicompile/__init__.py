@@ -11,14 +11,14 @@ import importlib
 from typing import Any
 
 from minicompile.errors import MinicompileError
-from minicompile.ops.registry import FILLED_BY
+from minicompile.ops.registry import FILLED_BY, is_missing
 
 FILLED_BY.update(
     renderer=("minicompile.show",),
-    method=("minicompile.show", "minicompile.debug"),
-    observer=("minicompile.debug",),
-    option_check=("minicompile.debug",),
-    backend=("minicompile.debug",),
+    method=("minicompile.show", "minicompile.debug.register"),
+    observer=("minicompile.debug.register",),
+    option_check=("minicompile.debug.register",),
+    backend=("minicompile.debug.register",),
 )
 RULES_OF_TOOLS = {
     "log_channel": "debug.logs",
@@ -75,7 +75,7 @@ def tool(module: str) -> Any:
     try:
         return importlib.import_module(f"minicompile.{module}")
     except ModuleNotFoundError as error:
-        if f"minicompile.{module}.".startswith(f"{error.name}."):
+        if is_missing(f"minicompile.{module}", error):
             told = f"{error.name} is not installed, which this needs: see `minicompile.{module}`"
             raise MinicompileError(told) from error
         raise

@@ -4,10 +4,5 @@
     gives    logs and files; differences, accuracies, bisections, minified programs, measured what-ifs
     decides  what counts as wrong: float64 is the judge, eager's own errors are the measure
 
-Read logs.py first, then accuracy.py. No room imports this one: importing it registers what observes
-compilations, a backend, methods of traces; tables of the compiler do so when they are first read.
+Read logs.py first, then variant.py. No room imports this one: register.py brings what observes compilations.
 """
-
-from __future__ import annotations
-
-from . import diff, dump, limit, logs, progress, torch_bridge  # noqa: F401

@@ -34,7 +34,8 @@ from minicompile import api, compat
 from minicompile.debug import script
 from minicompile.debug.bisect import NOTHING, attempt
 from minicompile.debug.copies import Copier
-from minicompile.debug.program import Program, TensorSpec, spec_of, taped
+from minicompile.debug.program import Program, TensorSpec, spec_of
+from minicompile.debug.tape import taped
 from minicompile.debug.variant import Case, Run, Variant
 from minicompile.dynamo.dispatch import Backend, plain_backend
 from minicompile.dynamo.result import Capture

@@ -10,9 +10,7 @@ real compiler: torch/_dynamo/debug_utils.py (InputWriter), torch/_functorch/fx_m
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import operator
 import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,11 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
-from minicompile.debug.copies import Copier, same_random_state
-from minicompile.debug.variant import Case
+from minicompile.debug.copies import same_random_state
 from minicompile.ops.graph import Graph, argument_text, copies, output_node, placeholders, unpacks
 
 SEED = 0
@@ -150,12 +146,12 @@ def is_simple(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def spec_of(value: Any) -> Any:
-    """An argument as a program keeps it. Raises TypeError for what none can have."""
+    """Return an argument as a program keeps it. Raises TypeError for what none can have."""
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             raise TypeError(f"a {value.layout} tensor")
         return TensorSpec.of(value)
-    if isinstance(value, bool | int | float | complex | None):
+    if isinstance(value, TensorSpec | bool | int | float | complex | None):
         return value
     raise TypeError(f"a {type(value).__name__}")
 
@@ -243,7 +239,8 @@ class Program:
         try:
             calls = tuple(
                 tuple(
-                    args[old.index(node)] if node in old else known(values[node]) for node in inputs
+                    args[old.index(node)] if node in old else spec_of(values[node])
+                    for node in inputs
                 )
                 for args, values in zip(self.calls, self.values, strict=True)
             )
@@ -301,12 +298,6 @@ def subgraph(
 
 def text(number: int, value: Any) -> str:
     return value.text(number) if isinstance(value, TensorSpec) else literal(value)
-
-
-def known(value: Any) -> Any:
-    if isinstance(value, TensorSpec | bool | int | float | complex):
-        return value
-    raise TypeError(type(value))
 
 
 def typed(value: Any) -> Any:
@@ -374,139 +365,3 @@ class Recording(fx.Interpreter):
                 lambda x: TensorSpec.of(x) if isinstance(x, Tensor) else x, value
             )
         return value
-
-
-# -- what a function does, without our capture
-
-
-class Tape(TorchFunctionMode):
-    """Notes each of torch's functions that a call reaches, as a graph: all else is as in this call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[Callable[[fx.Graph, Callable[[Any], Any]], None]] = []
-        self.inputs: dict[int, Any] = {}
-        """What is read and not made here, as it is at first."""
-        self.made: dict[int, fx.Node] = {}
-        self.kept: list[Any] = []
-        """Alive, so that no number is given twice."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        places = compat.tree_map(self.place, (args, kwargs))
-        found = func(*args, **kwargs)
-        given_back = compat.tree_leaves(found)
-        if not any(isinstance(x, Tensor) for x in given_back) and func is not SETITEM:
-            return found
-        op, target, first = call_of(func)
-
-        def note(graph: fx.Graph, at: Callable[[Any], Any]) -> None:
-            node = graph.create_node(op, target, (*at(places[0]), *first), at(places[1]))
-            several = [found] if isinstance(found, Tensor) else found or ()
-            for number, part in enumerate(several):
-                if isinstance(part, Tensor):
-                    whole = part is found
-                    self.made[id(part)] = (
-                        node if whole else graph.call_function(operator.getitem, (node, number))
-                    )
-
-        self.notes.append(note)
-        self.kept.append(found)
-        for part in given_back:
-            if isinstance(part, Tensor):
-                self.inputs.setdefault(id(part), None)
-        return found
-
-    def place(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in self.inputs:
-            self.inputs[id(value)] = TensorSpec.of(value)
-            self.kept.append(value)
-        return Place(id(value))
-
-    def graph(self, result: Any) -> fx.Graph:
-        graph = fx.Graph()
-        for number, known in self.inputs.items():
-            if known is not None:
-                self.made[number] = graph.placeholder(f"arg{len(self.made)}")
-
-        def at(value: Any) -> Any:
-            return compat.tree_map(
-                lambda x: self.made[x.number] if isinstance(x, Place) else x, value
-            )
-
-        for note in self.notes:
-            note(graph, at)
-        outputs = (self.made.get(id(x)) for x in compat.tree_leaves(result))
-        graph.output(tuple(node for node in outputs if node is not None))
-        return graph
-
-
-@dataclass(frozen=True)
-class Place:
-    """Stands for a tensor among arguments."""
-
-    number: int
-
-
-SETITEM = Tensor.__setitem__
-
-
-def call_of(function: Any) -> tuple[str, Any, tuple[Any, ...]]:
-    """What FX calls a function of torch's: op, target, further arguments."""
-    name = getattr(function, "__name__", "")
-    if name == "__get__":
-        return "call_function", getattr, (function.__self__.__name__,)
-    if name in ("__setitem__", "__getitem__"):
-        return "call_function", getattr(operator, name.strip("_")), ()
-    if getattr(Tensor, name, None) is function:
-        return "call_method", name, ()
-    return "call_function", function, ()
-
-
-def taped(case: Case) -> Program | None:
-    """The program that a function is in its calls; None if they differ in more than numbers."""
-    copier = Copier()
-    target, calls, kwargs = (
-        copier(case.target), copier(list(case.calls)), copier(dict(case.kwargs))
-    )  # fmt: skip
-    graphs, arguments = [], []
-    for args in calls:
-        with same_random_state(), Tape() as tape:
-            result = target(*args, **kwargs)
-        graphs.append(tape.graph(result))
-        arguments.append([value for value in tape.inputs.values() if value is not None])
-    graph = graphs[0]
-    if any(not alike(node, *same) for node, *same in itertools.zip_longest(*map(nodes, graphs))):
-        return None
-    for node, *same in list(zip(*map(nodes, graphs))):
-        leaves = [compat.tree_flatten((n.args, n.kwargs)) for n in (node, *same)]
-        flat = list(leaves[0][0])
-        for number, (value, *rest) in enumerate(zip(*(found for found, _ in leaves))):
-            if isinstance(value, fx.Node) or all(value == other for other in rest):
-                continue
-            with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
-                flat[number] = graph.placeholder(f"number{number}_{node.name}")
-            for given_values, one in zip(arguments, (value, *rest), strict=True):
-                given_values.append(one)
-        node.args, node.kwargs = compat.tree_unflatten(flat, leaves[0][1])
-    gm = fx.GraphModule({}, graph, case.name)
-    return Program(Graph(gm, case.name, "minify"), tuple(map(tuple, arguments)))
-
-
-def nodes(graph: fx.Graph) -> list[fx.Node]:
-    return list(graph.nodes)
-
-
-def alike(one: fx.Node | None, *others: fx.Node | None) -> bool:
-    """Do nodes call the same, of arguments that have the same structure?"""
-    if one is None or None in others:
-        return False
-    return all(
-        (one.op, one.target) == (n.op, n.target)
-        and compat.tree_flatten((one.args, one.kwargs))[1]
-        == compat.tree_flatten((n.args, n.kwargs))[1]
-        for n in others
-        if n is not None
-    )

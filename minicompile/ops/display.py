@@ -52,10 +52,14 @@ class Registered:
         return rule if obj is None else types.MethodType(rule, obj)
 
 
+def full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def to_html(obj: object) -> str:
     """The object's HTML: the renderer of its nearest type (or of that type's full name), or its text."""
     for cls in type(obj).__mro__:
-        rule = renderer.get(cls) or renderer.get(f"{cls.__module__}.{cls.__qualname__}")
+        rule = renderer.get(cls) or renderer.get(full_name(cls))
         if rule is not None:
             return rule(obj)
     return f"<pre>{html.escape(str(obj))}</pre>"

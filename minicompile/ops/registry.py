@@ -34,6 +34,11 @@ def key_name(key: object) -> str:
     return name if name is not None and text.startswith("<") else text
 
 
+def is_missing(module: str, error: ModuleNotFoundError) -> bool:
+    """Is it the module itself, or a package around it, that can't be found?"""
+    return f"{module}.".startswith(f"{error.name}.")
+
+
 class Registry(Mapping[Any, V]):
     """A named table of rules. `registry(key, ...)` is the decorator that adds one."""
 
@@ -55,7 +60,7 @@ class Registry(Mapping[Any, V]):
             try:
                 importlib.import_module(module)
             except ModuleNotFoundError as error:
-                if error.name != module or module not in FILLED_BY.get(self.name, ()):
+                if module not in FILLED_BY.get(self.name, ()) or not is_missing(module, error):
                     raise
             finally:
                 self.loading = before

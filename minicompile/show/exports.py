@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from minicompile.exporting.exported import Constraint, Exported, InputSpec, OutputSpec, Signature
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.show.graphs import graph_parts
 from minicompile.show.html import box, code, details, facts, shows, shows_many, table, text
 from minicompile.show.listing import headline
+
+if TYPE_CHECKING:
+    from minicompile.exporting.exported import Constraint, Exported, Signature
+
+EXPORTED = "minicompile.exporting.exported"
+"""Named, not imported: the package may be without it."""
 
 
 def conditions(constraints: Sequence[Constraint]) -> str:
@@ -17,19 +23,19 @@ def conditions(constraints: Sequence[Constraint]) -> str:
     return table(("constraint", "why", "line"), rows)
 
 
-shows(Constraint)(lambda constraint: conditions([constraint]))
-shows_many(conditions, "constraint", Constraint)
+shows(f"{EXPORTED}.Constraint")(lambda constraint: conditions([constraint]))
+shows_many(conditions, "constraint", f"{EXPORTED}.Constraint")
 
 
-@shows(Signature)
+@shows(f"{EXPORTED}.Signature")
 def signature(found: Signature) -> str:
-    specs: list[InputSpec | OutputSpec] = [*found.inputs, *found.outputs]
-    rows = [[code(spec.name), text(spec.kind), code(spec.target)] for spec in specs]
+    specs = ((s.name, s.kind, s.target) for s in (*found.inputs, *found.outputs))
+    rows = [[code(name), text(kind), code(target)] for name, kind, target in specs]
     rows += [[code(name), text("tied"), code(target)] for name, target in found.tied.items()]
     return table(("in the graph", "what it is", "where it is"), rows)
 
 
-@shows(Exported)
+@shows(f"{EXPORTED}.Exported")
 def exported(program: Exported) -> str:
     state = facts((name, value_text(value)) for name, value in program.state.items())
     parts = [conditions(program.constraints), graph_parts(program.graph)]

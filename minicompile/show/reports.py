@@ -42,7 +42,7 @@ def stage_table(*stages: StageAccuracy) -> str:
 
 
 shows(StageAccuracy)(lambda stage: box(stage.stage, stage.verdict, stage_table(stage)))
-shows(Accuracy)(lambda found: box(*headline(found), stage_table(*found.stages)))
+shows(Accuracy)(lambda accuracy: box(*headline(accuracy), stage_table(*accuracy.stages)))
 
 
 def operator_cells(row: OperatorRow) -> list[str]:
@@ -54,48 +54,48 @@ def operator_cells(row: OperatorRow) -> list[str]:
 
 
 @shows(OperatorAccuracy)
-def operators(found: OperatorAccuracy) -> str:
+def operators(accuracy: OperatorAccuracy) -> str:
     numbers = tuple(range(1, len(OperatorAccuracy.HEAD)))
-    content = table(OperatorAccuracy.HEAD, map(operator_cells, found.rows), numbers=numbers)
-    return box(f"accuracy of {found.name} by operator", found.verdict, content)
+    content = table(OperatorAccuracy.HEAD, map(operator_cells, accuracy.rows), numbers=numbers)
+    return box(f"accuracy of {accuracy.name} by operator", accuracy.verdict, content)
 
 
 @shows(Bisection)
-def bisection(found: Bisection) -> str:
-    """What was found, what it changed, and every try."""
+def bisection(search: Bisection) -> str:
+    """What was search, what it changed, and every try."""
     hues = {"+": GOOD, "-": BAD}
     changes = "\n".join(
-        coloured(hues[line[0]], line) if line[:1] in hues else text(line) for line in found.changes
+        coloured(hues[line[0]], line) if line[:1] in hues else text(line) for line in search.changes
     )
-    tries = ((t, *t.cells) for t in found.tries)
+    tries = ((t, *t.cells) for t in search.tries)
     rows = ([code(name), coloured(BAD if t.failure else GOOD, told)] for t, name, told in tries)
-    content = facts(found.facts) + f'<pre class="code">{changes}</pre>' * bool(changes)
+    content = facts(search.facts) + f'<pre class="code">{changes}</pre>' * bool(changes)
     content += table(("allowed", ""), rows)
-    return box(f"bisection of {found.name}", found.verdict, content)
+    return box(f"bisection of {search.name}", search.verdict, content)
 
 
 @shows(Minified)
-def minified(found: Minified) -> str:
+def minified(result: Minified) -> str:
     """How it fails, the graph that is left, and what was left away."""
-    content = facts(found.facts)
-    if found.program is not None:
-        content += inside(found.program.shown())
-        script = f'<pre class="code">{text(found.script)}</pre>'
+    content = facts(result.facts)
+    if result.program is not None:
+        content += inside(result.program.shown())
+        script = f'<pre class="code">{text(result.script)}</pre>'
         content += details("script", "exit code 1 while it fails", script)
-    if found.steps:
-        rows = (map(text, step.cells()) for step in found.steps)
+    if result.steps:
+        rows = (map(text, step.cells()) for step in result.steps)
         head = ("reduction", "operations", "inputs", "elements", "calls")
-        content += details("reductions", f"{found.tries} tries", table(head, map(list, rows)))
-    return box(f"minified {found.name}", found.verdict, content)
+        content += details("reductions", f"{result.tries} tries", table(head, map(list, rows)))
+    return box(f"minified {result.name}", result.verdict, content)
 
 
 @shows(Code)
-def code_view(made: Code) -> str:
+def code_view(module: Code) -> str:
     """Inductor writes Python with the kernels' C++ or Triton in raw strings."""
-    languages = ["python", "cpp" if "#include" in made.text else "python"]
-    pieces = re.split(r"(?<=r''')\n|(?=^'''\))", made.text, flags=re.MULTILINE)
+    languages = ["python", "cpp" if "#include" in module.text else "python"]
+    pieces = re.split(r"(?<=r''')\n|(?=^'''\))", module.text, flags=re.MULTILINE)
     parts = (plain_code(piece, languages[i % 2], False) for i, piece in enumerate(pieces))
-    return box(made.name, "by Inductor", *parts)
+    return box(module.name, "by Inductor", *parts)
 
 
 def stage_columns(stage: Stage) -> str:
@@ -116,18 +116,18 @@ shows(Cell)(lambda cell: box(f"{cell.capture} with {cell.compiler}", "", cell_ta
 
 
 @shows(Comparison)
-def comparison_view(found: Comparison) -> str:
+def comparison_view(comparison: Comparison) -> str:
     """The four ways to join the halves, the counts, and each stage in two columns."""
-    counts = ([text(what), code(ours), code(theirs)] for what, ours, theirs in found.counts())
+    counts = ([text(what), code(ours), code(theirs)] for what, ours, theirs in comparison.counts())
     folded = (
         details(name, f"{len(stage.ours)} and {len(stage.theirs)}", stage_columns(stage))
-        for name, stage in found.stages.items()
+        for name, stage in comparison.stages.items()
     )
     return box(
-        *headline(found),
-        cell_table(*found.cells),
-        f"<small>{text(found.timing)}</small>",
+        *headline(comparison),
+        cell_table(*comparison.cells),
+        f"<small>{text(comparison.timing)}</small>",
         table(("", OURS, THEIRS), counts, numbers=(1, 2)),
-        "".join(f"<div><small>{text(note)}</small></div>" for note in found.notes),
+        "".join(f"<div><small>{text(note)}</small></div>" for note in comparison.notes),
         *folded,
     )
