@@ -160,10 +160,10 @@ class Side:
 
     def policy(self, make: Callable[[], FusionPolicy]) -> FusionPolicy:
         """The registered policy, with the wishes in the graph that they are about."""
-        found = copy.copy(make())
+        policy = copy.copy(make())
         if len(self.traces) == 1:
-            found.wishes = self.wishes(self.graph)
-        return found
+            policy.wishes = self.wishes(self.graph)
+        return policy
 
     def set_tiles(self, plan: KernelPlan, options: Options) -> None:
         """The plan rule: a size goes to all kernels that have such a tile."""
@@ -251,13 +251,13 @@ class Experiment(Shown):
         self.base = Knobs(dynamic=self.case.dynamic, options=self.case.options)
         self.name = self.case.name
         self.sides: dict[str, Side] = {}
-        self.known: object = None
+        self.rules: object = None
 
     def side(self, knobs: Knobs) -> Side:
         """The target with these knobs; compiled again when a rule has been registered since."""
-        known = {name: dict(registry) for name, registry in list(ALL.items())}
-        if known != self.known:
-            self.sides, self.known = {}, known
+        rules = {name: dict(registry) for name, registry in list(ALL.items())}
+        if rules != self.rules:
+            self.sides, self.rules = {}, rules
         if repr(knobs) not in self.sides:
             self.sides[repr(knobs)] = Side(knobs, self.case)
         return self.sides[repr(knobs)]
@@ -276,8 +276,10 @@ class Experiment(Shown):
         if knobs.fuse or knobs.forbid:
             stages = self.plain(knobs).graphs.get(knobs.graph)
             if stages is None:
-                told = f"with backend {knobs.backend!r} there is no {knobs.graph} graph of kernels"
-                raise OptionError(f"{told}: fuse and forbid have nothing to work on")
+                missing = (
+                    f"with backend {knobs.backend!r} there is no {knobs.graph} graph of kernels"
+                )
+                raise OptionError(f"{missing}: fuse and forbid have nothing to work on")
             wishes = stages.schedule.wishes(knobs.fuse, knobs.forbid)
             knobs = replace(knobs, fuse=wishes.fuse, forbid=wishes.forbid)
         before, after = self.side(self.base), self.side(knobs)

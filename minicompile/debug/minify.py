@@ -146,9 +146,9 @@ def smaller_sizes(program: Program) -> Proposals:
     tensors = [value for args in program.calls for value in args if isinstance(value, TensorSpec)]
     for old in sorted({size for t in tensors for size in t.shape if size > 1}, reverse=True):
         for new in sorted({1, 2, 3, old // 2, old - 1} & set(range(1, old))):
-            made = changed(program, partial(TensorSpec.sized, old=old, new=new))
-            yield made.edited(partial(resize, old, new))
-            yield made
+            resized = changed(program, partial(TensorSpec.sized, old=old, new=new))
+            yield resized.edited(partial(resize, old, new))
+            yield resized
 
 
 def resize(old: int, new: int, graph: fx.Graph, nodes: object) -> None:
@@ -368,13 +368,13 @@ def minify(
 def changed_settings(options: Options, dynamic: bool | None) -> dict[str, Any]:
     """What `mc.compile` is to be given, apart from its defaults."""
     usual = Options()
-    told = {
+    differing = {
         f.name: value
         for f in dataclasses.fields(options)
         if (value := getattr(options, f.name)) != getattr(usual, f.name)
     }
     return {
-        **({"options": told} if told else {}),
+        **({"options": differing} if differing else {}),
         **({} if dynamic is None else {"dynamic": dynamic}),
     }
 

@@ -47,13 +47,13 @@ def tensor(
             low, high = within
             values = torch.randint(low, high + 1, tuple(shape), generator=generator)
     values = torch.as_tensor(values).to(device, dtype)
-    made = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
-    target = made
+    result = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
+    target = result
     for dim, step in enumerate(stride):
         if step == 0 and shape[dim] > 1:  # the same element many times
             target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
     target.copy_(values)
-    return made.requires_grad_(requires_grad)
+    return result.requires_grad_(requires_grad)
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,16 @@ class TensorSpec:
         return replace(cls.like(tensor), value=tensor.detach().clone())
 
     @classmethod
-    def like(cls, found: Tensor) -> TensorSpec:
+    def like(cls, tensor: Tensor) -> TensorSpec:
         """Only the layout, also of a fake tensor; of integers their range."""
-        shape, stride = tuple(map(int, found.shape)), tuple(map(int, found.stride()))
+        shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
         if not is_simple(shape, stride):
             stride = torch.empty(shape, device="meta").stride()
         within = (0, 1)
-        exact = not (found.is_floating_point() or found.is_complex())
-        if exact and found.numel() and not isinstance(found, compat.FakeTensor):
-            within = int(found.min()), int(found.max())
-        return cls(shape, stride, found.dtype, str(found.device), found.requires_grad, within)
+        exact = not (tensor.is_floating_point() or tensor.is_complex())
+        if exact and tensor.numel() and not isinstance(tensor, compat.FakeTensor):
+            within = int(tensor.min()), int(tensor.max())
+        return cls(shape, stride, tensor.dtype, str(tensor.device), tensor.requires_grad, within)
 
     @property
     def elements(self) -> int:
@@ -91,26 +91,26 @@ class TensorSpec:
 
     def arguments(self, number: int) -> dict[str, Any]:
         """What `tensor` is called with, apart from its defaults."""
-        given: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        arguments: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         if self.value is not None:
-            given["values"] = self.value
+            arguments["values"] = self.value
         elif self.dtype.is_floating_point or self.dtype.is_complex:
-            given["seed"] = number
+            arguments["seed"] = number
         else:
-            given |= {"seed": number, "within": self.within}
-        given["requires_grad"] = self.requires_grad
+            arguments |= {"seed": number, "within": self.within}
+        arguments["requires_grad"] = self.requires_grad
         plain = {"dtype": torch.float32, "device": "cpu", "requires_grad": False}
-        return {name: v for name, v in given.items() if name not in plain or v != plain[name]}
+        return {name: v for name, v in arguments.items() if name not in plain or v != plain[name]}
 
     def make(self, number: int) -> Tensor:
         return tensor(self.shape, self.stride, **self.arguments(number))
 
     def text(self, number: int) -> str:
         """As Python: a call of `tensor`."""
-        given = self.arguments(number)
-        if "values" in given:
-            given["values"] = given["values"].tolist()
-        named = (f"{name}={literal(value)}" for name, value in given.items())
+        arguments = self.arguments(number)
+        if "values" in arguments:
+            arguments["values"] = arguments["values"].tolist()
+        named = (f"{name}={literal(value)}" for name, value in arguments.items())
         return f"tensor({', '.join([str(self.shape), str(self.stride), *named])})"
 
     def sized(self, old: int, new: int) -> TensorSpec:
@@ -166,8 +166,8 @@ class Program:
     @classmethod
     def of(cls, gm: fx.GraphModule, calls: Sequence[Sequence[Any]], name: str) -> Program:
         """Raises TypeError for arguments that no program can have."""
-        made = tuple(tuple(map(spec_of, args)) for args in calls)
-        return cls(Graph(gm, name, "minify"), made)
+        specs = tuple(tuple(map(spec_of, args)) for args in calls)
+        return cls(Graph(gm, name, "minify"), specs)
 
     @property
     def operations(self) -> list[fx.Node]:
@@ -206,14 +206,14 @@ class Program:
     @functools.cached_property
     def values(self) -> list[Mapping[fx.Node, Any]]:
         """What each node gives in eager when it is run, by call; tensors as `TensorSpec`."""
-        found: list[Mapping[fx.Node, Any]] = []
+        values: list[Mapping[fx.Node, Any]] = []
         for args in self.arguments():
             record = Recording(self.graph.gm)
             with same_random_state():
                 torch.manual_seed(SEED)
                 record.run(*args)
-            found.append(record.found)
-        return found
+            values.append(record.values)
+        return values
 
     def shown(self) -> Graph:
         """The graph with the values' types."""
@@ -247,12 +247,12 @@ class Program:
         except TypeError:
             return None
         ordered = [node for node in self.operations if node in kept]
-        found = [node for node in outputs or self.outputs if node in kept]
-        if not found:
+        results = [node for node in outputs or self.outputs if node in kept]
+        if not results:
             read = {u for node in ordered for u in node.all_input_nodes}
             tensors = (n for n in ordered if isinstance(self.values[0].get(n), TensorSpec))
-            found = [node for node in tensors if node not in read]
-        return self.with_graph(subgraph(inputs, ordered, found), calls)
+            results = [node for node in tensors if node not in read]
+        return self.with_graph(subgraph(inputs, ordered, results), calls)
 
     def edited(self, change: Callable[[fx.Graph, Mapping[fx.Node, fx.Node]], object]) -> Program:
         """With a copy of the graph that `change` edits; it also gets each node's copy."""
@@ -278,9 +278,11 @@ class Program:
             + "    ],\n"
             for args in self.calls
         )
-        told = ", ".join(["Program()", "CALLS", *(f"{k}={v!r}" for k, v in settings.items())])
+        passed = ", ".join(["Program()", "CALLS", *(f"{k}={v!r}" for k, v in settings.items())])
         why = "\n".join(f"# {line}" for line in why.splitlines())  # a comment can't end early
-        return SCRIPT.format(why=why, imports="".join(imports), body=body, calls=calls, told=told)
+        return SCRIPT.format(
+            why=why, imports="".join(imports), body=body, calls=calls, passed=passed
+        )
 
 
 def subgraph(
@@ -330,7 +332,7 @@ CALLS = [
 {calls}]
 
 if __name__ == "__main__":
-    sys.exit(failing({told}))
+    sys.exit(failing({passed}))
 '''
 
 
@@ -356,12 +358,12 @@ class Recording(fx.Interpreter):
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm)
-        self.found: dict[fx.Node, Any] = {}
+        self.values: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if n.op != "output":
-            self.found[n] = compat.tree_map(
+            self.values[n] = compat.tree_map(
                 lambda x: TensorSpec.of(x) if isinstance(x, Tensor) else x, value
             )
         return value

@@ -35,6 +35,7 @@ from minicompile.ops.events import Event
 from minicompile.ops.graph import placeholders
 
 OURS, THEIRS, INDUCTOR = "minicompile", "torch", "Inductor"
+COSTS = ("graphs", "breaks", "kernels", "calls", "first", "later")
 GRAPHS = ("graph", "aot.joint", "aot.forward", "aot.backward")
 
 
@@ -80,7 +81,7 @@ class Cell(Shown):
     seconds: float | None = None
     """Median of later calls."""
 
-    HEAD = ("capture", "compiler", *Accuracy.HEAD[1:-1], "kernels", "calls", "first", "later")
+    HEAD = ("capture", "compiler", *Accuracy.HEAD[1:-1], *COSTS)
 
     @property
     def bad(self) -> bool | None:
@@ -90,18 +91,12 @@ class Cell(Shown):
 
     def cells(self) -> tuple[str, ...]:
         later = "" if self.seconds is None else f"{self.seconds * 1e6:.0f} us"
-        numbers = str(self.kernels), str(self.calls), f"{self.first:.2f} s", later
-        return self.capture, self.compiler, *self.accuracy.cells()[1:-1], *numbers
+        counts = (len(self.stages["graph"]), len(self.breaks), self.kernels, self.calls)
+        costs = (*map(str, counts), f"{self.first:.2f} s", later)
+        return self.capture, self.compiler, *self.accuracy.cells()[1:-1], *costs
 
     def __str__(self) -> str:
         return " ".join(filter(None, self.cells()))
-
-    def counts(self) -> dict[str, Any]:
-        found = {"graphs": len(self.stages["graph"]), "graph breaks": len(self.breaks)}
-        for name in GRAPHS:
-            found[f"operations in {name}"] = sum(graph.op_count for graph in self.stages[name])
-        found |= {"kernels": self.kernels, "library calls": self.calls}
-        return {**found, "seconds of the first call": round(self.first, 2)}
 
     # -- listening
 
@@ -172,11 +167,6 @@ class Comparison(Shown):
     def __getitem__(self, stage: str) -> Stage:
         return self.stages[stage]
 
-    def counts(self) -> list[tuple[str, str, str]]:
-        """(what, ours, theirs)"""
-        theirs = self.theirs.counts()
-        return [(what, str(n), str(theirs[what])) for what, n in self.ours.counts().items()]
-
     @property
     def timing(self) -> str:
         eager = "" if self.eager is None else f"; eager: {self.eager * 1e6:.0f} us"
@@ -185,7 +175,7 @@ class Comparison(Shown):
     def __str__(self) -> str:
         lines = [f"{self.name} by minicompile and torch.compile: {self.conclusion}", ""]
         lines += aligned([Cell.HEAD, *(cell.cells() for cell in self.cells)], left=7)
-        lines += [self.timing, "", *aligned([("", OURS, THEIRS), *self.counts()]), *self.notes]
+        lines += [self.timing, *self.notes]
         return "\n".join([*lines, "", f"to read one: comparison[{' | '.join(self.stages)}]"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
@@ -27,12 +27,14 @@ shows(f"{EXPORTED}.Constraint")(lambda constraint: conditions([constraint]))
 shows_many(conditions, "constraint", f"{EXPORTED}.Constraint")
 
 
-@shows(f"{EXPORTED}.Signature")
 def signature(found: Signature) -> str:
-    specs = ((s.name, s.kind, s.target) for s in (*found.inputs, *found.outputs))
-    rows = [[code(name), text(kind), code(target)] for name, kind, target in specs]
+    specs: list[Any] = [*found.inputs, *found.outputs]
+    rows = [[code(spec.name), text(spec.kind), code(spec.target)] for spec in specs]
     rows += [[code(name), text("tied"), code(target)] for name, target in found.tied.items()]
     return table(("in the graph", "what it is", "where it is"), rows)
+
+
+shows(f"{EXPORTED}.Signature")(signature)
 
 
 @shows(f"{EXPORTED}.Exported")

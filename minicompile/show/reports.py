@@ -108,7 +108,7 @@ def cell_table(*cells: Cell) -> str:
         row = [*map(code, cell.cells())]
         row[Cell.HEAD.index("verdict")] = judgement(cell.accuracy.verdict)
         rows.append(row)
-    return table(Cell.HEAD, rows, numbers=(2, 3, 4, 5, 7, 8, 9, 10))
+    return table(Cell.HEAD, rows, numbers=(2, 3, 4, 5, *range(7, 13)))
 
 
 shows(Stage)(lambda stage: box(stage.name, f"{OURS} and {THEIRS}", stage_columns(stage)))
@@ -117,8 +117,7 @@ shows(Cell)(lambda cell: box(f"{cell.capture} with {cell.compiler}", "", cell_ta
 
 @shows(Comparison)
 def comparison_view(comparison: Comparison) -> str:
-    """The four ways to join the halves, the counts, and each stage in two columns."""
-    counts = ([text(what), code(ours), code(theirs)] for what, ours, theirs in comparison.counts())
+    """The four ways to join the halves, and each stage in two columns."""
     folded = (
         details(name, f"{len(stage.ours)} and {len(stage.theirs)}", stage_columns(stage))
         for name, stage in comparison.stages.items()
@@ -127,7 +126,6 @@ def comparison_view(comparison: Comparison) -> str:
         *headline(comparison),
         cell_table(*comparison.cells),
         f"<small>{text(comparison.timing)}</small>",
-        table(("", OURS, THEIRS), counts, numbers=(1, 2)),
         "".join(f"<div><small>{text(note)}</small></div>" for note in comparison.notes),
         *folded,
     )
