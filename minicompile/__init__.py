@@ -1,7 +1,8 @@
 """minicompile: torch.compile made small enough to read.
 
 Names are loaded on first use, so that modules without torch (bytecode, assembler) import without it.
-This is also where stage objects meet their pictures: `show/` is imported when the first one is displayed.
+This is the one page of the compiler that names its tools: what observes compilations, draws stage objects and
+finds faults registers itself in tables of the compiler, which import it when they are first read.
 """
 
 from __future__ import annotations
@@ -9,9 +10,21 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from minicompile.ops.display import renderer
+from minicompile.errors import MinicompileError
+from minicompile.ops.registry import FILLED_BY
 
-renderer.modules.append("minicompile.show")
+FILLED_BY.update(
+    renderer=("minicompile.show",),
+    method=("minicompile.show", "minicompile.debug.register"),
+    observer=("minicompile.debug.register",),
+    option_check=("minicompile.debug.register",),
+    backend=("minicompile.debug.register",),
+)
+RULES_OF_TOOLS = {
+    "log_channel": "debug.logs",
+    "reduction": "debug.minify",
+    "accuracy_stage": "debug.accuracy",
+}
 
 PUBLIC = {
     "compile": "api",
@@ -53,8 +66,20 @@ __all__ = [*PUBLIC, "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name in PUBLIC:
-        return getattr(importlib.import_module(f"minicompile.{PUBLIC[name]}"), name)
+        return getattr(tool(PUBLIC[name]), name)
     raise AttributeError(f"module 'minicompile' has no attribute {name!r}")
+
+
+def tool(module: str) -> Any:
+    """Import a module of the package that may be missing. Raises MinicompileError where it is."""
+    try:
+        return importlib.import_module(f"minicompile.{module}")
+    except ModuleNotFoundError as error:
+        package, *parts = str(error.name).split(".")
+        if package != __name__:
+            raise
+        missing = f"needs the folder {__name__}/{parts[0]}, which is not there"
+        raise MinicompileError(missing) from error
 
 
 def __dir__() -> list[str]:
@@ -63,6 +88,4 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext minicompile` calls: registers %%stages, %%kernel and %%compile_diff."""
-    from minicompile.show.magics import Magics
-
-    Magics(shell)
+    tool("show.magics").Magics(shell)

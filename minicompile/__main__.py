@@ -10,7 +10,6 @@ import argparse
 import ast
 import contextlib
 import dataclasses
-import importlib
 import inspect
 import os
 import shutil
@@ -18,9 +17,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from minicompile import errors
+from minicompile import errors, tool
 from minicompile.errors import MinicompileError, unknown
 from minicompile.ops.files import why_unsafe
 from minicompile.options import CHOICES, Options
@@ -38,19 +36,10 @@ class Command:
 def elsewhere(help: str, module: str) -> Command:
     """A command whose `run` and `add_arguments` stand in a module, which is imported when one is needed."""
 
-    def load() -> Any:
-        try:
-            return importlib.import_module(f"minicompile.{module}")
-        except ModuleNotFoundError as error:
-            package, *parts = str(error.name).split(".")
-            if package != "minicompile":
-                raise
-            raise MinicompileError(
-                f"needs the folder {package}/{parts[0]}, which is not there"
-            ) from None
-
     return Command(
-        help, lambda chosen: int(load().run(chosen)), lambda to: load().add_arguments(to)
+        help,
+        lambda chosen: int(tool(module).run(chosen)),
+        lambda to: tool(module).add_arguments(to),
     )
 
 
@@ -97,7 +86,7 @@ def show_errors(chosen: argparse.Namespace) -> int:
 
 def show_rules(chosen: argparse.Namespace) -> int:
     """Every registry with its meaning; the rules of one if it is named."""
-    from minicompile import extension, pipeline, show  # noqa: F401 (they fill the registries)
+    from minicompile import extension, pipeline  # noqa: F401 (they fill the registries)
     from minicompile.ops.registry import ALL, key_name
 
     if chosen.registry is None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minicompile import compat
-from minicompile.debug import dump, gates, logs, progress  # noqa: F401 (they observe compilations)
 from minicompile.dynamo.dispatch import (
     Backend,
     Dispatcher,
@@ -45,6 +44,16 @@ backends: Registry[BackendMaker] = Registry(
 )
 
 
+option_check: Registry[Callable[[Options], object]] = Registry(
+    "option_check", "name -> function that raises OptionError for options that a tool can't use"
+)
+
+
+def check(options: Options) -> None:
+    for rule in option_check.values():
+        rule(options)
+
+
 @backends("eager")
 def eager_backend(options: Options) -> Backend:
     """The captured graph, run by torch."""
@@ -65,17 +74,6 @@ def inductor_backend(options: Options) -> Backend:
     from minicompile import pipeline
 
     return lambda capture: pipeline.compile_capture(capture, options)
-
-
-@backends("torch_inductor")
-def torch_inductor_backend(options: Options) -> Backend:
-    """The captured graph, compiled by torch's AOT autograd and Inductor."""
-    from minicompile.debug import torch_bridge
-
-    return torch_bridge.to_inductor
-
-
-gates.obey(backends.rules)
 
 
 def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -> Backend:
@@ -122,7 +120,7 @@ def compile(
     """
     compat.warn_if_untested()
     chosen = make_options(mode, options)
-    logs.levels(chosen.logs)  # raises where there is no such channel
+    check(chosen)
     for name, value, kinds in (
         ("fullgraph", fullgraph, (True, False)),
         ("dynamic", dynamic, (True, False, None)),
@@ -204,7 +202,7 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
     from minicompile import pipeline
 
     options, dynamic = settings_of(target)
-    logs.levels(options.logs)
+    check(options)
 
     def compile_and_stop(capture: Capture) -> Any:
         traced, missing = Trace.watching(capture), None

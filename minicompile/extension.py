@@ -27,7 +27,8 @@
 | `around_compile(name)` | a function around the compilation of a capture: caches, CUDA graphs | pipeline |
 | `backends(name)` | what `mc.compile(backend=name)` does | api |
 | `gate(name)` | whether a single application of a rule may be done | all |
-| `reduction(name)` | a way to make a failing program smaller (debug/minify.py) | debug |
+| `reduction(name)` | a way to make a failing program smaller | debug |
+| `accuracy_stage(name)` | a way to run a function that `mc.accuracy` compares | debug |
 | `observer(name)` | what hears of each stage as it is made | all |
 | `log_channel(name, doc, kinds)` | a channel of `MINICOMPILE_LOGS`: what it prints of an event | debug |
 
@@ -40,6 +41,9 @@ needed.
 
 # ruff: noqa: F401 (names to import from here)
 
+from typing import Any
+
+from minicompile import RULES_OF_TOOLS, tool
 from minicompile.aot.decompositions.registry import decompose
 from minicompile.aot.functionalize import inverse
 from minicompile.aot.passes import known_passes
@@ -49,8 +53,6 @@ from minicompile.codegen.generate import code_generator
 from minicompile.codegen.plan import body_rule, plan_rule, plan_step, rival_rule, template_plan
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import triton_op
-from minicompile.debug.logs import log_channel
-from minicompile.debug.minify import reduction
 from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.guards import guard_rules
 from minicompile.dynamo.interpreter import bytecode
@@ -65,3 +67,10 @@ from minicompile.passes.patterns import register_pattern
 from minicompile.pipeline import around_compile
 from minicompile.runtime.load import kernel_loader, tuner
 from minicompile.scheduling.fusion import FusionPolicy, Verdict, fusion_rule, join_rule
+
+
+def __getattr__(name: str) -> Any:
+    """Return a decorator of a tool's: tools are imported when they are needed, and may be missing."""
+    if name in RULES_OF_TOOLS:
+        return getattr(tool(RULES_OF_TOOLS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

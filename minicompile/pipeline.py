@@ -29,7 +29,6 @@ from minicompile.aot.runtime import assemble, differentiated, interpret
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.plan import KernelModule
 from minicompile.codegen.wrapper import generate_wrapper
-from minicompile.debug import reference as _reference  # noqa: F401  registers the interpreter
 from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import InputBuffer, LoopGraph, View
@@ -39,6 +38,7 @@ from minicompile.ops.graph import Graph
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
+from minicompile.runtime import reference as _reference  # noqa: F401  registers the interpreter
 from minicompile.runtime.load import start_loading
 from minicompile.scheduling.groups import Buckets, output_groups
 from minicompile.scheduling.schedule import schedule

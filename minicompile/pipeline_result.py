@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -28,7 +28,7 @@ from minicompile.dynamo.result import Capture, GraphBreak
 from minicompile.errors import MinicompileError, OptionError
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.device import DeviceSpec, device_spec
-from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_html
+from minicompile.ops.display import Registered, Several, Shown, bytes_text, count_text, to_html
 from minicompile.ops.events import Event
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import SourceLine, short_file, union
@@ -38,9 +38,7 @@ from minicompile.scheduling.roofline import Roofline, roofline_points
 from minicompile.scheduling.schedule import Explained
 
 if TYPE_CHECKING:
-    from minicompile.debug.diff import Diff, Steps
     from minicompile.runtime.assembly import Assembly
-    from minicompile.show.explorer import Explorer
 
 COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
 """The stages after AOT."""
@@ -121,6 +119,9 @@ class Trace(Shown):
     aot: AotResult | None = None
     graphs: dict[str, CompiledStages] = field(default_factory=dict)
 
+    explore, diff, steps = Registered(), Registered(), Registered()
+    """The stages side by side; what differs between two of them or between traces; every pass and stage."""
+
     @classmethod
     def watching(cls, capture: Capture) -> Trace:
         """A trace that fills while the rooms after capture work on it."""
@@ -178,17 +179,6 @@ class Trace(Shown):
         for name, compiled in self.graphs.items():
             yield from compiled.pieces(name)
 
-    def explore(self, panes: Sequence[str] = (), assembly: bool = False) -> Explorer:
-        """The stages side by side: pointing at a line lights all that shares an operation with it.
-
-        `panes`, one to four, are open first (default: source, aot, loops, kernels); the view has all others.
-        `assembly` adds what Triton kernels become (ttir, ttgir, llir, ptx, sass), without a GPU. Raises
-        ValueError for a pane that isn't there, MinicompileError where no kernel is Triton's.
-        """
-        from minicompile.show.explorer import Explorer
-
-        return Explorer(self, panes, assembly)
-
     def assembly(self, target: tuple[str, int | str] = ("cuda", 90)) -> Several[Assembly]:
         """What each Triton kernel becomes on a GPU that needn't be here: TTIR, TTGIR, LLVM IR, PTX, SASS.
 
@@ -221,20 +211,6 @@ class Trace(Shown):
     def fusion_steps(self, graph: str = "forward") -> FusionSteps:
         """Every fusion decision in order, refusals too, with the groups before and after it."""
         return self.graph(graph).schedule.steps()
-
-    def diff(self, before: str | Trace, after: str | None = None) -> Diff:
-        """Side by side: what a pass or step changed ("prims.cse"), two stages ("full", "core"), or this trace
-        and another, all stages or the one that `after` names. Raises ValueError that lists the names.
-        """
-        from minicompile.debug import diff
-
-        return diff.diff(self, before, after)
-
-    def steps(self) -> Steps:
-        """Every pass and stage in order, with what it changed."""
-        from minicompile.debug import diff
-
-        return diff.steps(self)
 
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""

@@ -4,6 +4,8 @@ dynamo -> aot -> lowering -> scheduling -> codegen -> runtime
     a room sees earlier rooms only through the modules that hold their results
 ops, shapes, passes           lie under the rooms and import none of them
 show, debug, lessons, bench   stand beside the rooms, which import none of them
+show, debug                   register themselves: nothing imports them, and without them all compiles
+files                         no circle in the import graph, typing apart
 compat                        alone uses private API of torch and triton, compat.torch_compiler the
                               systems that we teach, and debug alone uses that
 options                       alone reads the environment
@@ -14,13 +16,16 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 from minicompile.ops import plugins
+from minicompile.options import child_environment
 from tests.imports import Import, all_imports, dotted_uses, imports_of, trees
 
 ROOT = Path(__file__).parent.parent
@@ -292,6 +297,53 @@ def test_no_room_knows_what_stands_beside_the_corridor():
     assert wrong == []
 
 
+TOOLS = ("show", "debug")
+
+
+def test_the_core_imports_no_tool():
+    """Tools register themselves (`FILLED_BY` in minicompile/__init__.py names them)."""
+    users = {
+        folder(importer)
+        for _, importer, target in internal_imports()
+        if folder(target) in TOOLS and folder(importer) not in TOOLS
+    }
+    assert users <= {"lessons", "bench"}
+
+
+CIRCLES = [
+    {"exporting.exported", "exporting.saved"},
+]
+"""To be mended: this list only ever gets shorter."""
+
+
+def circles(imports: list[Import] | None = None) -> list[set[str]]:
+    """The groups of files that import each other, also by an import inside a function."""
+    graph = nx.DiGraph(
+        (importer, target)
+        for found, importer, target in internal_imports(imports)
+        if importer != target and not found.typing_only
+    )
+    return sorted(
+        (group for group in nx.strongly_connected_components(graph) if len(group) > 1), key=min
+    )
+
+
+def test_files_do_not_import_each_other_in_a_circle():
+    assert all(circle in CIRCLES for circle in circles()), circles()
+
+
+def test_the_search_for_circles_finds_those_inside_of_functions():
+    there = "def f():\n    from minicompile.pipeline_result import Trace"
+    back = "from minicompile.debug.diff import Diff"
+    imports = [
+        *example("minicompile.debug.diff", there),
+        *example("minicompile.pipeline_result", back),
+    ]
+    assert circles(imports) == [{"debug.diff", "pipeline_result"}]
+    typing = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {back}"
+    assert circles([*imports[:1], *example("minicompile.pipeline_result", typing)]) == []
+
+
 def test_importing_a_result_does_not_import_its_room():
     packages = {f"minicompile.{room}" for room in ROOMS}
     wrong = [
@@ -509,6 +561,57 @@ def test_compiling_and_calling_never_use_the_systems_that_we_teach():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
+
+
+WITHOUT_TOOLS = """
+import sys
+# An editable installation would find the folders elsewhere.
+sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in str(finder)]
+import torch
+import minicompile
+import minicompile as mc
+
+layer = torch.nn.Linear(4, 4)
+
+@mc.compile
+def f(x):
+    return torch.nn.functional.gelu(layer(x)).sum()
+
+x = torch.randn(3, 4, requires_grad=True)
+y = f(x)
+y.backward()
+torch.testing.assert_close(y, torch.nn.functional.gelu(layer(x)).sum())
+assert x.grad is not None and layer.weight.grad is not None
+trace = mc.trace(f, x)
+assert trace.kernels and trace._repr_mimebundle_()["text/html"].startswith("<pre>")
+assert minicompile.__path__[0].startswith({folder!r})
+import minicompile.extension as extension
+asked = ("trace.explore()", "trace.diff('aot')", "mc.bisect", "extension.log_channel")
+for ask in asked:
+    try:
+        eval(ask)
+    except mc.MinicompileError as error:
+        assert "which is not there" in str(error)
+    else:
+        raise AssertionError(ask)
+"""
+
+
+@landed
+def test_without_the_folders_of_the_tools_everything_compiles(tmp_path: Path):
+    """What needs a tool raises an error that names it."""
+    package = tmp_path / "minicompile"
+    away = shutil.ignore_patterns(*TOOLS, "__pycache__")
+    shutil.copytree(ROOT / "minicompile", package, ignore=away)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TOOLS.format(folder=str(tmp_path))],
+        cwd=tmp_path,
+        env=child_environment(PYTHONPATH=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 REPLACED_RULES = """

@@ -73,9 +73,9 @@ def test_every_error_has_an_id_of_its_own_a_cause_and_a_cure():
 
 CARRIERS = {
     "api._Traced": "a finished trace, out of a call that need not run",
-    "debug.bisect.CheckFailed": "the failed check of a user; it becomes the failure of a try",
+    "debug.variant.CheckFailed": "the failed check of a user; it becomes the failure of a try",
     "debug.bisect.Flaky": "two answers to one question; it becomes the verdict",
-    "debug.minify.Found": "what was found, past a script's handlers",
+    "debug.minify.Stop": "what was found, past a script's handlers",
     "dynamo.breaks.Cut": "out of the interpreter, where a capture ends",
     "dynamo.snapshot.NotCoveredError": "a guard that is evaluated on every call",
     "lessons.exercise.Wrong": "a wrong answer: what check cells raise",

@@ -38,6 +38,8 @@ from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
 from minicompile.codegen.phases import cut, is_update
 from minicompile.codegen.plan import (
+    REFERENCE,
+    CodeLine,
     KernelArgument,
     KernelModule,
     KernelPlan,
@@ -52,6 +54,7 @@ from minicompile.codegen.plan import (
     template_plan,
 )
 from minicompile.errors import BackendError, OptionError, Unsupported, unknown
+from minicompile.lowering.ir import loops_text
 from minicompile.ops import plugins
 from minicompile.ops.gates import allowed
 from minicompile.ops.origin import Origin
@@ -70,8 +73,17 @@ code_generator: Registry[CodeGenerator] = Registry(
 generate_cpp = code_generator("cpp")(cpp.kernel_module)
 code_generator("triton")(triton.kernel_module)
 
-REFERENCE = "reference"
-"""The language in which the interpreter of loops runs a kernel; debug/reference.py registers it."""
+
+@code_generator(REFERENCE)
+def reference_module(plans: Sequence[KernelPlan]) -> KernelModule:
+    """Write a kernel's formulas as its text: the interpreter runs the loops of the plan's nodes."""
+    kernels = []
+    for plan in plans:
+        loops = [(part.name, part.buffer) for part in plan.node.nodes]
+        lines = [CodeLine(f"{name} = {loops_text(b.loops)}", b.origins) for name, b in loops]
+        kernels.append(KernelSource(plan.name, REFERENCE, lines, plan))
+    return KernelModule(REFERENCE, "\n".join(kernel.text for kernel in kernels), kernels)
+
 
 DEVICE_LANGUAGE: Mapping[str, Language] = {"cpu": "cpp", "cuda": "triton"}
 

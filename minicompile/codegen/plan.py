@@ -47,6 +47,9 @@ from minicompile.shapes.expr import (
 Language = str
 """A key of the registries `code_generator` and `kernel_loader`: "cpp", "triton"."""
 
+REFERENCE = "reference"
+"""The language in which the interpreter of loops runs a kernel (runtime/reference.py)."""
+
 
 INT32_END = 2**31
 

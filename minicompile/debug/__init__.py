@@ -4,5 +4,5 @@
     gives    logs and files; differences, accuracies, bisections, minified programs, measured what-ifs
     decides  what counts as wrong: float64 is the judge, eager's own errors are the measure
 
-Read logs.py first, then accuracy.py. No room imports this one; `api` lets it observe.
+Read logs.py first, then variant.py. No room imports this one: register.py brings what observes compilations.
 """

@@ -1,7 +1,7 @@
 """`mc.bisect(fn, args)`, `minicompile bisect SCRIPT`: which part of the compiler breaks a program?
 
-    Bisection := name, verdict, ladder and other tries: [Try], backend, subsystem, application: Found
-    Try       := Setting, how it failed ("" if it didn't), Report
+    Bisection := name, verdict, ladder and other tries: [Try], backend, subsystem, application: Applied
+    Try       := Limit, how it failed ("" if it didn't), Report
 
 First the backend: the first one of eager, aot_eager, inductor that fails. Then the subsystem: what cures it
 if none of its applications is allowed, the latest in the corridor first, since what is refused early takes
@@ -18,35 +18,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
-import subprocess
-import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from minicompile import api
-from minicompile.debug.accuracy import (
-    EAGER,
-    REFERENCE,
-    Measured,
-    accuracy_stage,
-    described,
-    judgements,
-    name_of,
-)
-from minicompile.debug.gates import Counting, Found, Report, Setting
-from minicompile.debug.script import add_script, script_of
-from minicompile.dynamo.module import original_of
+from minicompile.debug.limit import Applied, Limit, Report
+from minicompile.debug.script import add_script, run_limited, script_of
+from minicompile.debug.variant import EAGER, Case, Run, described
 from minicompile.ops.display import Shown, aligned, count_text
-from minicompile.ops.events import observer
-from minicompile.ops.gates import gate
-from minicompile.ops.registry import scoped
-from minicompile.options import child_environment
-
-R = TypeVar("R")
 
 SUBSYSTEMS: dict[str, tuple[str, ...]] = {
     "eager": ("capture",),
@@ -58,10 +38,10 @@ SUBSYSTEMS: dict[str, tuple[str, ...]] = {
 }
 """Of each backend those that the one before doesn't have, in the order in which they are suspected."""
 
-PLAIN = Setting("eager", "capture", "<", 0)
+NOTHING = Limit("eager", "capture", "<", 0)
 """Nothing is compiled."""
 
-BROKEN = Setting()
+EVERYTHING = Limit()
 """All is compiled."""
 
 MOST_LINES = 24
@@ -70,15 +50,15 @@ MOST_LINES = 24
 
 @dataclass(frozen=True)
 class Try:
-    """The program run once under a setting."""
+    """The program run once under a limit."""
 
-    setting: Setting
+    limit: Limit
     failure: str
     report: Report
 
     @property
     def cells(self) -> tuple[str, str]:
-        name = "not compiled" if self.setting == PLAIN else str(self.setting)
+        name = "not compiled" if self.limit == NOTHING else str(self.limit)
         return name, self.failure or "right"
 
 
@@ -94,7 +74,7 @@ class Bisection(Shown):
     cures: tuple[str, ...] = ()
     """The subsystems without which it doesn't fail; the first is the one that was searched."""
     number: int = 0
-    culprit: Found | None = None
+    culprit: Applied | None = None
     remedy: str = ""
 
     @property
@@ -113,14 +93,14 @@ class Bisection(Shown):
     @property
     def facts(self) -> list[tuple[str, str]]:
         """What is known, by name."""
-        found = self.culprit
+        culprit = self.culprit
         others = ", ".join(self.cures[1:])
         rows = [
             ("fails", next((t.failure for t in self.tries if t.failure), "")),
             ("backend", self.backend),
             ("subsystem", self.subsystem + f" (also cured without: {others})" * bool(others)),
-            ("application", f"number {self.number}: {found.name}" if found else ""),
-            ("source", "\n".join(found.lines) if found else ""),
+            ("application", f"number {self.number}: {culprit.name}" if culprit else ""),
+            ("source", "\n".join(culprit.lines) if culprit else ""),
             ("for now", self.remedy),
         ]
         return [(name, fact) for name, fact in rows if fact]
@@ -135,50 +115,50 @@ class Bisection(Shown):
 
 
 class Flaky(Exception):
-    """The same setting gave different answers."""
+    """Two runs under one limit gave different answers."""
 
 
 class Search:
     """The questions, asked of `attempt`; answers are kept."""
 
-    def __init__(self, name: str, attempt: Callable[[Setting], Try]) -> None:
+    def __init__(self, name: str, attempt: Callable[[Limit], Try]) -> None:
         self.attempt, self.result = attempt, Bisection(name)
-        self.known: dict[Setting, Try] = {}
+        self.answers: dict[Limit, Try] = {}
 
-    def ask(self, setting: Setting, again: bool = False) -> Try:
-        if setting not in self.known or again:
-            answer = self.attempt(setting)
+    def ask(self, limit: Limit, again: bool = False) -> Try:
+        if limit not in self.answers or again:
+            answer = self.attempt(limit)
             self.result.tries.append(answer)
-            before = self.known.setdefault(setting, answer)
+            before = self.answers.setdefault(limit, answer)
             if bool(before.failure) != bool(answer.failure):
-                raise Flaky(str(setting))
-        return self.known[setting]
+                raise Flaky(str(limit))
+        return self.answers[limit]
 
-    def fails(self, setting: Setting) -> bool:
-        return bool(self.ask(setting).failure)
+    def fails(self, limit: Limit) -> bool:
+        return bool(self.ask(limit).failure)
 
     def run(self) -> Bisection:
         try:
             self.result.verdict = self.verdict()
-        except Flaky as found:
-            self.result.verdict = f"two runs of the same setting differ ({found}): it is flaky"
+        except Flaky as limit:
+            self.result.verdict = f"two runs of the same setting differ ({limit}): it is flaky"
         return self.result
 
     def verdict(self) -> str:
         result = self.result
-        if self.fails(PLAIN):
+        if self.fails(NOTHING):
             return "it fails in eager already: the compiler has no part in it"
-        if not self.fails(Setting()):
+        if not self.fails(EVERYTHING):
             return "it never fails"
-        self.ask(Setting(), again=True)
-        backend = next(name for name in SUBSYSTEMS if self.fails(Setting(name)))
+        self.ask(EVERYTHING, again=True)
+        backend = next(name for name in SUBSYSTEMS if self.fails(Limit(name)))
         result.backend, stages = backend, [*SUBSYSTEMS]
-        counts = self.ask(Setting(backend)).report.counts
+        counts = self.ask(Limit(backend)).report.counts
         for stage in reversed(stages[: stages.index(backend) + 1]):
             if stage == "eager" != backend:
                 continue  # without any capture nothing is compiled
             used = [name for name in SUBSYSTEMS[stage] if counts.get(name)]
-            result.cures = tuple(n for n in used if not self.fails(Setting(backend, n, "<", 0)))
+            result.cures = tuple(n for n in used if not self.fails(Limit(backend, n, "<", 0)))
             if result.cures:
                 break
         else:
@@ -188,22 +168,20 @@ class Search:
     def application(self, backend: str, subsystem: str, count: int) -> str:
         """Halve the applications of the guilty subsystem."""
         result, wrong = self.result, count
-        upto = functools.partial(Setting, backend, subsystem, "<")
+        upto = functools.partial(Limit, backend, subsystem, "<")
         if not self.fails(upto(wrong)):
             raise Flaky(str(upto(wrong)))
         wrong = least(0, wrong, lambda number: self.fails(upto(number)))
         result.subsystem, result.number = subsystem, wrong - 1
-        result.culprit = found = self.ask(upto(wrong)).report.found
-        name = found.name if found is not None else "?"
+        result.culprit = culprit = self.ask(upto(wrong)).report.last
+        name = culprit.name if culprit is not None else "?"
         result.remedy = remedy(subsystem, name)
-        told = f"{subsystem}, {name}"
-        if not self.fails(Setting(backend, subsystem, "!=", wrong - 1)):
-            return told
-        if not self.fails(Setting(backend, subsystem, "without", name)):
-            return f"{told}, in several places: this is the first"
-        return (
-            f"{told}, but not it alone: several applications break it, each for itself or together"
-        )
+        verdict = f"{subsystem}, {name}"
+        if not self.fails(Limit(backend, subsystem, "!=", wrong - 1)):
+            return verdict
+        if not self.fails(Limit(backend, subsystem, "without", name)):
+            return f"{verdict}, in several places: this is the first"
+        return f"{verdict}, but not it alone: several applications break it, each for itself or together"
 
 
 def least(right: int, wrong: int, fails: Callable[[int], bool]) -> int:
@@ -238,9 +216,6 @@ def remedy(subsystem: str, name: str) -> str:
     )
 
 
-# -- a function
-
-
 def bisect(
     target: Any,
     args: Sequence[Any] = (),
@@ -254,130 +229,26 @@ def bisect(
     where `check(result)` is false or raises; and always where the compiler raises. What `mc.compile`
     returned keeps its options. Neither the target, nor the arguments, nor the random state change.
     """
-    return Search(name_of(original_of(target)), Trial(target, args, check, kwargs, more)).run()
+    case = Case.of(target, [args, *more], kwargs, check)
+    return Search(case.name, functools.partial(attempt, case)).run()
 
 
-class Trial:
-    """A function's calls, tried under settings."""
-
-    def __init__(
-        self,
-        target: Any,
-        args: Sequence[Any] = (),
-        check: Callable[[Any], object] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        more: Sequence[Sequence[Any]] = (),
-    ) -> None:
-        self.options, self.dynamic = api.settings_of(target)
-        self.target, self.check, self.named = original_of(target), check, dict(kwargs or {})
-        self.args = [[args, *more]] if more else args
-        self.several = bool(more)
-        self.runs = {name: self.measured(accuracy_stage[name], name) for name in (REFERENCE, EAGER)}
-
-    def measured(self, prepare: Callable[[Any], Callable[..., Any]], name: str) -> Measured:
-        """Run what is prepared, one call after the other."""
-
-        def prepared(target: Any) -> Callable[..., Any]:
-            call = checked(prepare, self.check)(target)
-
-            def every(calls: Sequence[Sequence[Any]], **kwargs: Any) -> list[Any]:
-                return [call(*args, **kwargs) for args in calls]
-
-            return every if self.several else call
-
-        return Measured(prepared, self.target, self.args, self.named, name)
-
-    def __call__(self, setting: Setting = BROKEN) -> Try:
-        counting = Counting(setting)
-
-        def prepare(target: Any) -> Any:
-            return api.compile(
-                target, backend=setting.backend, options=self.options, dynamic=self.dynamic
-            )
-
-        if setting == PLAIN:
-            return Try(setting, described(self.runs[EAGER].error), Report())
-        with scoped(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            observer.rules.pop("dump", None)  # an error that is looked for needs no report
-            gate("trial")(counting)
-            observer("trial")(counting.listen)
-            run = self.measured(prepare, "try")
-        report = counting.report()
-        return Try(setting, report.error or self.failure(run), report)
-
-    def failure(self, run: Measured) -> str:
-        """How a run failed."""
-        if run.error is not None or self.check is not None:
-            return described(run.error)
-        *_, row = judgements({**self.runs, "try": run})
-        if row.verdict not in ("wrong", "far from eager", "raised"):
-            return ""
-        shown = zip(("outputs", "gradients", "state"), row.cells()[1:4])
-        far = (f"{what} off by {error}" for what, error in shown if error not in ("", "0"))
-        return f"{row.verdict}: {', '.join(far) or row.note}"
-
-
-class CheckFailed(Exception):
-    """The user's check of a result."""
-
-
-def checked(
-    prepare: Callable[[Any], Callable[..., Any]], check: Callable[[Any], object] | None
-) -> Callable[[Any], Callable[..., Any]]:
-    """What is prepared, raising where its result doesn't pass the check."""
-    if check is None:
-        return prepare
-
-    def prepared(target: Any) -> Callable[..., Any]:
-        call = prepare(target)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            result = call(*args, **kwargs)
-            if not check(result):
-                raise CheckFailed("the check of the result failed")
-            return result
-
-        return run
-
-    return prepared
-
-
-# -- a script
+def attempt(case: Case, limit: Limit = EVERYTHING) -> Try:
+    """Try a case under a limit."""
+    if limit == NOTHING:
+        return Try(limit, described(case.baseline[EAGER].error), Report())
+    run = Run(case, case.compiled(limit))
+    return Try(limit, case.failure(run), run.report)
 
 
 def bisect_script(command: Sequence[str], timeout: float | None = None) -> Bisection:
     """Run a script in a process of its own for each try: it is right where its exit code is 0."""
 
-    def attempt(setting: Setting) -> Try:
-        failure, report = run_script(command, str(setting), Report.read, timeout)
-        return Try(setting, failure or report.error, report)
+    def attempt(limit: Limit) -> Try:
+        failure, report = run_limited(command, limit, timeout)
+        return Try(limit, failure or report.error, report)
 
     return Search(Path(command[0]).name, attempt).run()
-
-
-def run_script(
-    command: Sequence[str], told: str, read: Callable[[Path], R], timeout: float | None = None
-) -> tuple[str, R]:
-    """How a script failed under a setting, and what it reported, which `read` gets from a folder."""
-    with tempfile.TemporaryDirectory(prefix="minicompile_bisect_") as folder:
-        setting = {"MINICOMPILE_BISECT": told, "MINICOMPILE_BISECT_REPORT": folder}
-        environment = child_environment(**setting, PYTHONHASHSEED="0")  # sets in the same order
-        try:
-            done = subprocess.run(
-                [sys.executable, *command],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return f"took over {timeout:g} s", read(Path(folder))
-        report = read(Path(folder))
-    last = done.stderr.strip().splitlines()[-1:] if done.returncode else []
-    failure = ": ".join([f"exit code {done.returncode}", *last]) if done.returncode else ""
-    return failure, report
 
 
 def add_arguments(to: argparse.ArgumentParser) -> None:
@@ -388,6 +259,6 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """The command: 0 if a culprit was found, 1 if not."""
-    found = bisect_script([str(script_of(chosen)), *chosen.arguments], chosen.timeout)
-    print(found)
-    return int(found.culprit is None)
+    bisection = bisect_script([str(script_of(chosen)), *chosen.arguments], chosen.timeout)
+    print(bisection)
+    return int(bisection.culprit is None)

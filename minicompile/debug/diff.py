@@ -24,7 +24,7 @@ from minicompile.debug.align import Alignment, Item, items_of
 from minicompile.dynamo.result import Guard
 from minicompile.errors import OptionError
 from minicompile.lowering.ir import LoopGraph
-from minicompile.ops.display import Shown, aligned, bytes_text, count_text
+from minicompile.ops.display import Shown, aligned, bytes_text, count_text, method
 from minicompile.ops.graph import Listing, PassRecord
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.pipeline_result import Trace
@@ -338,8 +338,9 @@ def of_pass(record: PassRecord) -> Diff:
     return alone(Point(record.name, record.after, record.name, Point("before", record.before)))
 
 
+@method(Trace, "steps")
 def steps(trace: Trace) -> Steps:
-    """All passes and stages of a trace as steps."""
+    """Every pass and stage in order, with what it changed."""
     made = [alone(point) for point in dict.fromkeys(points(trace).values()) if point.step]
     return Steps(f"{trace.name}: {count_text(len(made), 'step')}", tuple(made))
 
@@ -354,8 +355,10 @@ def place(found: dict[str, Point], name: str) -> str:
     raise OptionError(f"nothing is called {name!r} in this trace; it has {', '.join(found)}")
 
 
+@method(Trace, "diff")
 def diff(trace: Trace, before: str | Trace, after: str | None = None) -> Diff:
-    """See `Trace.diff`."""
+    """Side by side: what a pass or step changed ("prims.cse"), two stages ("full", "core"), or this trace
+    and another, all stages or the one that `after` names. Raises ValueError that lists the names."""
     if isinstance(before, Trace):
         return across(trace, before, after)
     found = points(trace)

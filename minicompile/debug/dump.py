@@ -50,6 +50,7 @@ from typing import Any
 
 import torch
 
+from minicompile import __version__
 from minicompile.compat import triton_api
 from minicompile.debug import stages
 from minicompile.debug.logs import levels
@@ -213,8 +214,6 @@ def report(failure: Failure, made: Sequence[Event]) -> list[str]:
 
 def versions() -> str:
     """What decides how a program is compiled, apart from it."""
-    from minicompile import __version__
-
     found = [
         f"minicompile {__version__}",
         f"torch {torch.__version__}",

@@ -19,25 +19,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
-from minicompile import api
 from minicompile import extension as _extension  # noqa: F401  registers every built-in rule
 from minicompile.codegen import triton_rules
 from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule, power_of_two
-from minicompile.debug.accuracy import (
-    EAGER,
-    REFERENCE,
-    Measured,
-    accuracy_stage,
-    judgements,
-    name_of,
-    timed,
-)
-from minicompile.dynamo.module import original_of
+from minicompile.debug.variant import Case, Run, timed
 from minicompile.errors import OptionError
-from minicompile.ops.display import Shown, aligned
+from minicompile.ops.display import Registered, Shown, aligned
 from minicompile.ops.events import Event, observer
 from minicompile.ops.registry import ALL, scoped
 from minicompile.options import Options, make_options
@@ -128,27 +117,14 @@ def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
 class Side:
     """The target compiled once with these knobs, in a scope with their rules, and compared with eager."""
 
-    def __init__(self, knobs: Knobs, target: Any, args: Any, kwargs: Any) -> None:
+    def __init__(self, knobs: Knobs, case: Case) -> None:
         self.knobs, self.traces, self.refused = knobs, list[Trace](), list[str]()
-        self.graph = ""
+        self.graph, self.compiling = "", True
         self.unheard, self.thread = {*knobs.tiles}, threading.get_ident()
-        stages = {name: accuracy_stage[name] for name in (REFERENCE, EAGER)}
-        stages["what if"] = partial(
-            api.compile, backend=knobs.backend, dynamic=knobs.dynamic, options=knobs.options
-        )
-        with self.rules():
-            observer("what if")(self.listen)
-            runs = {n: Measured(stages[n], target, args, kwargs, n) for n in stages}
-            [*_, self.accuracy] = judgements(runs)
-        self.run = runs["what if"]
-        again = self.run.again
-
-        def with_rules() -> Any:
-            """A later call may compile too."""
-            with self.rules():
-                return again()
-
-        self.run.again = with_rules
+        changed = replace(case, dynamic=knobs.dynamic, options=knobs.options)
+        self.run = Run(changed, replace(changed.compiled(backend=knobs.backend), rules=self.rules))
+        self.compiling = False  # from here on it is only timed
+        [*_, self.accuracy] = case.compare({"what if": self.run})
         self.refused += [f"tile {asked}: no kernel has one" for asked in sorted(self.unheard)]
 
     @property
@@ -169,6 +145,8 @@ class Side:
     def rules(self) -> Iterator[None]:
         """The registries as the knobs want them."""
         with scoped():
+            if self.compiling:
+                observer("what if")(self.listen)
             make = fusion_rule.get("policy")
             if make is not None and (self.knobs.fuse or self.knobs.forbid):
                 fusion_rule("policy")(lambda: self.policy(make))
@@ -182,10 +160,10 @@ class Side:
 
     def policy(self, make: Callable[[], FusionPolicy]) -> FusionPolicy:
         """The registered policy, with the wishes in the graph that they are about."""
-        found = copy.copy(make())
+        policy = copy.copy(make())
         if len(self.traces) == 1:
-            found.wishes = self.wishes(self.graph)
-        return found
+            policy.wishes = self.wishes(self.graph)
+        return policy
 
     def set_tiles(self, plan: KernelPlan, options: Options) -> None:
         """The plan rule: a size goes to all kernels that have such a tile."""
@@ -265,21 +243,23 @@ class Outcome(Shown):
 class Experiment(Shown):
     """A function with arguments, to be compiled with changes: `experiment.run(forbid=[("buf0", "buf1")])`."""
 
+    _ipython_display_ = Registered()
+    """A panel of controls."""
+
     def __init__(self, target: Any, args: Any, kwargs: Any) -> None:
-        options, dynamic = api.settings_of(target)
-        self.base = Knobs(dynamic=dynamic, options=options)
-        self.call = original_of(target), args, kwargs
-        self.name = name_of(self.call[0])
+        self.case = Case.of(target, [args], kwargs)
+        self.base = Knobs(dynamic=self.case.dynamic, options=self.case.options)
+        self.name = self.case.name
         self.sides: dict[str, Side] = {}
-        self.known: object = None
+        self.rules: object = None
 
     def side(self, knobs: Knobs) -> Side:
         """The target with these knobs; compiled again when a rule has been registered since."""
-        known = {name: dict(registry) for name, registry in list(ALL.items())}
-        if known != self.known:
-            self.sides, self.known = {}, known
+        rules = {name: dict(registry) for name, registry in list(ALL.items())}
+        if rules != self.rules:
+            self.sides, self.rules = {}, rules
         if repr(knobs) not in self.sides:
-            self.sides[repr(knobs)] = Side(knobs, *self.call)
+            self.sides[repr(knobs)] = Side(knobs, self.case)
         return self.sides[repr(knobs)]
 
     def plain(self, knobs: Knobs) -> Side:
@@ -296,8 +276,10 @@ class Experiment(Shown):
         if knobs.fuse or knobs.forbid:
             stages = self.plain(knobs).graphs.get(knobs.graph)
             if stages is None:
-                told = f"with backend {knobs.backend!r} there is no {knobs.graph} graph of kernels"
-                raise OptionError(f"{told}: fuse and forbid have nothing to work on")
+                missing = (
+                    f"with backend {knobs.backend!r} there is no {knobs.graph} graph of kernels"
+                )
+                raise OptionError(f"{missing}: fuse and forbid have nothing to work on")
             wishes = stages.schedule.wishes(knobs.fuse, knobs.forbid)
             knobs = replace(knobs, fuse=wishes.fuse, forbid=wishes.forbid)
         before, after = self.side(self.base), self.side(knobs)
@@ -312,19 +294,6 @@ class Experiment(Shown):
 
     def __str__(self) -> str:
         return f"{self.run()}\n\n{HINT}"
-
-    def _ipython_display_(self) -> None:
-        """The unchanged state as an output of its own, which stays without a kernel; below it the panel."""
-        from IPython.display import display
-
-        from minicompile.show.widgets import Panel
-
-        first = self.run()
-        display(first)  # type: ignore[no-untyped-call]
-        try:
-            display(Panel(self, first).box)  # type: ignore[no-untyped-call]
-        except ImportError:
-            print("There is no panel: ipywidgets is not installed (pip install ipywidgets).", HINT)
 
 
 def what_if(target: Any, *args: Any, **kwargs: Any) -> Experiment:

@@ -29,9 +29,10 @@ from minicompile.aot.runtime import make_callable
 from minicompile.codegen.generate import generate_kernels
 from minicompile.codegen.plan import CodeLine, WrapperSource
 from minicompile.compat import triton_api
-from minicompile.debug.accuracy import Copier, differentiate, leaves, now, same_random_state
+from minicompile.debug.copies import same_random_state
+from minicompile.debug.variant import Case, Run, Variant
 from minicompile.dynamo.dispatch import Dispatcher
-from minicompile.dynamo.module import behind, original_of
+from minicompile.dynamo.module import behind
 from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
 from minicompile.ops.display import Shown, aligned, listed
@@ -133,28 +134,24 @@ def launches(target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any) -> La
     Works on copies: neither the target, nor the arguments, nor the random state change. Raises what the call
     raises, and Unsupported where none of it compiles.
     """
-    copier, measured = Copier(), Instrumented(target)
-    run = measured.compile(copier(original_of(target)))
-    args, kwargs, inputs = copier(args), copier(kwargs), copier.tensors()
+    case, measured = Case.of(target, [args], kwargs), Instrumented(target)
+    run = Run(case, Variant(measured.compile))  # the first call compiles
+    if run.error is not None:
+        raise run.error
     whole: list[float] = []
 
-    def once() -> None:
-        for tensor in inputs:
-            tensor.grad = None
-        with same_random_state():
-            began = now()
-            outputs = run(*args, **kwargs)
-            whole.append(now() - began)
-            differentiate(leaves(outputs))
+    def repeat() -> None:
+        for _ in range(repeats):
+            with same_random_state():
+                run.again()
+            whole.append(run.forward)
 
-    for _ in range(repeats + 1):  # the first one compiles
-        once()
-    seconds = statistics.median(whole[1:])
+    repeat()
+    seconds = statistics.median(whole)
     if any(graph.on_gpu for graph in measured.graphs):
         for graph in measured.graphs:
             graph.pause = 2 * seconds + 0.001
-        for _ in range(repeats):
-            once()
+        repeat()
     timelines = [graph.timeline(repeats + 1) for graph in measured.graphs if graph.runs]
     if not timelines:
         raise Unsupported("nothing of this call was compiled: mc.explain says why")

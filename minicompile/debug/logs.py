@@ -22,6 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from minicompile.api import option_check
 from minicompile.debug import stages
 from minicompile.dynamo.history import failure_lines
 from minicompile.errors import OptionError
@@ -109,6 +110,7 @@ def lines(name: str, event: Event, verbose: bool, stream: Any) -> Iterator[str]:
 
 log = Log()
 observer("logs")(log)
+option_check("logs")(lambda options: levels(options.logs))
 
 
 @contextlib.contextmanager

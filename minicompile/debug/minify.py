@@ -32,12 +32,12 @@ from torch import fx
 
 from minicompile import api, compat
 from minicompile.debug import script
-from minicompile.debug.accuracy import Copier, name_of
-from minicompile.debug.bisect import BROKEN, PLAIN, Trial, run_script
-from minicompile.debug.parts import Attempt, Part, Partly, PartSearch, report
-from minicompile.debug.program import Given, Program, given, taped
+from minicompile.debug.bisect import NOTHING, attempt
+from minicompile.debug.copies import Copier
+from minicompile.debug.program import Program, TensorSpec, spec_of
+from minicompile.debug.tape import taped
+from minicompile.debug.variant import Case, Run, Variant
 from minicompile.dynamo.dispatch import Backend, plain_backend
-from minicompile.dynamo.module import original_of
 from minicompile.dynamo.result import Capture
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import Shown, aligned, count_text
@@ -107,7 +107,7 @@ def leave_out(program: Program) -> Proposals:
 
 def layout(value: Any) -> tuple[Any, ...]:
     """Shape and type of a tensor; nothing of anything else."""
-    return (value.shape, value.dtype) if isinstance(value, Given) else ()
+    return (value.shape, value.dtype) if isinstance(value, TensorSpec) else ()
 
 
 def bypass(node: fx.Node, source: fx.Node, graph: fx.Graph, new: Mapping[fx.Node, fx.Node]) -> None:
@@ -129,9 +129,9 @@ def input_twice(program: Program) -> Proposals:
         for other in range(number):
             pairs = [(args[number], args[other]) for args in program.calls]
             if all(layout(one) and layout(one) == layout(two) for one, two in pairs):
-                made = program.edited(partial(bypass, node, nodes[other]))
+                merged = program.edited(partial(bypass, node, nodes[other]))
                 calls = tuple(args[:number] + args[number + 1 :] for args in program.calls)
-                yield made.with_graph(made.graph.gm.graph, calls)
+                yield merged.with_graph(merged.graph.gm.graph, calls)
 
 
 @reduction("no gradients")
@@ -143,12 +143,12 @@ def no_gradients(program: Program) -> Proposals:
 
 @reduction("smaller sizes")
 def smaller_sizes(program: Program) -> Proposals:
-    tensors = [value for args in program.calls for value in args if isinstance(value, Given)]
+    tensors = [value for args in program.calls for value in args if isinstance(value, TensorSpec)]
     for old in sorted({size for t in tensors for size in t.shape if size > 1}, reverse=True):
         for new in sorted({1, 2, 3, old // 2, old - 1} & set(range(1, old))):
-            made = changed(program, partial(Given.sized, old=old, new=new))
-            yield made.edited(partial(resize, old, new))
-            yield made
+            resized = changed(program, partial(TensorSpec.sized, old=old, new=new))
+            yield resized.edited(partial(resize, old, new))
+            yield resized
 
 
 def resize(old: int, new: int, graph: fx.Graph, nodes: object) -> None:
@@ -170,12 +170,14 @@ def any_values(program: Program) -> Proposals:
 
 
 def changed(
-    program: Program, change: Callable[[Given], Given], chosen: Sequence[int] | None = None
+    program: Program,
+    change: Callable[[TensorSpec], TensorSpec],
+    chosen: Sequence[int] | None = None,
 ) -> Program:
     """With other tensors as arguments, or only those of some numbers."""
     calls = tuple(
         tuple(
-            change(x) if isinstance(x, Given) and (chosen is None or n in chosen) else x
+            change(x) if isinstance(x, TensorSpec) and (chosen is None or n in chosen) else x
             for n, x in enumerate(args)
         )
         for args in program.calls
@@ -195,8 +197,8 @@ class Step:
 
     def cells(self) -> tuple[str, ...]:
         calls, operations, _, _, inputs, elements, *_ = self.size
-        told = (count_text(operations, "operation"), count_text(inputs, "input"))
-        return (self.reduction, *told, count_text(elements, "element"), count_text(calls, "call"))
+        counts = (count_text(operations, "operation"), count_text(inputs, "input"))
+        return (self.reduction, *counts, count_text(elements, "element"), count_text(calls, "call"))
 
 
 @dataclass
@@ -212,8 +214,6 @@ class Minified(Shown):
     settings: Mapping[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     tries: int = 0
-    text: str = ""
-    """The script, where only another process knows the program."""
     path: Path | None = None
     """Where the script was written."""
 
@@ -225,16 +225,14 @@ class Minified(Shown):
     @property
     def script(self) -> str:
         """A Python file that fails in the same way."""
-        if self.program is None:
-            return self.text
-        return self.program.script(self.failure, self.settings)
+        return "" if self.program is None else self.program.script(self.failure, self.settings)
 
     @property
     def facts(self) -> list[tuple[str, str]]:
         rows = [("fails", self.failure)]
         if self.program is not None:
             rows += [
-                (f"argument {n}", value.text(n) if isinstance(value, Given) else repr(value))
+                (f"argument {n}", value.text(n) if isinstance(value, TensorSpec) else repr(value))
                 for args in self.program.calls
                 for n, value in enumerate(args)
             ]
@@ -243,7 +241,7 @@ class Minified(Shown):
 
     @property
     def graph(self) -> str:
-        return self.text if self.program is None else str(self.program.shown())
+        return "" if self.program is None else str(self.program.shown())
 
     def __str__(self) -> str:
         lines = [f"minified {self.name}: {self.verdict}"]
@@ -271,7 +269,7 @@ class Shrinking:
         self.failure = failure_of(program)
         self.kind = kind(self.failure)
         self.tries, self.steps = 1, list[Step]()
-        self.known: set[str] = set()
+        self.tried: set[str] = set()
 
     def run(self) -> None:
         """Begin anew after each success of a later rule: it may make earlier ones possible again."""
@@ -287,11 +285,11 @@ class Shrinking:
         return False
 
     def fails(self, proposal: Program) -> bool:
-        if proposal.size >= self.program.size or proposal.key in self.known:
+        if proposal.size >= self.program.size or proposal.key in self.tried:
             return False
         if self.tries >= MOST_TRIES:
             return False
-        self.known.add(proposal.key)
+        self.tried.add(proposal.key)
         self.tries += 1
         failure = self.failure_of(proposal)
         if failed := bool(failure) and kind(failure) == self.kind:
@@ -304,17 +302,16 @@ def failure_of(program: Program, settings: Mapping[str, Any]) -> str:
     with contextlib.redirect_stderr(io.StringIO()):  # a GraphModule prints what it raises
         try:
             program.graph.gm.graph.lint()
-            trial = trial_of(program.graph.gm, program.arguments(), settings)
-            return "" if trial(PLAIN).failure else trial().failure
+            case = case_of(program.graph.gm, program.arguments(), settings)
+            return "" if attempt(case, NOTHING).failure else attempt(case).failure
         except Exception:  # eager's own
             return ""
 
 
-def trial_of(
+def case_of(
     target: torch.nn.Module, calls: Sequence[Sequence[Any]], settings: Mapping[str, Any]
-) -> Trial:
-    args, *more = calls
-    return Trial(api.compile(target, **settings), args, more=more)
+) -> Case:
+    return Case.of(api.compile(target, **settings), calls)
 
 
 def shrunk(
@@ -323,7 +320,7 @@ def shrunk(
     """The first of the programs that fails, made small."""
     result = Minified(name, verdict, settings=settings)
     for program in programs:
-        search = Shrinking(program, lambda made: failure_of(made, settings))
+        search = Shrinking(program, lambda program: failure_of(program, settings))
         result.tries += search.tries
         if not search.failure:
             continue
@@ -353,83 +350,59 @@ def minify(
 
     With `check` it says whether there is a failure at all; the graph's own is one of values or an exception.
     """
-    options, dynamic = api.settings_of(target)
-    plain, trial = original_of(target), Trial(target, args, check, kwargs, more)
-    name, settings = name_of(plain), changed_settings(options, dynamic)
-    if trial(PLAIN).failure:
-        return Minified(name, "it fails in eager already: the compiler has no part in it")
-    if not (failure := trial().failure):
-        return Minified(name, "it never fails")
-    verdict = f"no graph of it fails by itself: {failure}"
-    found = shrunk(
-        name, programs(plain, (args, *more), dict(kwargs or {}), name), settings, verdict
+    case = Case.of(target, [args, *more], kwargs, check)
+    if attempt(case, NOTHING).failure:
+        return Minified(case.name, "it fails in eager already: the compiler has no part in it")
+    if not (failure := attempt(case).failure):
+        return Minified(case.name, "it never fails")
+    verdict = f"no graph of it fails by itself: {failure}; mc.bisect finds the rule that breaks it"
+    result = shrunk(
+        case.name, programs(case), changed_settings(case.options, case.dynamic), verdict
     )
-    if found.program is None:
-
-        def attempt(part: Part) -> Attempt:
-            made = Partly(part, settings)
-            run = trial.measured(lambda target: api.compile(target, backend=made), "part")
-            return Attempt(trial.failure(run), made.counts, made.program)
-
-        if (part := part_of(name, attempt)).failure:
-            part.settings, found = settings, part
-    if script is not None and found.program is not None:
-        found.path = Path(script)
-        found.path.write_text(found.script, encoding="utf-8")
-    return found
+    if script is not None and result.program is not None:
+        result.path = Path(script)
+        result.path.write_text(result.script, encoding="utf-8")
+    return result
 
 
 def changed_settings(options: Options, dynamic: bool | None) -> dict[str, Any]:
     """What `mc.compile` is to be given, apart from its defaults."""
     usual = Options()
-    told = {
+    differing = {
         f.name: value
         for f in dataclasses.fields(options)
         if (value := getattr(options, f.name)) != getattr(usual, f.name)
     }
     return {
-        **({"options": told} if told else {}),
+        **({"options": differing} if differing else {}),
         **({} if dynamic is None else {"dynamic": dynamic}),
     }
 
 
-def programs(
-    target: Any, calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], name: str
-) -> Iterator[Program]:
+def programs(case: Case) -> Iterator[Program]:
     """Each captured graph with the arguments of its calls, then all that is done in eager."""
-    yield from captured_programs(target, calls, kwargs, name)
-    if (whole := taped(*copies(target, calls, kwargs), name)) is not None:
+    yield from captured_programs(case)
+    if (whole := taped(case)) is not None:
         yield whole
 
 
-def copies(
-    target: Any, calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any]
-) -> tuple[Any, Any, Any]:
-    """A function and all that it is called with, sharing what they share."""
-    copier = Copier()
-    return copier(target), copier(list(calls)), copier(dict(kwargs))
-
-
-def captured_programs(
-    target: Any, calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], name: str
-) -> Iterator[Program]:
+def captured_programs(case: Case) -> Iterator[Program]:
     """Each captured graph with the arguments of its calls."""
-    plain, given, named = copies(target, calls, kwargs)
-    found: dict[int, tuple[fx.GraphModule, list[list[Any]]]] = {}
+    calls: dict[int, tuple[fx.GraphModule, list[list[Any]]]] = {}
 
     def keep(gm: fx.GraphModule, fakes: Any) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
-            found.setdefault(id(gm), (gm, []))[1].append(Copier()(list(inputs)))
+            calls.setdefault(id(gm), (gm, []))[1].append(Copier()(list(inputs)))
             return compat.graph_function(gm)(*inputs)
 
         return run
 
-    compiled = api.compile(plain, backend=keep)
-    for args in given:
-        compiled(*args, **named)
-    for gm, arguments in found.values():
+    run = Run(replace(case, check=None), Variant(partial(api.compile, backend=keep)))
+    if run.error is not None:
+        raise run.error
+    for gm, arguments in calls.values():
         with contextlib.suppress(TypeError):
-            yield Program.of(gm, arguments, name)
+            yield Program.of(gm, arguments, case.name)
 
 
 def captured(capture: Capture, options: Options, why: str) -> str:
@@ -441,9 +414,9 @@ def captured(capture: Capture, options: Options, why: str) -> str:
     for one in capture.inputs:
         real = one.real() if one.real is not None else None
         if isinstance(one.fake, torch.Tensor):
-            args.append(Given.like(real if real is not None else one.fake))
+            args.append(TensorSpec.like(real if real is not None else one.fake))
         else:
-            args.append(one.fake.node.hint if hasattr(one.fake, "node") else given(one.fake))
+            args.append(one.fake.node.hint if hasattr(one.fake, "node") else spec_of(one.fake))
     program = Program(copied(capture.graph), (tuple(args),))
     return program.script(why, changed_settings(options, None))
 
@@ -451,8 +424,8 @@ def captured(capture: Capture, options: Options, why: str) -> str:
 # -- a script
 
 
-class Found(BaseException):
-    """Carries what was found out of a script, past its handlers."""
+class Stop(BaseException):
+    """Carries the result out of a script, past its handlers."""
 
 
 def minify_script(path: Path, arguments: Sequence[str]) -> Minified:
@@ -483,45 +456,19 @@ def minify_script(path: Path, arguments: Sequence[str]) -> Minified:
             program = Program.of(capture.graph.gm, [inputs], capture.name)
         except TypeError:
             return
-        found = shrunk(capture.name, [program], changed_settings(options, None), "")
-        if found.program is not None:
-            raise Found(found)
+        result = shrunk(capture.name, [program], changed_settings(options, None), "")
+        if result.program is not None:
+            raise Stop(result)
 
     with api.backends.scoped():
         api.backends("inductor")(searching)
         try:
             code = script.execute(path.absolute(), [str(path), *arguments])
-        except Found as stop:
-            made: Minified = stop.args[0]
-            return made
-    command, nothing = [str(path), *arguments], f"nothing in {path} to make smaller"
-    if code:
-        raise MinicompileError(f"{nothing}: it exits with {code} in eager too")
-    if not run_script(command, str(BROKEN), report)[0]:
-        raise MinicompileError(f"{nothing}: it never fails")
-
-    def attempt(part: Part) -> Attempt:
-        failure, reported = run_script(command, str(part), report)
-        return Attempt(failure, *reported)
-
-    return part_of(path.name, attempt)
-
-
-def part_of(name: str, attempt: Callable[[Part], Attempt]) -> Minified:
-    """Where no graph fails by itself: the part that must be compiled for the whole to fail."""
-    search, result = PartSearch(attempt), Minified(name)
-    part = search.run()
-    if part is None:
-        result.verdict = "no graph of it is enough to make it fail"
-        return result
-    result.failure, _, found = search.ask(part)
-    result.program = found if isinstance(found, Program) else None
-    result.text = found if isinstance(found, str) else ""
-    result.verdict = (
-        f"fails if only operations {part.first} to {part.end} of graph {part.graph} are compiled"
-    )
-    result.tries = len(search.known)
-    return result
+        except Stop as stop:
+            result: Minified = stop.args[0]
+            return result
+    why = f"it exits with {code} in eager too" if code else "no graph that it compiles fails"
+    raise MinicompileError(f"nothing in {path} to make smaller: {why}")
 
 
 def add_arguments(to: argparse.ArgumentParser) -> None:
@@ -531,16 +478,15 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """The command: 0 if a program that fails was written."""
-    found = minify_script(script.script_of(chosen), chosen.arguments)
-    found.path = chosen.out if found.script else None
-    if found.script:
-        chosen.out.write_text(found.script, encoding="utf-8")
-    print(found)
-    return int(not found.script)
+    result = minify_script(script.script_of(chosen), chosen.arguments)
+    result.path = chosen.out
+    chosen.out.write_text(result.script, encoding="utf-8")
+    print(result)
+    return 0
 
 
 def failing(program: torch.nn.Module, calls: Sequence[Sequence[Any]], **settings: Any) -> int:
     """The exit code of a minified script: says whether it fails, and how."""
-    failure = trial_of(program, calls, settings)().failure
+    failure = attempt(case_of(program, calls, settings)).failure
     print(failure or "it doesn't fail")
     return int(bool(failure))

@@ -13,66 +13,36 @@ Higham, Accuracy and Stability of Numerical Algorithms (2002), chapters 3 and 4.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
-from minicompile import api
-from minicompile.debug.accuracy import (
+from minicompile.debug.limit import Limit
+from minicompile.debug.minify import captured_programs
+from minicompile.debug.program import Program, TensorSpec
+from minicompile.debug.variant import (
     CLOSE,
     EAGER,
     REFERENCE,
-    Measured,
-    accuracy_stage,
+    Case,
+    Run,
     distance,
     error_text,
-    name_of,
     rounding,
 )
-from minicompile.debug.gates import Counting, Setting
-from minicompile.debug.minify import captured_programs
-from minicompile.debug.program import Given, Program
-from minicompile.dynamo.module import original_of
 from minicompile.ops.display import Shown, aligned
-from minicompile.ops.gates import gate
 from minicompile.ops.graph import call_text, target_name, unpacks, user_line
-from minicompile.ops.registry import scoped
-from minicompile.options import Options
 
-Stage = Callable[[Options, bool | None], Callable[[Any], Callable[..., Any]]]
-
-
-def stage(setting: str, **changes: Any) -> Stage:
-    """A way to run a function: under a setting of a bisection, with some options changed."""
-
-    def preparation(options: Options, dynamic: bool | None) -> Callable[[Any], Any]:
-        chosen = Setting.parse(setting)
-
-        def prepare(target: Any) -> Callable[..., Any]:
-            changed = replace(options, **changes)
-            call = api.compile(target, backend=chosen.backend, options=changed, dynamic=dynamic)
-
-            def run(*args: Any) -> Any:
-                with scoped():
-                    gate("stage")(Counting(chosen))
-                    return call(*args)
-
-            return run
-
-        return prepare
-
-    return preparation
-
-
-STAGES: dict[str, Stage] = {
-    "captured": stage("eager"),
-    "functional": stage("aot_eager; decomposition < 0"),
-    "decomposed": stage("aot_eager"),
-    "loops": stage("inductor", device_codegen="reference"),
-    "kernels": stage("inductor"),
+STAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "captured": ("eager", {}),
+    "functional": ("aot_eager; decomposition < 0", {}),
+    "decomposed": ("aot_eager", {}),
+    "loops": ("inductor", {"device_codegen": "reference"}),
+    "kernels": ("inductor", {}),
 }
+"""A limit of the compiler, and options that are changed."""
 
 PRODUCTS = ("matmul", "linear", "mm", "bmm", "addmm", "baddbmm", "einsum", "mv", "dot")
 
@@ -130,39 +100,35 @@ def operator_accuracy(target: Any, /, *args: Any, **kwargs: Any) -> OperatorAccu
 
     What `mc.compile` returned keeps its options. Raises what eager raises, and what a stage raises.
     """
-    options, dynamic = api.settings_of(target)
-    plain = original_of(target)
+    case = Case.of(target, [args], kwargs)
     rows: list[OperatorRow] = []
-    for program in captured_programs(plain, [args], kwargs, name_of(plain)):
-        rows += operators_of(program, options, dynamic)
-    return OperatorAccuracy(name_of(plain), tuple(rows))
+    for program in captured_programs(case):
+        rows += operators_of(program, case)
+    return OperatorAccuracy(case.name, tuple(rows))
 
 
-def operators_of(program: Program, options: Options, dynamic: bool | None) -> list[OperatorRow]:
-    nodes = [n for n in program.operations if isinstance(program.values[0].get(n), Given)]
+def operators_of(program: Program, case: Case) -> list[OperatorRow]:
+    nodes = [n for n in program.operations if isinstance(program.values[0].get(n), TensorSpec)]
     if not nodes:
         return []
     whole = program.edited(lambda graph, new: show(graph, [new[node] for node in nodes]))
+    case = replace(case, target=whole.graph.gm, calls=whole.arguments(), kwargs={})
     runs = {
-        name: Measured(prepare, whole.graph.gm, whole.arguments()[0], {}, name)
-        for name, prepare in [
-            *((name, accuracy_stage[name]) for name in (REFERENCE, EAGER)),
-            *((name, make(options, dynamic)) for name, make in STAGES.items()),
-        ]
+        name: Run(case, case.compiled(Limit.parse(limit), **changes))
+        for name, (limit, changes) in STAGES.items()
     }
-    for run in runs.values():
-        if run.error is not None and run is not runs[REFERENCE]:
+    reference, eager = case.baseline[REFERENCE], case.baseline[EAGER]
+    for run in (eager, *runs.values()):
+        if run.error is not None:
             raise run.error
-    draws = runs[EAGER].drew or runs[REFERENCE].error is not None
-    against = runs[EAGER if draws else REFERENCE]
+    against = eager if eager.drew or reference.error is not None else reference
     rows, roundings = [], roundings_of(program)
     for number, node in enumerate(nodes):
-        place = f"[{number}]"
-        true, own = (run.groups[0][place] for run in (against, runs[EAGER]))
+        place = f"[0][{number}]"
+        true, own = against.groups[0][place], eager.groups[0][place]
         errors = {
             name: distance(run.groups[0][place], true)
-            for name, run in runs.items()
-            if name != REFERENCE
+            for name, run in {EAGER: eager, **runs}.items()
         }
         allowed = max(CLOSE * errors[EAGER], CLOSE * rounding(own) * roundings[node])
         line = user_line(node)
@@ -178,22 +144,22 @@ def show(graph: fx.Graph, nodes: list[fx.Node]) -> None:
 
 def roundings_of(program: Program) -> dict[fx.Node, float]:
     """The longest way to each value, in roundings."""
-    found: dict[fx.Node, float] = {}
+    roundings: dict[fx.Node, float] = {}
     for node in program.graph.nodes:
-        before = max((found[used] for used in node.all_input_nodes), default=0.0)
-        found[node] = before + added(node, program.values[0])
-    return found
+        before = max((roundings[used] for used in node.all_input_nodes), default=0.0)
+        roundings[node] = before + added(node, program.values[0])
+    return roundings
 
 
 def added(node: fx.Node, values: Mapping[fx.Node, Any]) -> float:
     """The roundings of one operation: those of the longest sum in it, and one more."""
     if node.op in ("placeholder", "output") or unpacks(node):
         return 0.0
-    given = [v for used in node.all_input_nodes if isinstance(v := values.get(used), Given)]
-    made = values.get(node)
+    inputs = [v for used in node.all_input_nodes if isinstance(v := values.get(used), TensorSpec)]
+    result = values.get(node)
     length = 1.0
-    if given and target_name(node.target).rpartition(".")[2] in PRODUCTS:
-        length = float((given[0].shape or (1,))[-1])
-    elif given and isinstance(made, Given) and made.elements:
-        length = max(value.elements for value in given) / made.elements
+    if inputs and target_name(node.target).rpartition(".")[2] in PRODUCTS:
+        length = float((inputs[0].shape or (1,))[-1])
+    elif inputs and isinstance(result, TensorSpec) and result.elements:
+        length = max(value.elements for value in inputs) / result.elements
     return 1.0 + math.log2(max(length, 1.0))

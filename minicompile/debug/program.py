@@ -1,7 +1,7 @@
 """A program to make smaller: a graph of torch's functions, and the arguments of its calls.
 
-    Program := Graph, calls: ((Given | number, ...), ...)
-    Given   := shape, strides, dtype, device of a tensor; its values, or None: random ones from a seed
+    Program := Graph, calls: ((TensorSpec | number, ...), ...)
+    TensorSpec   := shape, strides, dtype, device of a tensor; its values, or None: random ones from a seed
 
 A program is never changed; `part` and `edited` make others of it. `script` is one as a file that runs. The
 real compiler: torch/_dynamo/debug_utils.py (InputWriter), torch/_functorch/fx_minifier.py.
@@ -10,9 +10,7 @@ real compiler: torch/_dynamo/debug_utils.py (InputWriter), torch/_functorch/fx_m
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import operator
 import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,10 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
-from minicompile.debug.accuracy import same_random_state
+from minicompile.debug.copies import same_random_state
 from minicompile.ops.graph import Graph, argument_text, copies, output_node, placeholders, unpacks
 
 SEED = 0
@@ -50,17 +47,17 @@ def tensor(
             low, high = within
             values = torch.randint(low, high + 1, tuple(shape), generator=generator)
     values = torch.as_tensor(values).to(device, dtype)
-    made = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
-    target = made
+    result = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
+    target = result
     for dim, step in enumerate(stride):
         if step == 0 and shape[dim] > 1:  # the same element many times
             target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
     target.copy_(values)
-    return made.requires_grad_(requires_grad)
+    return result.requires_grad_(requires_grad)
 
 
 @dataclass(frozen=True)
-class Given:
+class TensorSpec:
     """A tensor argument. `value` None: from its seed, the number of the argument."""
 
     shape: tuple[int, ...]
@@ -73,20 +70,20 @@ class Given:
     value: Tensor | None = None
 
     @classmethod
-    def of(cls, found: Tensor) -> Given:
-        return replace(cls.like(found), value=found.detach().clone())
+    def of(cls, tensor: Tensor) -> TensorSpec:
+        return replace(cls.like(tensor), value=tensor.detach().clone())
 
     @classmethod
-    def like(cls, found: Tensor) -> Given:
+    def like(cls, tensor: Tensor) -> TensorSpec:
         """Only the layout, also of a fake tensor; of integers their range."""
-        shape, stride = tuple(map(int, found.shape)), tuple(map(int, found.stride()))
+        shape, stride = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
         if not is_simple(shape, stride):
             stride = torch.empty(shape, device="meta").stride()
         within = (0, 1)
-        exact = not (found.is_floating_point() or found.is_complex())
-        if exact and found.numel() and not isinstance(found, compat.FakeTensor):
-            within = int(found.min()), int(found.max())
-        return cls(shape, stride, found.dtype, str(found.device), found.requires_grad, within)
+        exact = not (tensor.is_floating_point() or tensor.is_complex())
+        if exact and tensor.numel() and not isinstance(tensor, compat.FakeTensor):
+            within = int(tensor.min()), int(tensor.max())
+        return cls(shape, stride, tensor.dtype, str(tensor.device), tensor.requires_grad, within)
 
     @property
     def elements(self) -> int:
@@ -94,29 +91,29 @@ class Given:
 
     def arguments(self, number: int) -> dict[str, Any]:
         """What `tensor` is called with, apart from its defaults."""
-        given: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        arguments: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         if self.value is not None:
-            given["values"] = self.value
+            arguments["values"] = self.value
         elif self.dtype.is_floating_point or self.dtype.is_complex:
-            given["seed"] = number
+            arguments["seed"] = number
         else:
-            given |= {"seed": number, "within": self.within}
-        given["requires_grad"] = self.requires_grad
+            arguments |= {"seed": number, "within": self.within}
+        arguments["requires_grad"] = self.requires_grad
         plain = {"dtype": torch.float32, "device": "cpu", "requires_grad": False}
-        return {name: v for name, v in given.items() if name not in plain or v != plain[name]}
+        return {name: v for name, v in arguments.items() if name not in plain or v != plain[name]}
 
     def make(self, number: int) -> Tensor:
         return tensor(self.shape, self.stride, **self.arguments(number))
 
     def text(self, number: int) -> str:
         """As Python: a call of `tensor`."""
-        given = self.arguments(number)
-        if "values" in given:
-            given["values"] = given["values"].tolist()
-        named = (f"{name}={literal(value)}" for name, value in given.items())
+        arguments = self.arguments(number)
+        if "values" in arguments:
+            arguments["values"] = arguments["values"].tolist()
+        named = (f"{name}={literal(value)}" for name, value in arguments.items())
         return f"tensor({', '.join([str(self.shape), str(self.stride), *named])})"
 
-    def sized(self, old: int, new: int) -> Given:
+    def sized(self, old: int, new: int) -> TensorSpec:
         """With `new` elements instead of `old` along a dimension, in the same order in memory."""
         if old not in self.shape:
             return self
@@ -148,13 +145,13 @@ def is_simple(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def given(value: Any) -> Any:
-    """An argument as a program keeps it. Raises TypeError for what none can have."""
+def spec_of(value: Any) -> Any:
+    """Return an argument as a program keeps it. Raises TypeError for what none can have."""
     if isinstance(value, Tensor):
         if value.layout is not torch.strided:
             raise TypeError(f"a {value.layout} tensor")
-        return Given.of(value)
-    if isinstance(value, bool | int | float | complex | None):
+        return TensorSpec.of(value)
+    if isinstance(value, TensorSpec | bool | int | float | complex | None):
         return value
     raise TypeError(f"a {type(value).__name__}")
 
@@ -169,8 +166,8 @@ class Program:
     @classmethod
     def of(cls, gm: fx.GraphModule, calls: Sequence[Sequence[Any]], name: str) -> Program:
         """Raises TypeError for arguments that no program can have."""
-        made = tuple(tuple(map(given, args)) for args in calls)
-        return cls(Graph(gm, name, "minify"), made)
+        specs = tuple(tuple(map(spec_of, args)) for args in calls)
+        return cls(Graph(gm, name, "minify"), specs)
 
     @property
     def operations(self) -> list[fx.Node]:
@@ -183,7 +180,7 @@ class Program:
     @functools.cached_property
     def size(self) -> tuple[int, ...]:
         """What is to be made small, the most important first."""
-        tensors = [value for args in self.calls for value in args if isinstance(value, Given)]
+        tensors = [value for args in self.calls for value in args if isinstance(value, TensorSpec)]
         return (
             *(len(self.calls), sum(not unpacks(node) for node in self.operations)),
             *(len(self.operations), len(self.outputs), len(self.calls[0])),
@@ -199,21 +196,24 @@ class Program:
     def arguments(self) -> list[list[Any]]:
         """New ones for each call."""
         return [
-            [value.make(n) if isinstance(value, Given) else value for n, value in enumerate(args)]
+            [
+                value.make(n) if isinstance(value, TensorSpec) else value
+                for n, value in enumerate(args)
+            ]
             for args in self.calls
         ]
 
     @functools.cached_property
     def values(self) -> list[Mapping[fx.Node, Any]]:
-        """What each node gives in eager when it is run, by call; tensors as `Given`."""
-        found: list[Mapping[fx.Node, Any]] = []
+        """What each node gives in eager when it is run, by call; tensors as `TensorSpec`."""
+        values: list[Mapping[fx.Node, Any]] = []
         for args in self.arguments():
             record = Recording(self.graph.gm)
             with same_random_state():
                 torch.manual_seed(SEED)
                 record.run(*args)
-            found.append(record.found)
-        return found
+            values.append(record.values)
+        return values
 
     def shown(self) -> Graph:
         """The graph with the values' types."""
@@ -239,19 +239,20 @@ class Program:
         try:
             calls = tuple(
                 tuple(
-                    args[old.index(node)] if node in old else known(values[node]) for node in inputs
+                    args[old.index(node)] if node in old else spec_of(values[node])
+                    for node in inputs
                 )
                 for args, values in zip(self.calls, self.values, strict=True)
             )
         except TypeError:
             return None
         ordered = [node for node in self.operations if node in kept]
-        found = [node for node in outputs or self.outputs if node in kept]
-        if not found:
+        results = [node for node in outputs or self.outputs if node in kept]
+        if not results:
             read = {u for node in ordered for u in node.all_input_nodes}
-            tensors = (n for n in ordered if isinstance(self.values[0].get(n), Given))
-            found = [node for node in tensors if node not in read]
-        return self.with_graph(subgraph(inputs, ordered, found), calls)
+            tensors = (n for n in ordered if isinstance(self.values[0].get(n), TensorSpec))
+            results = [node for node in tensors if node not in read]
+        return self.with_graph(subgraph(inputs, ordered, results), calls)
 
     def edited(self, change: Callable[[fx.Graph, Mapping[fx.Node, fx.Node]], object]) -> Program:
         """With a copy of the graph that `change` edits; it also gets each node's copy."""
@@ -277,9 +278,11 @@ class Program:
             + "    ],\n"
             for args in self.calls
         )
-        told = ", ".join(["Program()", "CALLS", *(f"{k}={v!r}" for k, v in settings.items())])
+        passed = ", ".join(["Program()", "CALLS", *(f"{k}={v!r}" for k, v in settings.items())])
         why = "\n".join(f"# {line}" for line in why.splitlines())  # a comment can't end early
-        return SCRIPT.format(why=why, imports="".join(imports), body=body, calls=calls, told=told)
+        return SCRIPT.format(
+            why=why, imports="".join(imports), body=body, calls=calls, passed=passed
+        )
 
 
 def subgraph(
@@ -296,18 +299,12 @@ def subgraph(
 
 
 def text(number: int, value: Any) -> str:
-    return value.text(number) if isinstance(value, Given) else literal(value)
-
-
-def known(value: Any) -> Any:
-    if isinstance(value, Given | bool | int | float | complex):
-        return value
-    raise TypeError(type(value))
+    return value.text(number) if isinstance(value, TensorSpec) else literal(value)
 
 
 def typed(value: Any) -> Any:
     """A tensor of that type without memory."""
-    if not isinstance(value, Given):
+    if not isinstance(value, TensorSpec):
         return value
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
@@ -335,7 +332,7 @@ CALLS = [
 {calls}]
 
 if __name__ == "__main__":
-    sys.exit(failing({told}))
+    sys.exit(failing({passed}))
 '''
 
 
@@ -361,146 +358,12 @@ class Recording(fx.Interpreter):
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm)
-        self.found: dict[fx.Node, Any] = {}
+        self.values: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if n.op != "output":
-            self.found[n] = compat.tree_map(
-                lambda x: Given.of(x) if isinstance(x, Tensor) else x, value
+            self.values[n] = compat.tree_map(
+                lambda x: TensorSpec.of(x) if isinstance(x, Tensor) else x, value
             )
         return value
-
-
-# -- what a function does, without our capture
-
-
-class Tape(TorchFunctionMode):
-    """Notes each of torch's functions that a call reaches, as a graph: all else is as in this call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[Callable[[fx.Graph, Callable[[Any], Any]], None]] = []
-        self.inputs: dict[int, Any] = {}
-        """What is read and not made here, as it is at first."""
-        self.made: dict[int, fx.Node] = {}
-        self.kept: list[Any] = []
-        """Alive, so that no number is given twice."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        places = compat.tree_map(self.place, (args, kwargs))
-        found = func(*args, **kwargs)
-        given_back = compat.tree_leaves(found)
-        if not any(isinstance(x, Tensor) for x in given_back) and func is not SETITEM:
-            return found
-        op, target, first = call_of(func)
-
-        def note(graph: fx.Graph, at: Callable[[Any], Any]) -> None:
-            node = graph.create_node(op, target, (*at(places[0]), *first), at(places[1]))
-            several = [found] if isinstance(found, Tensor) else found or ()
-            for number, part in enumerate(several):
-                if isinstance(part, Tensor):
-                    whole = part is found
-                    self.made[id(part)] = (
-                        node if whole else graph.call_function(operator.getitem, (node, number))
-                    )
-
-        self.notes.append(note)
-        self.kept.append(found)
-        for part in given_back:
-            if isinstance(part, Tensor):
-                self.inputs.setdefault(id(part), None)
-        return found
-
-    def place(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in self.inputs:
-            self.inputs[id(value)] = Given.of(value)
-            self.kept.append(value)
-        return Place(id(value))
-
-    def graph(self, result: Any) -> fx.Graph:
-        graph = fx.Graph()
-        for number, known in self.inputs.items():
-            if known is not None:
-                self.made[number] = graph.placeholder(f"arg{len(self.made)}")
-
-        def at(value: Any) -> Any:
-            return compat.tree_map(
-                lambda x: self.made[x.number] if isinstance(x, Place) else x, value
-            )
-
-        for note in self.notes:
-            note(graph, at)
-        outputs = (self.made.get(id(x)) for x in compat.tree_leaves(result))
-        graph.output(tuple(node for node in outputs if node is not None))
-        return graph
-
-
-@dataclass(frozen=True)
-class Place:
-    """Stands for a tensor among arguments."""
-
-    number: int
-
-
-SETITEM = Tensor.__setitem__
-
-
-def call_of(function: Any) -> tuple[str, Any, tuple[Any, ...]]:
-    """What FX calls a function of torch's: op, target, further arguments."""
-    name = getattr(function, "__name__", "")
-    if name == "__get__":
-        return "call_function", getattr, (function.__self__.__name__,)
-    if name in ("__setitem__", "__getitem__"):
-        return "call_function", getattr(operator, name.strip("_")), ()
-    if getattr(Tensor, name, None) is function:
-        return "call_method", name, ()
-    return "call_function", function, ()
-
-
-def taped(
-    target: Callable[..., Any], calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], name: str
-) -> Program | None:
-    """The program that a function is in these calls; None if they differ in more than numbers."""
-    graphs, arguments = [], []
-    for args in calls:
-        with same_random_state(), Tape() as tape:
-            result = target(*args, **kwargs)
-        graphs.append(tape.graph(result))
-        arguments.append([value for value in tape.inputs.values() if value is not None])
-    graph = graphs[0]
-    if any(not alike(node, *same) for node, *same in itertools.zip_longest(*map(nodes, graphs))):
-        return None
-    for node, *same in list(zip(*map(nodes, graphs))):
-        leaves = [compat.tree_flatten((n.args, n.kwargs)) for n in (node, *same)]
-        flat = list(leaves[0][0])
-        for number, (value, *rest) in enumerate(zip(*(found for found, _ in leaves))):
-            if isinstance(value, fx.Node) or all(value == other for other in rest):
-                continue
-            with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
-                flat[number] = graph.placeholder(f"number{number}_{node.name}")
-            for given_values, one in zip(arguments, (value, *rest), strict=True):
-                given_values.append(one)
-        node.args, node.kwargs = compat.tree_unflatten(flat, leaves[0][1])
-    gm = fx.GraphModule({}, graph, name)
-    return Program(Graph(gm, name, "minify"), tuple(map(tuple, arguments)))
-
-
-def nodes(graph: fx.Graph) -> list[fx.Node]:
-    return list(graph.nodes)
-
-
-def alike(one: fx.Node | None, *others: fx.Node | None) -> bool:
-    """Do nodes call the same, of arguments that have the same structure?"""
-    if one is None or None in others:
-        return False
-    return all(
-        (one.op, one.target) == (n.op, n.target)
-        and compat.tree_flatten((one.args, one.kwargs))[1]
-        == compat.tree_flatten((n.args, n.kwargs))[1]
-        for n in others
-        if n is not None
-    )

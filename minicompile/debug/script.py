@@ -9,15 +9,20 @@ from __future__ import annotations
 import argparse
 import re
 import runpy
+import subprocess
 import sys
+import tempfile
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from minicompile.debug.limit import Limit, Report
 from minicompile.dynamo.result import GraphBreak
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import count_text
 from minicompile.ops.events import Compilation, Event, observer
+from minicompile.options import child_environment
 from minicompile.pipeline_result import Trace, page
 
 
@@ -100,6 +105,26 @@ def script_of(chosen: argparse.Namespace) -> Path:
     if not path.is_file():
         raise MinicompileError(f"there is no script {path}")
     return path
+
+
+def run_limited(
+    command: Sequence[str], limit: Limit, timeout: float | None = None
+) -> tuple[str, Report]:
+    """Run a script in a process of its own under a limit: how it failed, and what it reported."""
+    with tempfile.TemporaryDirectory(prefix="minicompile_bisect_") as folder:
+        told = {"MINICOMPILE_BISECT": str(limit), "MINICOMPILE_BISECT_REPORT": folder}
+        environment = child_environment(**told, PYTHONHASHSEED="0")  # sets in the same order
+        whole = [sys.executable, *command]
+        try:
+            done = subprocess.run(
+                whole, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return f"took over {timeout:g} s", Report.read(Path(folder))
+        report = Report.read(Path(folder))
+    last = done.stderr.strip().splitlines()[-1:]
+    code = done.returncode
+    return ": ".join([f"exit code {code}", *last]) if code else "", report
 
 
 def execute(script: Path, argv: list[str]) -> int:

@@ -242,6 +242,12 @@ def is_symbolic(value: Any) -> bool:
     return any(isinstance(number, torch.SymInt) for number in layout)
 
 
+@api.backends("torch_inductor")
+def torch_inductor(options: Options) -> dispatch.Backend:
+    """The captured graph, compiled by torch's AOT autograd and Inductor."""
+    return to_inductor
+
+
 def to_inductor(capture: Capture) -> BoxedCallable:
     """Our captured graph compiled by torch. Symbols are fixed to their values, which our guards then check.
 

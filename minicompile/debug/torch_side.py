@@ -17,7 +17,7 @@ import statistics
 import types
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,17 +25,18 @@ from torch import fx
 
 from minicompile import api
 from minicompile.compat import torch_compiler
-from minicompile.debug import accuracy, torch_bridge
-from minicompile.debug.accuracy import Accuracy, Measured, StageAccuracy
+from minicompile.debug import torch_bridge
+from minicompile.debug.accuracy import Accuracy
+from minicompile.debug.variant import BAD, EAGER, Case, Run, StageAccuracy, Variant, timed
 from minicompile.dynamo.dispatch import Backend, Dispatcher
-from minicompile.dynamo.module import behind, calling, original_of
+from minicompile.dynamo.module import behind, calling
 from minicompile.ops.display import Shown, aligned, count_text
 from minicompile.ops.events import Event
 from minicompile.ops.graph import placeholders
 
 OURS, THEIRS, INDUCTOR = "minicompile", "torch", "Inductor"
+COSTS = ("graphs", "breaks", "kernels", "calls", "first", "later")
 GRAPHS = ("graph", "aot.joint", "aot.forward", "aot.backward")
-BAD = ("wrong", "far from eager", "raised")
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Cell(Shown):
     seconds: float | None = None
     """Median of later calls."""
 
-    HEAD = ("capture", "compiler", *Accuracy.HEAD[1:-1], "kernels", "calls", "first", "later")
+    HEAD = ("capture", "compiler", *Accuracy.HEAD[1:-1], *COSTS)
 
     @property
     def bad(self) -> bool | None:
@@ -90,18 +91,12 @@ class Cell(Shown):
 
     def cells(self) -> tuple[str, ...]:
         later = "" if self.seconds is None else f"{self.seconds * 1e6:.0f} us"
-        numbers = str(self.kernels), str(self.calls), f"{self.first:.2f} s", later
-        return self.capture, self.compiler, *self.accuracy.cells()[1:-1], *numbers
+        counts = (len(self.stages["graph"]), len(self.breaks), self.kernels, self.calls)
+        costs = (*map(str, counts), f"{self.first:.2f} s", later)
+        return self.capture, self.compiler, *self.accuracy.cells()[1:-1], *costs
 
     def __str__(self) -> str:
         return " ".join(filter(None, self.cells()))
-
-    def counts(self) -> dict[str, Any]:
-        found = {"graphs": len(self.stages["graph"]), "graph breaks": len(self.breaks)}
-        for name in GRAPHS:
-            found[f"operations in {name}"] = sum(graph.op_count for graph in self.stages[name])
-        found |= {"kernels": self.kernels, "library calls": self.calls}
-        return {**found, "seconds of the first call": round(self.first, 2)}
 
     # -- listening
 
@@ -172,11 +167,6 @@ class Comparison(Shown):
     def __getitem__(self, stage: str) -> Stage:
         return self.stages[stage]
 
-    def counts(self) -> list[tuple[str, str, str]]:
-        """(what, ours, theirs)"""
-        theirs = self.theirs.counts()
-        return [(what, str(n), str(theirs[what])) for what, n in self.ours.counts().items()]
-
     @property
     def timing(self) -> str:
         eager = "" if self.eager is None else f"; eager: {self.eager * 1e6:.0f} us"
@@ -185,7 +175,7 @@ class Comparison(Shown):
     def __str__(self) -> str:
         lines = [f"{self.name} by minicompile and torch.compile: {self.conclusion}", ""]
         lines += aligned([Cell.HEAD, *(cell.cells() for cell in self.cells)], left=7)
-        lines += [self.timing, "", *aligned([("", OURS, THEIRS), *self.counts()]), *self.notes]
+        lines += [self.timing, *self.notes]
         return "\n".join([*lines, "", f"to read one: comparison[{' | '.join(self.stages)}]"])
 
 
@@ -221,8 +211,9 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
     code of classes that it had compiled before. Random numbers are eager's on both sides (`fallback_random`).
     Raises what eager raises.
     """
-    options, dynamic = api.settings_of(target)
-    target = torch_compiler.torch_original(original_of(target))
+    case = Case.of(target, [args], kwargs)
+    case = replace(case, target=torch_compiler.torch_original(case.target))
+    options, dynamic = case.options, case.dynamic
     ours = api.find_backend("inductor", options)
     cells = [Cell(capture, rest) for capture in (OURS, THEIRS) for rest in (OURS, INDUCTOR)]
 
@@ -235,17 +226,14 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
         chosen = backend if cell.compiler == OURS else cell.dynamo
         return lambda target: by_torch(target, chosen, dynamic)
 
-    runs = {
-        name: Measured(accuracy.accuracy_stage[name], target, args, kwargs, name)
-        for name in (accuracy.REFERENCE, accuracy.EAGER)
-    }
+    runs = {EAGER: case.baseline[EAGER]}
     with torch_compiler.torch_compile_as_found():
         # torch's capture first: its first use in a process changes nn.Module, which our captures rely on
         for number, cell in reversed([*enumerate(cells)]):
             counters = torch_compiler.torch_counters()
             counters.clear()
             with torch_compiler.inductor_told(cell.told, fallback_random=True) as notes:
-                run = runs[str(number)] = Measured(preparation(cell), target, args, kwargs, "")
+                run = runs[str(number)] = Run(case, Variant(preparation(cell)))
             cell.first = run.seconds
             if cell.capture == THEIRS:
                 left, cell.breaks = list(counters["minicompile"]), list(counters["graph_break"])
@@ -253,17 +241,17 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
                 run.note = "; ".join(left)
             else:
                 cell.breaks = list(run.breaks)
-        samples = accuracy.timed([*runs.values()][1:])
+        samples = timed([*runs.values()])
     times = [statistics.median(sample) if sample else None for sample in samples]
-    found = {row.stage: row for row in accuracy.judgements(runs)}
+    rows = {row.stage: row for row in case.compare(runs)}
     for number, cell in enumerate(cells):
-        cell.accuracy, cell.seconds = found[str(number)], times[-1 - number]
+        cell.accuracy, cell.seconds = rows[str(number)], times[-1 - number]
         if cell.bad is not False:
             why = cell.accuracy.note or "there was nothing to compile"
             notes.append(f"{cell.capture} with {cell.compiler}: {why}")
     for cell in cells[0], cells[-1]:
         notes += [f"break by {cell.capture}: {why.splitlines()[0]}" for why in cell.breaks]
-    return Comparison(accuracy.name_of(target), cells, times[0], len(samples[0]), notes)
+    return Comparison(case.name, cells, times[0], len(samples[0]), notes)
 
 
 def by_torch(target: Any, backend: Any, dynamic: bool | None) -> Callable[..., Any]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from minicompile.exporting.exported import Constraint, Exported, InputSpec, OutputSpec, Signature
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.show.graphs import graph_parts
 from minicompile.show.html import box, code, details, facts, shows, shows_many, table, text
 from minicompile.show.listing import headline
+
+if TYPE_CHECKING:
+    from minicompile.exporting.exported import Constraint, Exported, Signature
+
+EXPORTED = "minicompile.exporting.exported"
+"""Named, not imported: the package may be without it."""
 
 
 def conditions(constraints: Sequence[Constraint]) -> str:
@@ -17,19 +23,21 @@ def conditions(constraints: Sequence[Constraint]) -> str:
     return table(("constraint", "why", "line"), rows)
 
 
-shows(Constraint)(lambda constraint: conditions([constraint]))
-shows_many(conditions, "constraint", Constraint)
+shows(f"{EXPORTED}.Constraint")(lambda constraint: conditions([constraint]))
+shows_many(conditions, "constraint", f"{EXPORTED}.Constraint")
 
 
-@shows(Signature)
 def signature(found: Signature) -> str:
-    specs: list[InputSpec | OutputSpec] = [*found.inputs, *found.outputs]
+    specs: list[Any] = [*found.inputs, *found.outputs]
     rows = [[code(spec.name), text(spec.kind), code(spec.target)] for spec in specs]
     rows += [[code(name), text("tied"), code(target)] for name, target in found.tied.items()]
     return table(("in the graph", "what it is", "where it is"), rows)
 
 
-@shows(Exported)
+shows(f"{EXPORTED}.Signature")(signature)
+
+
+@shows(f"{EXPORTED}.Exported")
 def exported(program: Exported) -> str:
     state = facts((name, value_text(value)) for name, value in program.state.items())
     parts = [conditions(program.constraints), graph_parts(program.graph)]

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from minicompile.debug.reference import evaluate
 from minicompile.errors import OptionError
 from minicompile.ops.display import Shown, to_html
 from minicompile.ops.plugins import Plugin, available
+from minicompile.runtime.reference import evaluate
 from minicompile.scheduling.body import LoopBody
 from minicompile.shapes.expr import index_text
 from minicompile.show.graphviz import EDGE, Diagram, Edge, Node, picture

@@ -1,16 +1,23 @@
 """How stage objects show themselves: text in a terminal, a picture in a notebook.
 
-Rooms know nothing of HTML. A stage object inherits `Shown` and defines `__str__`; `minicompile/show/`
-registers an HTML renderer for its type here (`minicompile/__init__.py` names that package, and it is
-imported when the first object is shown). Without a renderer a notebook gets the text.
+Rooms know nothing of HTML. A stage object inherits `Shown` and defines `__str__`; a tool registers an HTML
+renderer for its type here, and methods that a result has for those who look at it:
+
+    @method(Trace, "explore")
+    def explore(trace: Trace, panes: Sequence[str] = ()) -> Explorer: ...
+
+`minicompile/__init__.py` names the tools, which are imported when the first object is shown or the first such
+method is called. Without a renderer a notebook gets the text.
 """
 
 from __future__ import annotations
 
 import html
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from minicompile.errors import MinicompileError
 from minicompile.ops.registry import Registry
 
 T = TypeVar("T")
@@ -19,11 +26,40 @@ renderer: Registry[Callable[[Any], str]] = Registry(
     "renderer", "type, or its full name -> function that gives its HTML"
 )
 
+methods: Registry[Callable[..., Any]] = Registry(
+    "method", "(class, name) -> a method of a result that a tool brings"
+)
+
+
+def method(cls: type, name: str) -> Callable[[T], T]:
+    """Decorator for a function that is a method of `cls`, which declares it: `name = Registered()`."""
+    return methods((cls, name))  # type: ignore[return-value]
+
+
+class Registered:
+    """A method of a result that a tool registers."""
+
+    def __set_name__(self, cls: type, name: str) -> None:
+        self.key = cls, name
+
+    def __get__(self, obj: object, cls: type | None = None) -> Any:
+        """Raises MinicompileError where the tool is missing."""
+        rule = methods.get(self.key)
+        if rule is None:
+            owner, name = self.key
+            told = "the package that brings it is not installed"
+            raise MinicompileError(f"{owner.__name__}.{name} is missing: {told}")
+        return rule if obj is None else types.MethodType(rule, obj)
+
+
+def full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
 
 def to_html(obj: object) -> str:
     """The object's HTML: the renderer of its nearest type (or of that type's full name), or its text."""
     for cls in type(obj).__mro__:
-        rule = renderer.get(cls) or renderer.get(f"{cls.__module__}.{cls.__qualname__}")
+        rule = renderer.get(cls) or renderer.get(full_name(cls))
         if rule is not None:
             return rule(obj)
     return f"<pre>{html.escape(str(obj))}</pre>"

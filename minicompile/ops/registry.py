@@ -20,6 +20,10 @@ V = TypeVar("V")
 
 ALL: dict[str, Registry[Any]] = {}
 
+FILLED_BY: dict[str, tuple[str, ...]] = {}
+"""For the name of a registry, packages that register rules in it and that may be missing: tools beside the
+compiler, which it doesn't know. They are imported when the registry is first read."""
+
 
 def key_name(key: object) -> str:
     """The printed name of a key: `aten.silu.default` for an operator overload, the name otherwise."""
@@ -30,6 +34,11 @@ def key_name(key: object) -> str:
     return name if name is not None and text.startswith("<") else text
 
 
+def is_missing(module: str, error: ModuleNotFoundError) -> bool:
+    """Is it the module itself, or a package around it, that can't be found?"""
+    return f"{module}.".startswith(f"{error.name}.")
+
+
 class Registry(Mapping[Any, V]):
     """A named table of rules. `registry(key, ...)` is the decorator that adds one."""
 
@@ -38,7 +47,7 @@ class Registry(Mapping[Any, V]):
         self.rules: dict[Any, V] = {}
         self.history: dict[Any, tuple[tuple[str, V], ...]] = {}
         """For each key (module, rule) as they were registered; the last one is in force."""
-        self.modules: list[str] = []
+        self.modules = list(FILLED_BY.get(name, ()))
         """Modules whose rules are built in: imported before the table is first read."""
         self.loading = False
         """Are they being imported? They replace nothing that was registered before."""
@@ -49,9 +58,12 @@ class Registry(Mapping[Any, V]):
     def load(self) -> None:
         """Import the modules that hold the built-in rules, once."""
         while self.modules:
-            before, self.loading = self.loading, True
+            module, before, self.loading = self.modules.pop(0), self.loading, True
             try:
-                importlib.import_module(self.modules.pop(0))
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                if module not in FILLED_BY.get(self.name, ()) or not is_missing(module, error):
+                    raise
             finally:
                 self.loading = before
 

@@ -16,8 +16,14 @@ from pathlib import Path
 from minicompile.codegen.plan import KernelSource
 from minicompile.compat import triton_api
 from minicompile.ops.display import Shown
-from minicompile.runtime.gpu_kernel import Tiles, gpu_kernel, planned_divisible, planned_tiles
-from minicompile.runtime.triton import compile_kernel, module_file, require_triton
+from minicompile.runtime.gpu_kernel import (
+    Tiles,
+    gpu_kernel,
+    module_file,
+    planned_divisible,
+    planned_tiles,
+)
+from minicompile.runtime.triton import compile_kernel, require_triton
 
 BINARIES = ("cubin", "hsaco")
 

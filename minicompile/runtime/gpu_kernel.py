@@ -18,8 +18,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -38,6 +40,7 @@ from minicompile.codegen.plan import (
 )
 from minicompile.ops.device import gpu_of
 from minicompile.ops.dtypes import LOOP_DTYPES, short
+from minicompile.ops.generated import GeneratedText
 from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint, size_symbol
 
 POINTER_TYPES = {dtype: f"*{short(dtype)}".replace("*f", "*fp") for dtype in LOOP_DTYPES}
@@ -339,3 +342,22 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
         "    return found",
     ]
     return "\n".join(lines)
+
+
+def module_file(name: str, text: str) -> str:
+    """What line tables call a kernel's module: the same for the same text."""
+    return f"<{name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+
+
+_texts: weakref.WeakValueDictionary[str, GeneratedText] = weakref.WeakValueDictionary()
+
+
+def execute(name: str, text: str) -> tuple[Any, dict[str, Any]]:
+    """Run a kernel's module, which imports Triton: (the kernel's JITFunction, the module's namespace)."""
+    filename = module_file(name, text)
+    shown = _texts.get(filename) or GeneratedText(filename, text)  # Triton reads it back
+    shown.show()
+    _texts[filename] = shown
+    namespace: dict[str, Any] = {"__name__": filename, "__text__": shown}
+    exec(compile(text, filename, "exec"), namespace)
+    return namespace[name], namespace

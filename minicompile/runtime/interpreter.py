@@ -40,13 +40,13 @@ from minicompile.runtime.gpu_kernel import (
     Tiles,
     base_name,
     constants,
+    execute,
     for_row,
     module_text,
     needs_int64,
     planned_tiles,
     programs,
 )
-from minicompile.runtime.triton import execute
 from minicompile.shapes.expr import product, size_hint
 
 interpreter, JITFunction = triton_api.triton_interpreter()

@@ -12,12 +12,10 @@ The real compiler: torch/_inductor/runtime/triton_heuristics.py (CachingAutotune
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import json
 import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,12 +29,12 @@ from minicompile.compat import triton_api
 from minicompile.errors import BackendError
 from minicompile.ops.build import load_extension, start_extension
 from minicompile.ops.cache import Cache, digest
-from minicompile.ops.generated import GeneratedText
 from minicompile.options import Options, triton_variables
 from minicompile.runtime.gpu_kernel import (
     GpuKernel,
     Tiles,
     Version,
+    execute,
     gpu_kernel,
     planned_tiles,
     versioned,
@@ -102,25 +100,6 @@ def require_triton() -> None:
         raise BackendError(
             "Triton is not installed: `pip install triton` (Linux), or choose device_codegen='cpp'."
         )
-
-
-def module_file(name: str, text: str) -> str:
-    """What line tables call a kernel's module: the same for the same text."""
-    return f"<{name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
-
-
-_texts: weakref.WeakValueDictionary[str, GeneratedText] = weakref.WeakValueDictionary()
-
-
-def execute(name: str, text: str) -> tuple[Any, dict[str, Any]]:
-    """Run a kernel's module, which imports Triton: (the kernel's JITFunction, the module's namespace)."""
-    filename = module_file(name, text)
-    shown = _texts.get(filename) or GeneratedText(filename, text)  # Triton reads it back
-    shown.show()
-    _texts[filename] = shown
-    namespace: dict[str, Any] = {"__name__": filename, "__text__": shown}
-    exec(compile(text, filename, "exec"), namespace)
-    return namespace[name], namespace
 
 
 def compile_kernel(kernel: GpuKernel, divisible: list[str], target: tuple[str, int | str]) -> Any:

@@ -13,9 +13,7 @@ same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives
 from __future__ import annotations
 
 from . import (  # noqa: F401
-    accuracy,
     aot,
-    bisect,
     capture,
     diff,
     fusion,
@@ -23,11 +21,9 @@ from . import (  # noqa: F401
     kernels,
     launches,
     loops,
-    minify,
-    operators,
+    reports,
     roofline,
     schedule,
-    torch_side,
     trace,
     widgets,
 )

@@ -19,7 +19,7 @@ from torch import fx
 
 from minicompile.codegen.plan import CodeLine, KernelSource
 from minicompile.errors import OptionError
-from minicompile.ops.display import Shown, count_text
+from minicompile.ops.display import Shown, count_text, method
 from minicompile.ops.origin import Origin, SourceLine, short_file
 from minicompile.pipeline_result import Trace
 from minicompile.provenance import Piece
@@ -258,3 +258,14 @@ class Explorer(Shown):
                 stages = f'trace.explore(["{pane.key}"]) in a notebook or trace.save(folder)'
                 lines.append(f"  and {len(pieces) - SHORT} more: {stages} shows all")
         return "\n".join(lines)
+
+
+@method(Trace, "explore")
+def explore(trace: Trace, panes: Sequence[str] = (), assembly: bool = False) -> Explorer:
+    """The stages side by side: pointing at a line lights all that shares an operation with it.
+
+    `panes`, one to four, are open first (default: source, aot, loops, kernels); the view has all others.
+    `assembly` adds what Triton kernels become (ttir, ttgir, llir, ptx, sass), without a GPU. Raises
+    ValueError for a pane that isn't there, MinicompileError where no kernel is Triton's.
+    """
+    return Explorer(trace, panes, assembly)

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from minicompile.ops.display import count_text
 from minicompile.scheduling.explain import FusionStep, FusionSteps, Groups
-from minicompile.show.html import box, code, columns, heading, shows, steps, text
+from minicompile.show.html import beside, box, code, heading, shows, steps, text
 from minicompile.show.palette import BAD, FORWARD, GOOD
 from minicompile.show.schedule import operation_lines
 
@@ -41,17 +41,15 @@ def step_view(step: FusionStep, loops: bool = True) -> str:
     """The answer and its numbers, what the two compute, and the groups before and after."""
     decision = step.decision
     fused, hue = decision.fused, GOOD if decision.fused else BAD
-    sides = (
-        heading(name) + operation_lines(nodes)
-        for name, nodes in (("producer", decision.producers), ("consumer", decision.consumers))
-    )
+    producers, consumers = map(operation_lines, (decision.producers, decision.consumers))
+    sides = beside(("producer", producers), ("consumer", consumers)) if loops else ""
     before = heading("groups before" if fused else "groups before and after")
     before += group_line(step.before, step.asked, FORWARD if fused else BAD)
     after = heading("groups after") + group_line(step.after, step.joined, GOOD)
     return (
         f'<p style="border-left:4px solid {hue};padding-left:6px">{text(decision.reason)}<br>'
         f"<small>{text(decision.numbers)}</small><br><b>{text(step.totals)}</b></p>"
-        f"{columns(*sides) if loops else ''}{before}{after if fused else ''}"
+        f"{sides}{before}{after if fused else ''}"
     )
 
 

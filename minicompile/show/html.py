@@ -13,10 +13,9 @@ import html
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import GenericAlias
 from typing import Any, TypeVar
 
-from minicompile.ops.display import bytes_text, count_text, renderer, to_html
+from minicompile.ops.display import bytes_text, count_text, full_name, renderer, to_html
 
 T = TypeVar("T")
 View = Callable[[T], str]
@@ -52,12 +51,12 @@ def shows(*types: type[T] | str, script: bool = False) -> Callable[[View[T]], Vi
     return add
 
 
-def several_of(cls: type[Any]) -> Any:
-    """`list[cls]`: the key under which the view of several objects of a type is registered."""
-    return GenericAlias(list, (cls,))
+def several_of(cls: type[Any] | str) -> str:
+    """The key under which the view of several objects of a type is registered."""
+    return f"several {cls if isinstance(cls, str) else full_name(cls)}"
 
 
-def shows_many(view: Callable[[Any], str], one: str, *types: type[Any]) -> None:
+def shows_many(view: Callable[[Any], str], one: str, *types: type[Any] | str) -> None:
     """Register a view of several objects of these types at once; `one` is what a single one is called."""
     shows(*map(several_of, types))(lambda items: box(count_text(len(items), one), "", view(items)))
 
@@ -84,9 +83,14 @@ def columns(*parts: str) -> str:
     return '<div class="cols">' + "".join(f"<div>{part}</div>" for part in parts if part) + "</div>"
 
 
-def beside(*sides: tuple[object, Iterable[Any]]) -> str:
-    """Stage objects side by side, each side below its title."""
-    return columns(*(heading(title) + "".join(map(inside, made)) for title, made in sides))
+def beside(*sides: tuple[object, str | Iterable[Any]]) -> str:
+    """Stage objects (or what shows them) side by side, each side below its title."""
+    return columns(
+        *(
+            heading(title) + (side if isinstance(side, str) else "".join(map(inside, side)))
+            for title, side in sides
+        )
+    )
 
 
 def details(

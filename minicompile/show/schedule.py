@@ -22,9 +22,9 @@ from minicompile.show.graphviz import Cluster, Diagram, Edge, Node, picture
 from minicompile.show.html import (
     bar,
     before_after,
+    beside,
     box,
     code,
-    columns,
     details,
     heading,
     image,
@@ -133,20 +133,20 @@ def answer_view(answer: Answer) -> str:
 @shows(WhatIf)
 def what_if_view(found: WhatIf) -> str:
     """Before and after side by side: costs, kernels and decisions that differ, wishes that were refused."""
-    sides = []
+    sides, folded = [], ""
     for title, kernels, decisions in zip(("before", "after"), found.kernels, found.decisions):
-        frames = "".join(map(group, kernels))
-        count = count_text(len(decisions), "decision") + f" of this side alone ({title})"
-        folded = details("decisions", count, decision_table(decisions), len(decisions) <= 6)
-        frames = frames or "<p>none</p>"
-        differ = heading(f"{title}: the kernels that differ") + frames
-        sides.append((differ * any(found.kernels), folded * bool(decisions)))
+        frames = "".join(map(group, kernels)) or "<p>none</p>"
+        sides.append((f"{title}: the kernels that differ", frames))
+        if decisions:
+            count = count_text(len(decisions), "decision") + f" of this side alone ({title})"
+            shown = decision_table(decisions)
+            folded += details("decisions", count, shown, len(decisions) <= 6)
     return box(
         "what if",
         found.title.removeprefix("what if: "),
         before_after(found.rows, (answer.headline for answer in found.refused)),
-        columns(*(frames for frames, _ in sides)),
-        *(folded for _, folded in sides),
+        beside(*sides) if any(found.kernels) else "",
+        folded,
     )
 
 
@@ -303,10 +303,9 @@ def schedule_view(schedule: Schedule) -> str:
     return box(
         f"schedule of {schedule.graph.name}",
         counts,
-        columns(
-            heading("before: one node for each buffer") + operation_lines(schedule.before),
-            heading("after: one frame for each kernel or call")
-            + "".join(map(group, schedule.nodes)),
+        beside(
+            ("before: one node for each buffer", operation_lines(schedule.before)),
+            ("after: one frame for each kernel or call", "".join(map(group, schedule.nodes))),
         ),
         details("picture", "what flows between the nodes", drawn) if drawn else "",
         details("fusion decisions", asked, decision_table(decisions), len(decisions) <= 40),

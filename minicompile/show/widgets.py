@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from minicompile.api import backends
-from minicompile.debug.experiment import Experiment, KernelChanges, Outcome
-from minicompile.ops.display import bytes_text, count_text, to_html
+from minicompile.debug.experiment import HINT, Experiment, KernelChanges, Outcome
+from minicompile.ops.display import bytes_text, count_text, method, to_html
 from minicompile.options import CHOICES
 from minicompile.scheduling.nodes import FusionDecision, Pair, Schedule
 from minicompile.show.html import before_after, beside, box, details, inside, shows, text
@@ -146,6 +146,19 @@ class Panel:
         if kept in decisions:
             self.decision.value = kept
         self.wish.value = self.wishes.get(self.decision.value, self.AS_DECIDED)
+
+
+@method(Experiment, "_ipython_display_")
+def display_panel(experiment: Experiment) -> None:
+    """Display the unchanged state, an output of its own that needs no kernel; below it the panel."""
+    from IPython.display import display
+
+    first = experiment.run()
+    display(first)  # type: ignore[no-untyped-call]
+    try:
+        display(Panel(experiment, first).box)  # type: ignore[no-untyped-call]
+    except ImportError:
+        print("There is no panel: ipywidgets is not installed (pip install ipywidgets).", HINT)
 
 
 def asked_of(schedule: Schedule) -> dict[Pair, FusionDecision]:

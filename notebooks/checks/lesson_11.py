@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import minicompile as mc
-from minicompile.debug.reference import evaluate
 from minicompile.lessons.exercise import Lesson, Run
 from minicompile.lessons.model import GPT, Block, GPTConfig
 from minicompile.lowering.ir import ComputedBuffer, evaluate_loops, loop_ranges
 from minicompile.pipeline_result import Trace
+from minicompile.runtime.reference import evaluate
 from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.nest import LoopNest
 from minicompile.shapes.expr import (

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 import minicompile as mc
 from minicompile.api import backends
-from minicompile.debug.accuracy import Accuracy, StageAccuracy
+from minicompile.debug.accuracy import Accuracy
+from minicompile.debug.variant import StageAccuracy
 from minicompile.lessons.bugs import planted
 from minicompile.lessons.exercise import Lesson, Run, Wrong, expects
 from minicompile.lessons.model import Block, GPTConfig

@@ -11,11 +11,11 @@ import torch
 from minicompile.codegen.cpp import kernel_module
 from minicompile.codegen.cpp_ops import EXPRESSIONS
 from minicompile.codegen.plan import KernelPlan
-from minicompile.debug.reference import EAGER
 from minicompile.ops.build import start_build
 from minicompile.ops.table import POINTWISE
 from minicompile.options import Options
 from minicompile.runtime.cpp import bind
+from minicompile.runtime.reference import EAGER
 from tests.codegen.fusing import Program
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16

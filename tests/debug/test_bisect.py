@@ -18,7 +18,7 @@ from minicompile.codegen import cpp
 from minicompile.codegen.generate import code_generator
 from minicompile.codegen.plan import KernelModule
 from minicompile.debug.bisect import bisect_script
-from minicompile.debug.gates import Setting
+from minicompile.debug.limit import Limit
 from minicompile.extension import call_rules, gate, graph_pass
 from minicompile.lessons.bugs import planted
 from minicompile.ops.display import to_html
@@ -250,13 +250,13 @@ def test_applications_are_asked_in_the_same_order_in_every_run() -> None:
 @pytest.mark.parametrize(
     "text", ["inductor", "aot_eager; prims pass < 3", "inductor; lowering without aten.erf.default"]
 )
-def test_settings_are_text(text: str) -> None:
-    assert str(Setting.parse(text)) == text
+def test_limits_are_text(text: str) -> None:
+    assert str(Limit.parse(text)) == text
 
 
-def test_a_setting_that_is_none() -> None:
-    with pytest.raises(ValueError, match="no setting of a bisection: 'fusion 3'"):
-        Setting.parse("fusion 3")
+def test_text_that_is_no_limit() -> None:
+    with pytest.raises(ValueError, match="no limit of a bisection: 'fusion 3'"):
+        Limit.parse("fusion 3")
 
 
 SCRIPT = """

@@ -16,8 +16,8 @@ from torch import nn
 import minicompile as mc
 from minicompile.compat import torch_compiler
 from minicompile.debug import torch_side
-from minicompile.debug.accuracy import StageAccuracy
 from minicompile.debug.torch_side import INDUCTOR, OURS, THEIRS, Cell, Stage, pinned
+from minicompile.debug.variant import StageAccuracy
 from minicompile.dynamo.interpreter import bytecode
 from minicompile.extension import lowering
 from minicompile.lessons.model import GPT, GPTConfig
@@ -86,9 +86,9 @@ def test_every_stage_of_both_and_inductors_code() -> None:
     code = found["code"]
     assert [made.name for made in code.theirs] == ["forward", "backward"]
     assert all("async_compile.cpp" in made.text for made in code.theirs)
-    counts = {what: (ours, theirs) for what, ours, theirs in found.counts()}
-    assert counts["graphs"] == ("1", "1") and counts["graph breaks"] == ("0", "0")
-    assert counts["kernels"] == (str(found.ours.kernels), str(found.theirs.kernels))
+    for cell in found.cells:
+        row = dict(zip(Cell.HEAD, cell.cells(), strict=True))
+        assert (row["graphs"], row["breaks"], row["kernels"]) == ("1", "0", str(cell.kernels))
     html = to_html(found)
     assert html.count("<details") >= 5 and "at::vec::" in html and "by Dynamo" in html
     assert "<script src" not in html and html == to_html(found)
@@ -117,8 +117,7 @@ def test_several_graphs_on_either_side(without_cpp: None) -> None:
     found = mc.compare_with_torch(broken, *arguments())
     assert found.conclusion == AGREE
     assert [len(graphs) for graphs in (found["graph"].ours, found["graph"].theirs)] == [2, 2]
-    rows = {what: rest for what, *rest in found.counts()}
-    assert rows["graph breaks"] == ["1", "1"]
+    assert [len(cell.breaks) for cell in found.cells] == [1, 1, 1, 1]
     assert [note.split(":")[0] for note in found.notes] == [
         "break by minicompile",
         "break by torch",

@@ -16,8 +16,7 @@ from torch import Tensor
 from minicompile.exporting import cuda
 from minicompile.exporting.cuda import Cubin
 from minicompile.exporting.load import Package, load_package
-from minicompile.runtime.gpu_kernel import POINTER_TYPES
-from minicompile.runtime.triton import execute
+from minicompile.runtime.gpu_kernel import POINTER_TYPES, execute
 
 DTYPES = {kind: dtype for dtype, kind in POINTER_TYPES.items() if dtype is not torch.bool}
 LAUNCHER = ctypes.CFUNCTYPE(

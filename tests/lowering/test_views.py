@@ -10,9 +10,9 @@ import sympy
 import torch
 
 import minicompile as mc
-from minicompile.debug.reference import evaluate
 from minicompile.lowering import views
 from minicompile.lowering.ir import ExternKernel, Layout, Pointwise, View
+from minicompile.runtime.reference import evaluate
 from minicompile.shapes.expr import loop_symbol, size_symbol
 from tests.lowering.conftest import check, lowered
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.debug import accuracy
+from minicompile.debug import variant
 from minicompile.debug.experiment import Experiment
 from minicompile.ops.display import to_html
 from minicompile.show.widgets import Panel
@@ -27,8 +27,8 @@ def scores(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accuracy, "FEWEST_CALLS", 1)
-    monkeypatch.setattr(accuracy, "SECONDS", 0.0)
+    monkeypatch.setattr(variant, "FEWEST_CALLS", 1)
+    monkeypatch.setattr(variant, "SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ from minicompile.codegen.triton_ops import (
     operand,
     pointwise_text,
 )
-from minicompile.debug.reference import EAGER, evaluate
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, loop_index
 from minicompile.lowering.lower import formulas
@@ -43,6 +42,7 @@ from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
 from minicompile.plugins.flash_attention.operators import function_of
+from minicompile.runtime.reference import EAGER, evaluate
 from minicompile.scheduling.body import (
     LoopBody,
     Recorder,

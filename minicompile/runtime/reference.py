@@ -29,8 +29,7 @@ from typing import Any
 import sympy
 import torch
 
-from minicompile.codegen.generate import REFERENCE, code_generator
-from minicompile.codegen.plan import CodeLine, KernelModule, KernelPlan, KernelSource
+from minicompile.codegen.plan import REFERENCE, KernelModule, KernelPlan
 from minicompile.compat import tree_map
 from minicompile.errors import VerifyError
 from minicompile.lowering.ir import (
@@ -44,7 +43,6 @@ from minicompile.lowering.ir import (
     Template,
     View,
     loop_ranges,
-    loops_text,
     run_loops,
 )
 from minicompile.ops import philox
@@ -328,17 +326,6 @@ class ReferenceOps(Ops):
 
 
 # -- the interpreter as a language: options={"device_codegen": "reference"}
-
-
-@code_generator(REFERENCE)
-def reference_module(plans: Sequence[KernelPlan]) -> KernelModule:
-    """A kernel's text is its formulas: what the interpreter runs are the nodes' loops."""
-    kernels = []
-    for plan in plans:
-        loops = [(part.name, part.buffer) for part in plan.node.nodes]
-        lines = [CodeLine(f"{name} = {loops_text(b.loops)}", b.origins) for name, b in loops]
-        kernels.append(KernelSource(plan.name, REFERENCE, lines, plan))
-    return KernelModule(REFERENCE, "\n".join(kernel.text for kernel in kernels), kernels)
 
 
 @kernel_loader(REFERENCE)

@@ -1,0 +1,159 @@
+"""The compiler with a part off: which applications of its rules are allowed, and what was heard of them.
+
+    Limit  := "inductor" | "inductor; fusion < 5" (the first five) | "inductor; fusion != 5" (all but one)
+            | "inductor; lowering without aten.erf.default" (all but those of one name)
+    Report := counts of applications by subsystem, the last one allowed, what went wrong inside the compiler
+
+Numbers count from 0, in each process for itself. A script that is bisected reads its limit from
+`MINICOMPILE_BISECT` and leaves a report in the folder `MINICOMPILE_BISECT_REPORT`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from minicompile.api import backends
+from minicompile.ops.events import Event, observer
+from minicompile.ops.gates import Application, gate
+from minicompile.ops.origin import source_lines
+from minicompile.options import bisection
+
+COMPILER_ERRORS = ("internal-error", "missing-tool")
+"""Ids of reasons to run in eager that are no fault of the program."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A backend, and the applications of one subsystem that are allowed: in `relation` to `bound`."""
+
+    backend: str = "inductor"
+    subsystem: str = ""
+    relation: str = ""
+    bound: int | str = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Limit:
+        """Raises ValueError for text that is no limit."""
+        parts = re.fullmatch(r"(\w+)(?:; ([\w ]+?) (<|!=|without) (.+))?", text)
+        if parts is None:
+            raise ValueError(f"no limit of a bisection: {text!r}")
+        backend, subsystem, relation, bound = parts.groups("")
+        number = bound if relation == "without" else int(bound or 0)
+        return cls(backend, subsystem, relation, number)
+
+    def __str__(self) -> str:
+        part = f"; {self.subsystem} {self.relation} {self.bound}"
+        return self.backend + part * bool(self.subsystem)
+
+    def allows(self, what: Application, number: int) -> bool:
+        if what.subsystem != self.subsystem:
+            return True
+        if isinstance(self.bound, str):
+            return what.name != self.bound
+        return number < self.bound if self.relation == "<" else number != self.bound
+
+
+@dataclass(frozen=True)
+class Applied:
+    """An application in words; `lines` are the user's."""
+
+    name: str
+    before: str
+    after: str
+    lines: tuple[str, ...]
+
+
+@dataclass
+class Report:
+    """What a process tells about a run under a limit."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    last: Applied | None = None
+    """The last application that was allowed."""
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def error(self) -> str:
+        """What the compiler raised first, in a line."""
+        return "\n".join(self.errors).partition("\n")[0]
+
+    @classmethod
+    def read(cls, folder: Path) -> Report:
+        """Merge the reports of all processes."""
+        merged = cls()
+        for file in sorted(folder.glob("*.json")):
+            report = json.loads(file.read_text(encoding="utf-8"))
+            for name, count in report["counts"].items():
+                merged.counts[name] = max(count, merged.counts.get(name, 0))
+            if merged.last is None and (last := report["last"]) is not None:
+                merged.last = Applied(**{**last, "lines": tuple(last["lines"])})
+            merged.errors += report["errors"]
+        return merged
+
+
+class Counting:
+    """The gate that holds a limit; also an observer that notes errors of the compiler."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit, self.counts, self.errors = limit, Counter[str](), list[str]()
+        self.last: tuple[Application, str] | None = None
+        """The last application allowed, and its text before."""
+
+    def __call__(self, what: Application) -> bool:
+        number, limit = self.counts[what.subsystem], self.limit
+        self.counts[what.subsystem] += 1
+        if what.subsystem == limit.subsystem and number + 1 == limit.bound:
+            self.last = what, text_of(what.before)
+        return limit.allows(what, number)
+
+    def listen(self, event: Event) -> None:
+        if event.kind == "break" and event.subject.id in COMPILER_ERRORS:
+            self.errors.append(event.subject.reason)
+
+    def report(self) -> Report:
+        applied = None
+        if self.last is not None:
+            what, before = self.last
+            lines = text_of(lambda: "\n".join(map(str, source_lines(what.origins()))))
+            applied = Applied(what.name, before, text_of(what.after), tuple(lines.splitlines()))
+        return Report(dict(self.counts), applied, self.errors)
+
+
+def text_of(text: Callable[[], object]) -> str:
+    """Return the text, or nothing where a crash came before what it describes."""
+    try:
+        return str(text())
+    except Exception:
+        return ""
+
+
+def obey() -> None:
+    """In a script that is bisected, hold its limit in whatever it compiles."""
+    text, folder = bisection()
+    if not text:
+        return
+    counting = Counting(Limit.parse(text))
+    backends.rules["inductor"] = backends.rules[counting.limit.backend]
+    file = Path(folder) / f"{os.getpid()}.json"
+
+    def write() -> None:
+        file.write_text(json.dumps(asdict(counting.report())), encoding="utf-8")
+
+    def listen(event: Event) -> None:
+        counting.listen(event)
+        if event.kind == "done":  # a kernel may end the process
+            write()
+
+    gate("bisection")(counting)
+    observer("bisection")(listen)
+    atexit.register(write)
+
+
+obey()

@@ -1,0 +1,394 @@
+"""One engine for all tools: run a program with a part of the compiler off or replaced, and compare.
+
+    Case          := target, calls, kwargs, check, options of what mc.compile returned
+    Variant       := prepare: target -> what is called instead; rules that are registered meanwhile; Limit
+    Run           := what a variant gave: outputs, gradients, state, error, seconds, Report of its limit
+    StageAccuracy := a run's errors against float64, beside those of eager, and a verdict
+
+`mc.accuracy` compares the stages of the compiler, `mc.bisect` and `mc.minify` limits of it, `mc.what_if`
+other options and wishes, `mc.compare_with_torch` the halves of two compilers. Each run works on copies, from
+the same random state. The real compiler: torch/_dynamo/debug_utils.py (same_two_models).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from minicompile import api
+from minicompile.debug.copies import Copier, same_random_state
+from minicompile.debug.limit import Counting, Limit, Report
+from minicompile.dynamo.module import original_of
+from minicompile.ops.display import Shown
+from minicompile.ops.events import observer
+from minicompile.ops.gates import gate
+from minicompile.ops.registry import scoped
+from minicompile.options import Options
+
+Preparation = Callable[[Any], Callable[..., Any]]
+
+REFERENCE, EAGER = "float64", "eager"
+CLOSE, FAR = 2.0, 10.0
+"""As accurate as eager up to this multiple of its error; wrong beyond that one."""
+UNKNOWN = 100.0
+"""Where eager itself is the reference: this many roundings of the largest value are still close."""
+BAD = ("wrong", "far from eager", "raised")
+FEWEST_CALLS, MOST_CALLS, SECONDS = 3, 200, 0.5
+"""How often each run is timed: until the time is up, within these limits."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run a program."""
+
+    prepare: Preparation
+    rules: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    limit: Limit | None = None
+    wide: bool = False
+    """Run it in float64. Other threads see that default dtype meanwhile."""
+
+
+class CheckFailed(Exception):
+    """The user's check of a result."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program: calls of a function or module. `check` says of each result whether it is right."""
+
+    target: Any
+    calls: Sequence[Sequence[Any]]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[Any], object] | None = None
+    options: Options = field(default_factory=Options)
+    dynamic: bool | None = None
+
+    @classmethod
+    def of(
+        cls,
+        target: Any,
+        calls: Sequence[Sequence[Any]],
+        kwargs: Mapping[str, Any] | None = None,
+        check: Callable[[Any], object] | None = None,
+    ) -> Case:
+        """What `mc.compile` returned keeps its options."""
+        options, dynamic = api.settings_of(target)
+        return cls(original_of(target), calls, dict(kwargs or {}), check, options, dynamic)
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.target, "__qualname__", type(self.target).__qualname__))
+
+    def compiled(self, limit: Limit | None = None, backend: Any = None, **changes: Any) -> Variant:
+        """The case compiled under a limit, or by a backend, with some options changed."""
+        backend = backend or (limit.backend if limit is not None else "inductor")
+        options = dataclasses.replace(self.options, **changes)
+        compile = functools.partial(
+            api.compile, backend=backend, options=options, dynamic=self.dynamic
+        )
+        return Variant(compile, limit=limit)
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, Run]:
+        """The program in float64 and in eager."""
+        runs = {REFERENCE: Variant(lambda target: target, wide=True)}
+        runs[EAGER] = Variant(lambda target: target)
+        return {name: Run(self, variant) for name, variant in runs.items()}
+
+    def compare(self, runs: Mapping[str, Run]) -> list[StageAccuracy]:
+        """Judge the baseline and the runs. Raises what eager raised."""
+        return judgements({**self.baseline, **runs})
+
+    def failure(self, run: Run) -> str:
+        """How a run failed, "" where it is right."""
+        if run.report.error or run.error is not None or self.check is not None:
+            return run.report.error or described(run.error)
+        *_, row = self.compare({"run": run})
+        if row.verdict not in BAD:
+            return ""
+        shown = zip(("outputs", "gradients", "state"), row.cells()[1:4])
+        far = (f"{what} off by {error}" for what, error in shown if error not in ("", "0"))
+        return f"{row.verdict}: {', '.join(far) or row.note}"
+
+
+class Run:
+    """What a variant of a case gave on copies of its own, in float64, by place."""
+
+    error: Exception | None = None
+    note = ""
+    compiled = True
+    """Whether any of it ran compiled."""
+    breaks: Sequence[str] = ()
+    """Why not all of it did."""
+    forward = seconds = 0.0
+    """What the last call took, without and with its backward pass."""
+
+    def __init__(self, case: Case, variant: Variant) -> None:
+        copier = Copier()
+        self.case, self.variant = case, variant
+        target, self.calls, self.kwargs = (
+            copier(case.target), copier(list(case.calls)), copier(dict(case.kwargs))
+        )  # fmt: skip
+        self.inputs = copier.tensors()
+        for tensor in self.inputs:
+            if variant.wide and tensor.is_floating_point():
+                tensor.data = tensor.data.double()
+        self.counting = Counting(variant.limit or Limit())
+        self.call = variant.prepare(target)
+        outputs: dict[str, Any] = {}
+        with same_random_state() as drew:
+            try:
+                outputs = self.again()
+            except Exception as error:
+                self.error = error
+            self.drew = drew()
+            """Whether it used random numbers."""
+        self.report = self.counting.report() if variant.limit is not None else Report()
+        state = dict(places(self.inputs))
+        gradients = {
+            place: tensor.grad for place, tensor in state.items() if tensor.grad is not None
+        }
+        self.groups = [
+            {place: plain(value) for place, value in group.items()}
+            for group in (outputs, gradients, state)
+        ]
+        dispatcher = api.dispatcher_of(self.call)
+        if dispatcher is not None:
+            explained = dispatcher.explanation()
+            self.compiled = explained.op_count > 0 and explained.compiled_calls > 0
+            self.breaks = list(dict.fromkeys(f"{b.reason} [{b.id}]" for b in explained.breaks))
+            if self.breaks:
+                self.note = "; ".join([f"{explained.graph_count} graphs", *self.breaks])
+
+    def again(self) -> dict[str, Any]:
+        """Call it (once more), on the copies as they are by now; gives what it returns by place."""
+        for tensor in self.inputs:
+            tensor.grad = None
+        default = torch.get_default_dtype()
+        with self.rules():
+            try:
+                if self.variant.wide:
+                    torch.set_default_dtype(torch.float64)
+                begun, results = now(), list[Any]()
+                for args in self.calls:
+                    results.append(self.call(*args, **self.kwargs))
+                    if self.case.check is not None and not self.case.check(results[-1]):
+                        raise CheckFailed("the check of the result failed")
+                self.forward, outputs = now() - begun, leaves(results)
+                self.seconds = self.forward + differentiate(outputs)
+            finally:
+                torch.set_default_dtype(default)
+        return outputs
+
+    @contextlib.contextmanager
+    def rules(self) -> Iterator[None]:
+        """The registries as the variant wants them: a later call may compile too."""
+        if self.variant.limit is None:
+            with self.variant.rules():
+                yield
+            return
+        with scoped(), warnings.catch_warnings(), self.variant.rules():
+            warnings.simplefilter("ignore")
+            observer.rules.pop("dump", None)  # an error that is looked for needs no report
+            gate("variant")(self.counting)
+            observer("variant")(self.counting.listen)
+            yield
+
+
+def places(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every tensor and number inside a result, with its place."""
+    opaque = torch.Tensor | torch.nn.Module | type
+    if isinstance(value, dict):
+        items = [(f"[{key!r}]", item) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"[{number}]", item) for number, item in enumerate(value)]
+    elif hasattr(value, "__dict__") and not isinstance(value, opaque):
+        items = [(f".{name}", item) for name, item in vars(value).items()]
+    else:
+        yield place, value
+        return
+    for name, item in items:
+        yield from places(item, place + name)
+
+
+def leaves(value: Any) -> dict[str, Any]:
+    return dict(places(value))
+
+
+def differentiate(outputs: Mapping[str, Any]) -> float:
+    """Seconds of backward from all outputs, each element weighted differently: a plain sum hides errors."""
+    tensors = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.requires_grad]
+    weights = []
+    for tensor in tensors:
+        count = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
+        weights.append(torch.cos(count).reshape(tensor.shape).to(tensor.dtype))
+    begun = now()
+    if tensors:
+        torch.autograd.backward(tensors, weights)
+    return now() - begun
+
+
+def now() -> float:
+    """The clock, after everything queued on a GPU has finished."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def timed(runs: Sequence[Run]) -> list[list[float]]:
+    """Seconds of later calls of each, made in turns; none where one raises."""
+    samples: list[list[float]] = [[] for _ in runs]
+    failed = {number for number, run in enumerate(runs) if run.error is not None}
+    end = time.perf_counter() + SECONDS
+    with same_random_state():
+        for turn in range(MOST_CALLS):
+            if turn >= FEWEST_CALLS and time.perf_counter() > end:
+                break
+            for number in {*range(len(runs))} - failed:
+                try:
+                    runs[number].again()
+                    samples[number].append(runs[number].seconds)
+                except Exception:  # of what the calls before left behind
+                    failed.add(number)
+                    samples[number].clear()
+    return samples
+
+
+# -- comparing
+
+
+@dataclass(frozen=True)
+class StageAccuracy(Shown):
+    """One stage's largest absolute errors; None where there is nothing to compare."""
+
+    stage: str
+    output_error: float | None = None
+    gradient_error: float | None = None
+    state_error: float | None = None
+    """Of parameters, buffers and arguments after the call."""
+    ratio: float | None = None
+    """The worst of the three, each divided by eager's own (at least one rounding of the largest value)."""
+    verdict: str = ""
+    note: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        errors = (self.output_error, self.gradient_error, self.state_error)
+        ratio = "" if self.ratio is None else f"{self.ratio:.3g}"
+        return self.stage, *map(error_text, errors), ratio, self.verdict, self.note
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, self.cells()))
+
+
+def error_text(error: float | None) -> str:
+    return "" if error is None else f"{error:.2e}" if error else "0"
+
+
+def judgements(runs: Mapping[str, Run]) -> list[StageAccuracy]:
+    """Judge each run beside float64's and eager's, which are among them. Raises what eager raised."""
+    eager = runs[EAGER]
+    if eager.error is not None:
+        raise eager.error
+    reference, why = runs[REFERENCE], ""
+    if eager.drew:
+        why = "not used: float64 draws other random numbers, so eager is the reference"
+    elif reference.error is not None:
+        why = f"not used, eager is the reference: {described(reference.error)}"
+    elif any(a.keys() != b.keys() for a, b in zip(reference.groups, eager.groups)):
+        why = "not used, eager is the reference: in float64 it gives something else"
+    against = eager if why else reference
+    return [
+        StageAccuracy(name, verdict="unusable" if why else "reference", note=why)
+        if name == REFERENCE
+        else judged(name, run, eager, against)
+        for name, run in runs.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Values:
+    """A tensor in double precision, and the rounding of its own dtype."""
+
+    data: torch.Tensor
+    rounding: float
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, int | float | complex):
+        return Values(torch.tensor([value], dtype=torch.complex128), 0.0)
+    if not isinstance(value, torch.Tensor):
+        return value
+    exact = not (value.is_floating_point() or value.is_complex())
+    wide = torch.complex128 if value.is_complex() else torch.float64
+    return Values(value.detach().to(wide).clone(), 0.0 if exact else torch.finfo(value.dtype).eps)
+
+
+def distance(value: Any, reference: Any) -> float:
+    """The largest absolute difference; infinite where values can't be compared."""
+    if not isinstance(value, Values) or not isinstance(reference, Values):
+        return 0.0 if type(value) is type(reference) else float("inf")
+    if value.data.shape != reference.data.shape:
+        return float("inf")
+    same = (value.data == reference.data) | (value.data.isnan() & reference.data.isnan())
+    apart = torch.where(same, 0.0, (value.data - reference.data).abs())
+    return float(apart.nan_to_num(float("inf"), float("inf")).max()) if apart.numel() else 0.0
+
+
+def worst(group: Mapping[str, Any], reference: Mapping[str, Any]) -> float | None:
+    if group.keys() != reference.keys():
+        return float("inf")
+    return max((distance(group[place], reference[place]) for place in group), default=None)
+
+
+def rounding(value: Values) -> float:
+    """One rounding of the largest finite element."""
+    top = value.data.abs().nan_to_num(0, 0, 0)
+    return float(top.max()) * value.rounding if top.numel() else 0.0
+
+
+def judged(name: str, run: Run, eager: Run, reference: Run) -> StageAccuracy:
+    if run.error is not None:
+        return StageAccuracy(name, verdict="raised", note=described(run.error))
+    errors = [worst(group, true) for group, true in zip(run.groups, reference.groups)]
+    ratios: list[float] = []
+    for error, theirs, true in zip(errors, eager.groups, reference.groups):
+        if error is not None:
+            roundings = (rounding(v) for v in theirs.values() if isinstance(v, Values))
+            unit = max([worst(theirs, true) or 0.0, *roundings])
+            ratios.append(error / unit if unit else float("inf") if error else 0.0)
+    ratio, verdict = max(ratios, default=None), "baseline"
+    if name != EAGER:
+        same = not any(worst(group, theirs) for group, theirs in zip(run.groups, eager.groups))
+        verdict = verdict_of(run, ratio or 0.0, same, measured=reference is not eager)
+    outputs, gradients, state = errors
+    return StageAccuracy(name, outputs, gradients, state, ratio, verdict, run.note)
+
+
+def verdict_of(run: Run, ratio: float, same: bool, measured: bool) -> str:
+    """`measured`: by float64. Else nobody knows how far eager's own rounding goes."""
+    if ratio > FAR and measured:
+        return "wrong"
+    if not run.compiled:
+        return "not compiled"
+    if same:
+        return "same as eager"
+    if not measured:
+        return "close to eager" if ratio <= UNKNOWN else "far from eager"
+    return "as accurate as eager" if ratio <= CLOSE else "less accurate than eager"
+
+
+def described(error: Exception | None) -> str:
+    """An exception in a line; "" for none."""
+    if error is None:
+        return ""
+    error = getattr(error, "inner_exception", error)  # in torch.compile's
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
