@@ -47,8 +47,8 @@ class Registered:
         rule = methods.get(self.key)
         if rule is None:
             owner, name = self.key
-            told = "the package that brings it is not installed"
-            raise MinicompileError(f"{owner.__name__}.{name} is missing: {told}")
+            told = "needs a folder of the package which is not there"
+            raise MinicompileError(f"{owner.__name__}.{name} {told}")
         return rule if obj is None else types.MethodType(rule, obj)
 
 
