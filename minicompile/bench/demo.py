@@ -24,6 +24,7 @@ from minicompile.bench.machine import circumstances, table_text
 from minicompile.errors import MinicompileError
 from minicompile.lessons.model import GPT
 from minicompile.lessons.train import Trainer, TrainResult
+from minicompile.options import environment
 
 CASE = "lesson_model_training"
 STEPS, STEPS_A_TURN = 300, 10
@@ -78,11 +79,10 @@ def train_in_turns(start: GPT, names: Sequence[str], steps: int) -> list[Standin
     return standings
 
 
-def cold_seconds(name: str, device: str, threads: int) -> float:
+def cold_seconds(name: str, device: str, threads: int, cache: str) -> float:
     """Seconds of the first forward and backward in a fresh process with an empty cache folder."""
-    with tempfile.TemporaryDirectory(prefix="minicompile-demo-") as cache:
-        how = CASE, first_calls.FRESH, device, threads, cache, "float32"
-        return first_calls.in_fresh_process(name, *how)
+    how = CASE, first_calls.FRESH, device, threads, cache, "float32"
+    return first_calls.in_fresh_process(name, *how)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,21 +94,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
 
 
-def run(chosen: argparse.Namespace, cold: Callable[[str, str, int], float] = cold_seconds) -> int:
+def run(
+    chosen: argparse.Namespace, cold: Callable[[str, str, int, str], float] = cold_seconds
+) -> int:
     """The command: 1 if a compiler of ours failed, or its losses are not eager's."""
     device = check_device(chosen.device)
     if chosen.steps < 1 or chosen.threads < 1:
         raise MinicompileError("--steps and --threads must be at least 1")
     torch.set_num_threads(chosen.threads)
     seconds: dict[str, float] = {}
-    for name in (TORCH, OURS):
-        print(f"{name}: compiling the lesson model from cold ...", flush=True)
-        try:
-            seconds[name] = cold(name, device, chosen.threads)
-        except MinicompileError as error:  # without a C++ compiler torch.compile can do nothing
-            print(error)
-    torch.manual_seed(0)
-    standings = train_in_turns(GPT().to(device), (EAGER, TORCH, OURS), chosen.steps)
+    with tempfile.TemporaryDirectory("", "minicompile-demo-", ignore_cleanup_errors=True) as folder:
+        caches = {name: str(Path(folder, name)) for name in (TORCH, OURS)}
+        for name, cache in caches.items():
+            print(f"{name}: compiling the lesson model from cold ...", flush=True)
+            try:
+                seconds[name] = cold(name, device, chosen.threads, cache)
+            except MinicompileError as error:  # without a C++ compiler torch.compile can do nothing
+                print(error)
+        torch.manual_seed(0)
+        start = GPT().to(device)
+        with environment(**{COMPILERS[n].cache_variable: cache for n, cache in caches.items()}):
+            standings = train_in_turns(start, (EAGER, TORCH, OURS), chosen.steps)
     for standing in standings:
         standing.cold_seconds = seconds.get(standing.name)
     eager, *_, ours = standings

@@ -30,7 +30,7 @@ def off_by(amount: float) -> Compiler:
 
         return run
 
-    return Compiler(compile)
+    return Compiler(compile, cache_variable="SOME_CACHE_DIR")
 
 
 def broken(model: GPT, mode: str | None = None) -> Callable[..., Any]:
@@ -56,7 +56,7 @@ def test_a_compiler_that_changes_nothing_trains_as_eager(monkeypatch: pytest.Mon
 
 
 def test_a_compiler_that_raises_is_out_and_the_others_finish(monkeypatch: pytest.MonkeyPatch):
-    eager, ours = trained(monkeypatch, Compiler(broken))
+    eager, ours = trained(monkeypatch, Compiler(broken, cache_variable="OTHER_CACHE_DIR"))
     assert ours.error == "RuntimeError: no such kernel"
     assert len(eager.result.losses) == 7
 
@@ -66,7 +66,7 @@ def test_differences_of_losses():
     assert largest_difference([1.0, float("nan")], [1.0, 1.0]) == float("inf")
 
 
-def cold(name: str, device: str, threads: int) -> float:
+def cold(name: str, device: str, threads: int, cache: str) -> float:
     if name == TORCH:
         raise BackendError("no C++ compiler: install g++")
     return 2.0
@@ -77,7 +77,11 @@ def cold(name: str, device: str, threads: int) -> float:
     [
         (off_by(0.0), 0, "lesson model on cpu"),
         (off_by(1e-3), 1, "WRONG: losses of the first 5 steps differ"),
-        (Compiler(broken), 1, "minicompile: RuntimeError: no such kernel"),
+        (
+            Compiler(broken, cache_variable="OTHER_CACHE_DIR"),
+            1,
+            "minicompile: RuntimeError: no such kernel",
+        ),
     ],
 )
 def test_the_command_fails_where_ours_is_wrong(
