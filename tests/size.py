@@ -33,8 +33,8 @@ class Budget:
 
 BUDGETS = {
     "core": Budget(268_600, 190_000),
-    "package": Budget(453_367, 350_000),
-    "tests": Budget(594_700, 420_000),
+    "package": Budget(445_300, 350_000),
+    "tests": Budget(591_000, 420_000),
 }
 
 
