@@ -216,6 +216,8 @@ class Attributes(Outside):
         if kind is types.ClassMethodDescriptorType:
             return definition.__get__(None, cls)
         if value is not MISSING:
+            if cls is TracedGenerator and kind is types.FunctionType:  # a break calls eager's
+                return types.MethodType(getattr(types.GeneratorType, name), value)
             if kind is types.FunctionType or kind is CACHED:
                 return types.MethodType(self.wrap_class_attribute(where, name, definition), value)
             if kind in C_METHODS:
