@@ -9,6 +9,7 @@ The real compiler: torch/_dynamo/variables/user_defined.py, nn_module.py.
 from __future__ import annotations
 
 import collections
+import contextvars
 import enum
 import functools
 import threading
@@ -255,6 +256,8 @@ class Attributes(Outside):
         if name == "__class__":
             return self.type_of(value)
         owner = self.tracker(value)
+        if type(value) is contextvars.Token:
+            self.unsupported("context-variable", "a ContextVar's token is read")
         if owner is None:
             found = definition.__get__(value, type(value))
             if name == "__dict__":
