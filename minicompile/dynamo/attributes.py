@@ -9,6 +9,7 @@ The real compiler: torch/_dynamo/variables/user_defined.py, nn_module.py.
 from __future__ import annotations
 
 import collections
+import contextvars
 import enum
 import functools
 import threading
@@ -216,6 +217,8 @@ class Attributes(Outside):
         if kind is types.ClassMethodDescriptorType:
             return definition.__get__(None, cls)
         if value is not MISSING:
+            if cls is TracedGenerator and kind is types.FunctionType:  # a break calls eager's
+                return types.MethodType(getattr(types.GeneratorType, name), value)
             if kind is types.FunctionType or kind is CACHED:
                 return types.MethodType(self.wrap_class_attribute(where, name, definition), value)
             if kind in C_METHODS:
@@ -253,6 +256,8 @@ class Attributes(Outside):
         if name == "__class__":
             return self.type_of(value)
         owner = self.tracker(value)
+        if type(value) is contextvars.Token:
+            self.unsupported("context-variable", "a ContextVar's token is read")
         if owner is None:
             found = definition.__get__(value, type(value))
             if name == "__dict__":

@@ -214,9 +214,15 @@ def check_class(tracer: Calls, check: Any, value: Any, classes: Any) -> bool:
 
 # -- iteration
 
-means(TracedGenerator.send)(lambda tracer, generator, value: generator.send(value))
-means(TracedGenerator.throw)(lambda tracer, generator, *error: generator.throw(*error))
-means(TracedGenerator.close)(lambda tracer, generator: generator.close())
+
+def generator_method(tracer: Calls, method: Any, generator: Any, *args: Any) -> Any:
+    if type(generator) is not TracedGenerator:
+        tracer.unsupported_kind("outside-object", "a method of a {} from outside", generator)
+    return getattr(generator, method.__name__)(*args)
+
+
+for _method in words("send throw close __iter__ __next__"):
+    means(getattr(types.GeneratorType, _method), named=True)(generator_method)
 
 
 means(iter)(

@@ -11,6 +11,7 @@ The real compiler: torch/_dynamo/convert_frame.py.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import gc
 import inspect
@@ -238,6 +239,7 @@ def finished(
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
     check_generators(tracer)
+    check_tokens(tracer)
     guard_aliases(tracer)
     fakes = pristine_fakes(tracer)
     for tracker, fake in fakes.items():
@@ -400,6 +402,13 @@ def check_generators(tracer: Tracer) -> None:
         if is_users(made.frame):
             what = f"the generator {made.__name__} is left inside a try or with block"
             raise refusal("generator-or-coroutine", what, places=[steps])
+
+
+def check_tokens(tracer: Tracer) -> None:
+    """What is set must be reset: whether a context variable has a value of its own can be seen."""
+    for made, steps in tracer.natives:
+        if isinstance(made, contextvars.Token):
+            raise refusal("context-variable", "a ContextVar is left set", places=[steps])
 
 
 def guard_aliases(tracer: Tracer) -> None:

@@ -191,14 +191,17 @@ def context_set(tracer: Calls, variable: Any, value: Any) -> Any:
     """`variable.set(value)` where it has this value already; until it is reset nobody can tell."""
     if context_get(tracer, variable) is not value:
         tracer.unsupported("context-variable", "a ContextVar is set")
-    return variable.set(value)
+    return contextvars.copy_context().run(
+        variable.set, value
+    )  # the caller's context stays as it is
 
 
 @means(contextvars.ContextVar.reset)
 def context_reset(tracer: Calls, variable: Any, token: contextvars.Token[Any]) -> None:
-    if tracer.tracker(token) is not None:
-        tracer.unsupported("context-variable", "a ContextVar that was set outside is reset")
-    variable.reset(token)
+    others = [(made, steps) for made, steps in tracer.natives if made is not token]
+    if len(others) == len(tracer.natives) or token.var is not variable:
+        tracer.unsupported("context-variable", "a ContextVar is reset that was not set here")
+    tracer.natives = others
 
 
 # -- torch: modules

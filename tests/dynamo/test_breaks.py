@@ -158,6 +158,15 @@ def test_nothing_happens_twice_when_a_capture_is_given_up() -> None:
     assert seen == [1]
 
 
+def test_a_break_calls_eagers_method_of_a_generator() -> None:
+    def program(a: torch.Tensor) -> Any:
+        a = a * 2
+        generator = (i for i in ())
+        return generator.throw(ValueError(a.shape))
+
+    assert outcome(lenient(program), x) == outcome(program, x)
+
+
 def test_a_generator_function_compiled_directly() -> None:
     def function(a: torch.Tensor) -> Iterator[torch.Tensor]:
         yield a

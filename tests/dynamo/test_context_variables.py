@@ -59,6 +59,18 @@ def left_set(x: torch.Tensor) -> Any:
     return x * LEVEL.get()
 
 
+def left_as_it_was(x: torch.Tensor) -> Any:
+    LEVEL.set(LEVEL.get())
+    return x * LEVEL.get(7)
+
+
+def old_value(x: torch.Tensor) -> Any:
+    token = LEVEL.set(LEVEL.get())
+    unset = token.old_value is contextvars.Token.MISSING
+    LEVEL.reset(token)
+    return x + 1, unset
+
+
 def default_given(x: torch.Tensor) -> Any:
     return x * LEVEL.get(11) + EMPTY.get(3)
 
@@ -78,6 +90,7 @@ def without_a_value(x: torch.Tensor) -> Any:
 
 FUNCTIONS = (
     same_value, other_value, break_inside, break_inside_other, token_returned, left_set,
+    left_as_it_was, old_value,
     default_given, nested, without_a_value,
 )  # fmt: skip
 
@@ -91,7 +104,8 @@ def outcome(function: Callable[..., Any], values: list[Any]) -> list[Any]:
             if value is not None:
                 LEVEL.set(value)
             y = function(torch.arange(3.0))
-            results.append((str(y), LEVEL.get(), EMPTY.get("none")))
+            own = LEVEL in contextvars.copy_context()
+            results.append((str(y), type(LEVEL.get()), LEVEL.get(), own, EMPTY.get("none")))
         return results
 
     return contextvars.Context().run(calls)
