@@ -95,10 +95,12 @@ from minicompile.compat.versions import PYTHON_UNKNOWN, TESTED, check_capture, w
 from minicompile.compat.views import (
     VIEW_AS_USUAL,
     VIEW_OF_FUNCTION,
+    VIEW_OF_SEVERAL,
     autograd_base,
     creation_meta,
     has_forgotten_history,
     how_made,
     is_view,
+    negative_view,
     set_creation_meta,
 )

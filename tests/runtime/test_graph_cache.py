@@ -295,8 +295,9 @@ def test_what_runs_around_the_graphs_comes_back_as_it_was() -> None:
     specs = tuple(OutputSpec(**tuples(spec)) for spec in kept.pop("outputs"))
     found = RuntimeMetadata(specs, **tuples(kept))
     assert repr(found) == repr(made)
-    with pytest.raises(NoText):
-        plain(RuntimeMetadata((OutputSpec("constant", value=object()),)))
+    for odd in (OutputSpec("constant", value=object()), OutputSpec("view", dtype=torch.int32)):
+        with pytest.raises(NoText):
+            plain(RuntimeMetadata((odd,)))
     with pytest.raises(NoText):
         plain(RuntimeMetadata((), before_backward=(lambda: None,)))
 
