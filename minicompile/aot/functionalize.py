@@ -13,19 +13,23 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
+from sympy import sympify
 from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.layout import (
     extent,
+    geometry,
     inverse_order,
     is_dense,
     overlaps,
+    same_value,
     stride_order,
     with_layout,
 )
@@ -33,19 +37,21 @@ from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import Unsupported
 from minicompile.ops.functional import functional_form
-from minicompile.ops.graph import origins_of, user_line
+from minicompile.ops.graph import Graph, origins_of, output_node, placeholders, user_line
 from minicompile.ops.nodes import (
     ALIASES,
     alias_root,
     aten_ops,
     has_effect,
     is_inplace_view,
+    is_tensor,
     keep_checks,
     results_of,
     writes,
     written_arguments,
 )
 from minicompile.ops.registry import Registry
+from minicompile.shapes.symnode import SizeNodes
 
 aten = torch.ops.aten
 
@@ -125,11 +131,37 @@ def functionalize(
         return run.finish(checks)
 
 
+def keep_strides(recorded: Graph, forward: Graph) -> None:
+    """Give results the strides they were recorded with where those lead to no element (dimensions of size 1,
+    tensors without elements): passes and decompositions don't look at these, but callers may."""
+    graph, (wanted, _) = forward.gm.graph, results_of(recorded.gm.graph)
+    made, sizes = output_node(graph), SizeNodes(graph)
+    results: list[Any] = list(results_of(graph))
+    for node in placeholders(graph):
+        sizes.add_input(node, node.meta["val"])
+    for i, (node, eager) in enumerate(zip(results, wanted)):
+        if not isinstance(node, fx.Node) or not is_tensor(node) or not isinstance(eager, fx.Node):
+            continue
+        value, like = node.meta["val"], eager.meta["val"]
+        (*_, offset), (shape, strides, _) = geometry(value), geometry(like)
+        if geometry(value)[1] != strides and same_value(value, like):
+            with graph.inserting_before(made):
+                number = partial(sizes.argument, env=sizes.env, meta=node.meta)
+                *place, start = [number(sympify(n)) for n in (*shape, *strides, offset)]
+                given = (node, place[: len(shape)], place[len(shape) :], start)
+                results[i] = graph.call_function(aten.as_strided.default, given)
+            results[i].meta.update(node.meta, val=like)
+    made.update_arg(0, tuple(results))
+
+
 class Functionalizer:
     """State of one run over the old graph. Values are fakes that stand for nodes of the new graph."""
 
     def __init__(self, gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> None:
         self.gm, self.metadata = gm, metadata
+        inputs = [node for node in placeholders(gm.graph) if node.meta["phase"] == "forward"]
+        self.memories = inputs[len(inputs) - len(metadata.memories) :]
+        """Shared memories: the first in a storage contains the others."""
         self.tracer = Tracer(mode)
         self.values: dict[fx.Node, tuple[Any, int]] = {}
         """Old node -> its value in the new graph, and the storage's version when that was computed."""
@@ -240,7 +272,11 @@ class Functionalizer:
         target, value = node.target, node.meta.get("val")
         if node.op == "output":
             return
-        if node.op != "call_function":
+        if node in self.memories and self.storage(node) is not None:
+            self.view_of[node] = root = self.storages[node.meta["storage"]].root
+            self.copy(node)
+            self.values[node] = (self.apply_view(node, self.read(root)), 0)
+        elif node.op != "call_function":
             self.new_root(node, self.copy(node))
         elif target is operator.getitem:
             self.visit_getitem(node)

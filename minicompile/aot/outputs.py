@@ -1,8 +1,8 @@
-"""Say what each output of a captured graph is: an input, a view of one, new memory, a view of it.
+"""What the outputs of a captured graph are of its inputs and of each other: an input itself, a view of it, of
+memory that the graph makes, of another output. Found where memory is still shared as in eager.
 
-Found on the fakes that the graph was run on, where memory is still shared as in eager. Autograd links all
-tensors that are views of one tensor, their base: a write to one with history gives all of them another.
-So an output that is a view has the same base here as in eager; `admit.py` refuses what can't have it.
+Autograd links the tensors that are views of one tensor, their base: a write with history to one of them gives
+all of them another history. So outputs with a base in common in eager have one here, be it no output itself.
 
 The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, functional_utils.py
 (gen_alias_from_base).
@@ -11,20 +11,21 @@ The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd.function import BackwardCFunction
 
 from minicompile import compat
-from minicompile.aot.admit import admit_output, admit_view, viewed_input
-from minicompile.aot.layout import geometry, is_dense
+from minicompile.aot.layout import geometry, is_dense, overlaps
 from minicompile.aot.result import Kind, OutputSpec
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import Unsupported
-from minicompile.ops.graph import user_line
+from minicompile.ops.strides import hints
 from minicompile.shapes.symnode import hint, size_expr
 
 
@@ -34,84 +35,184 @@ def classify(
     of_input: Mapping[fx.Node, int],
     tracer: Tracer,
 ) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor]]:
-    """Return each output's `OutputSpec`, and what the graph itself must return: fresh results, and bases.
-
-    `of_input`: the nodes of the inputs. Raises Unsupported for an output that is neither fresh nor a view.
-    """
-    input_itself = {id(x): i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-    input_memory = {compat.storage_id(x) for x in inputs if isinstance(x, torch.Tensor)}
+    """Each output's `OutputSpec`, then those of other tensors that they are views of; and what the graph
+    itself must return: fresh results and bases. `of_input`: the nodes of the inputs."""
+    tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+    input_itself = {id(value): i for i, value in tensors}
+    input_memory = {compat.storage_id(value) for _, value in tensors}
     distinct = {id(value): value for value in outputs if isinstance(value, torch.Tensor)}
-    in_storage: dict[int, list[torch.Tensor]] = {}
+    sharers = Counter(map(compat.storage_id, distinct.values()))
+    bases: dict[int, list[torch.Tensor]] = {}
     for value in distinct.values():
-        in_storage.setdefault(compat.storage_id(value), []).append(value)
-    first_place = {id(value): i for i, value in reversed([*enumerate(outputs)])}
+        bases.setdefault(compat.storage_id(value), []).append(compat.autograd_base(value))
     specs: list[OutputSpec] = []
     results: list[Any] = []
-    bases: dict[int, torch.Tensor] = {}
-    for position, value in enumerate(outputs):
-        if isinstance(value, torch.SymInt | torch.SymFloat):
-            results.append(value)
-            specs.append(OutputSpec("fresh"))
-            continue
+    memories: dict[int, torch.Tensor] = {}
+    values = list(outputs)
+    places = {id(value): i for i, value in reversed([*enumerate(values)])}
+    for position, value in enumerate(values):  # which grow by what others are views of
         if not isinstance(value, torch.Tensor):
-            specs.append(OutputSpec("constant", value=value))
+            symbolic = isinstance(value, torch.SymInt | torch.SymFloat)
+            results.extend([value] if symbolic else [])
+            specs.append(OutputSpec("fresh") if symbolic else OutputSpec("constant", value=value))
             continue
-        storage, node = compat.storage_id(value), tracer.argument(value)
+        storage, base = compat.storage_id(value), compat.autograd_base(value)
+        differentiable = value.requires_grad or torch.is_grad_enabled()
+        made = differentiable and compat.is_view(value) and compat.creation_meta(value)
+        usual = made in (False, compat.VIEW_AS_USUAL) and (value.grad_fn or not value.requires_grad)
+        lazy = value.is_conj() or value.is_neg()
+        alone = sharers[storage] == 1 and is_dense(value) and not lazy
         if id(value) in input_itself:
             spec = OutputSpec("input", input_itself[id(value)])
-        elif first_place[id(value)] != position:
-            spec = OutputSpec("output", first_place[id(value)])
-        elif storage in input_memory:
-            with at_line_of(node):
-                admit_output(value, of_input=True)
-                number = viewed_input(node, of_input)
-                spec = view_of("input_view", number, value, inputs[number])
+        elif places[id(value)] != position:
+            spec = OutputSpec("output", places[id(value)])
+        elif is_own_leaf(value) or (storage not in input_memory and is_own_leaf(base)):
+            raise Unsupported("an output is a leaf that the graph makes: it would get a gradient")
+        elif storage not in input_memory and alone and usual:
+            results.append(value)
+            spec = OutputSpec("fresh")
         else:
-            with at_line_of(node):
-                admit_output(value, of_input=False)
-                if len(in_storage[storage]) == 1 and is_dense(value):
-                    results.append(value)
-                    spec = OutputSpec("fresh")
-                else:
-                    base = bases.setdefault(storage, base_of(in_storage[storage], tracer))
-                    number = list(bases).index(storage)
-                    same = OutputSpec("base", number)
-                    spec = same if value is base else view_of("view", number, value, base)
+            if given := storage in input_memory:
+                number = viewed_input(tracer.argument(value), of_input)
+                memory = inputs[number]
+            else:
+                # what a custom Function gives is its own base: its gradient is not a view's
+                own = alone and made == compat.VIEW_OF_FUNCTION
+                memory = value if own else memory_behind(bases[storage], tracer)
+                number, memory = 0, memories.get(storage, memory)
+            if base is not value and base is not compat.autograd_base(memory):
+                if id(base) not in places:
+                    places[id(base)] = len(values)
+                    values.append(base)
+                spec = view_of("output_view", places[id(base)], value, base)
+            elif given:
+                spec = view_of("input_view", number, value, memory)
+            else:
+                memories[storage] = memory
+                number = list(memories).index(storage)
+                if not is_dense(memory) or memory.storage_offset() != 0:
+                    raise Unsupported("outputs are views of a tensor whose memory has gaps")
+                spec = view_of("view", number, value, memory)
+                if value is memory and not made:
+                    spec = OutputSpec("base", number)
         specs.append(replace(spec, requires_grad=history(value) is not None))
-    return specs, results, list(bases.values())
+    return specs, results, list(memories.values())
 
 
-@contextlib.contextmanager
-def at_line_of(node: fx.Node) -> Iterator[None]:
-    """Let a refusal name the user's line that a node comes from."""
-    try:
-        yield
-    except Unsupported as error:
-        error.where = error.where or user_line(node)
-        raise
+def memory_behind(bases: list[torch.Tensor], tracer: Tracer) -> torch.Tensor:
+    """What the graph returns for all outputs in a piece of memory: the base that they have in common, if it
+    is the whole of it; otherwise its first tensor."""
+    base, first = bases[0], tracer.first_in_storage(compat.storage_id(bases[0]))
+    whole = (
+        hint(base.numel()) == hint(first.numel()) and base.dtype is first.dtype and is_dense(base)
+    )
+    lazy = base.is_conj() or base.is_neg()
+    common = all(other is base for other in bases) and tracer.knows(base)
+    return base if whole and common and not lazy else first
 
 
-def base_of(views: list[torch.Tensor], tracer: Tracer) -> torch.Tensor:
-    """Return what the graph returns for all outputs in one piece of memory: the base that they share if it is
-    the whole of it; otherwise the memory's first tensor."""
-    base = compat.autograd_base(views[0])
-    first = tracer.first_in_storage(compat.storage_id(base))
-    whole = hint(base.numel()) == hint(first.numel()) and base.dtype is first.dtype
-    common = all(compat.autograd_base(view) is base for view in views) and tracer.knows(base)
-    return base if whole and common and is_dense(base) else first
+def is_own_leaf(value: torch.Tensor) -> bool:
+    """Does it require grad, though nothing that it was made of does?"""
+    base = value._base
+    return value.requires_grad and value.is_leaf and (base is None or not base.requires_grad)
+
+
+def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
+    """The input that a view was made of: others may share its memory, but gradients go to this one."""
+    while node not in of_input:
+        if not node.args or not isinstance(node.args[0], fx.Node):
+            raise Unsupported("an output shares memory with an input that it was not made of")
+        node = node.args[0]
+    return of_input[node]
+
+
+def reaches(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Do the gradients of a view go to its base, as those of the one that is rebuilt? Made of a view that was
+    made under no_grad, they go nowhere. Raises Unsupported where something else comes between."""
+    bases = (base, compat.autograd_base(base))
+
+    def there(step: Any) -> bool:
+        return any(step is x.grad_fn or getattr(step, "variable", None) is x for x in bases)
+
+    step = view.grad_fn
+    while step is not None and not there(step):
+        if isinstance(step, BackwardCFunction):
+            raise Unsupported("an output is a view that a custom autograd.Function gives")
+        strided, step = step.name().startswith("AsStrided"), next(iter(step.next_functions))[0]
+        if strided and not there(step):
+            raise Unsupported("an output is as_strided of a view")
+    return step is not None
 
 
 def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> OutputSpec:
-    """Describe a view by its place in its base's memory, in elements."""
-    admit_view(view, base, made_here=kind == "view")
-    detached = compat.autograd_base(view) is not compat.autograd_base(base)
+    """Views are rebuilt from sizes and strides, in elements of their type."""
+    ours, theirs = base.element_size(), view.element_size()
+    start = base.storage_offset() * ours
+    paired = (ours == 2 * theirs and base.is_complex()) or (
+        2 * ours == theirs and view.is_complex()
+    )
+    if (ours != theirs and not paired) or start % theirs != 0:
+        raise Unsupported(f"an output views {base.dtype} memory as {view.dtype}")
+    known = view._base is not None and compat.autograd_base(view) is compat.autograd_base(base)
+    if view.requires_grad and not known and view.grad_fn is not base.grad_fn:
+        raise Unsupported("an output shares memory, but not its gradient history, with its base")
+    creation = compat.creation_meta(view) if known else None
+    spec = placed(kind, index, view, start // theirs)
+    cut = view.grad_fn is not None and not reaches(view, base)
+    if view.requires_grad and overlaps(base):  # whose gradients `as_strided` would take the mean of
+        raise Unsupported("an output is a view of a tensor whose elements share memory")
+    replay = None
+    several = kind == "input_view" or creation == compat.VIEW_OF_SEVERAL
+    if several and view._base is base and not cut:
+        replay = view._view_func_unsafe, tuple(sizes_in_view(view, base))
+    return replace(
+        spec,
+        detached=not known and not view.requires_grad,
+        cut=cut,
+        creation=creation,
+        replay=replay,
+        dtype=None if view.dtype is base.dtype else view.dtype,
+        lazy=(view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()),
+    )
+
+
+def sizes_in_view(view: torch.Tensor, base: torch.Tensor) -> list[Any]:
+    """The sizes among the arguments of the operators that made a view of `base`, in order: they are called
+    again. (On untouched memory: with a fake, making a hundred views takes a tenth of a second.)"""
+    found: list[Any] = []
+
+    def visit(size: Any) -> Any:
+        found.append(size_expr(size))
+        return hint(size)
+
+    room = hint(base.untyped_storage().nbytes()) // base.element_size()
+    place = hints(base.shape), hints(base.stride()), hint(base.storage_offset())
+    device = "cpu" if room < 1 << 28 else "meta"  # where some operators take longer
+    with compat.no_dispatch_modes():
+        memory = torch.empty(room, dtype=base.dtype, device=device)
+        view._view_func_unsafe(memory.as_strided(*place), visit)
+    return found
+
+
+def placed(kind: Kind, index: int, view: torch.Tensor, start: Any) -> OutputSpec:
+    """Where a tensor lies in memory, from `start`."""
     size, stride, _ = geometry(view)
-    offset = size_expr(view.storage_offset() - base.storage_offset())
-    return OutputSpec(kind, index, size=size, stride=stride, offset=offset, detached=detached)
+    offset = size_expr(view.storage_offset() - start)
+    return OutputSpec(kind, index, size=size, stride=stride, offset=offset)
 
 
 def history(value: Any) -> Any:
-    """Return the autograd node that made a value; None if there is none, or for a view that autograd refuses
-    to use since its base was changed."""
+    """The autograd node that made a value; None if there is none, or for a view that autograd refuses to use
+    since its base was changed."""
     with contextlib.suppress(RuntimeError):
         return getattr(value, "grad_fn", None)
+
+
+def relaid_inputs(inputs: list[Any], old: list[Any], before: list[Any]) -> list[OutputSpec]:
+    """Inputs in whose place is another view of them now. `before`: the histories of the `old` ones."""
+    specs = []
+    for i, (value, given) in enumerate(zip(inputs, old)):
+        if value is not given:
+            spec = placed("input", i, value, given.storage_offset())
+            specs.append(replace(spec, requires_grad=history(value) is not before[i]))
+    return specs

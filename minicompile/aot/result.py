@@ -42,7 +42,21 @@ class OutputGroup:
     """The inputs that are still needed then."""
 
 
-Kind = Literal["fresh", "input", "input_view", "output", "base", "view", "constant"]
+@dataclass(frozen=True)
+class SharedMemory:
+    """A further input of the graph (a synthetic base), for inputs that share memory and are written to: the
+    tensor that autograd takes input `of` to be a view of, or the first `size` elements of its storage."""
+
+    of: int
+    members: tuple[int, ...]
+    """The inputs that the graph makes as views of it."""
+    size: int | None = None
+
+    def __str__(self) -> str:
+        return f"what holds inputs {list(self.members)}" if self.members else "all of a storage"
+
+
+Kind = Literal["fresh", "input", "input_view", "output", "output_view", "base", "view", "constant"]
 
 
 @dataclass(frozen=True)
@@ -50,9 +64,9 @@ class OutputSpec:
     """How one output of the captured graph is produced at run time.
 
     kind: "fresh" (its own memory), "input" (it is input `base`), "input_view" (a view of input `base`),
-    "output" (the same object as output `base`), "base" (intermediate base number `base`), "view" (a view of
-    that), "constant" (`value`, known when compiling). Only fresh outputs and bases are returned by the
-    compiled forward. `size`, `stride`, `offset` describe views (ints
+    "output" (the same object as output `base`), "output_view" (a view of that), "base" (intermediate
+    base number `base`), "view" (a view of that), "constant" (`value`, known when compiling). Only fresh
+    outputs and bases are returned by the compiled forward. `size`, `stride`, `offset` describe views (ints
     or sympy expressions); the offset is relative to the base's.
     """
 
@@ -65,17 +79,29 @@ class OutputSpec:
     requires_grad: bool = False
     detached: bool = True
     """A view that requires no grad: autograd does not know it as one."""
+    cut: bool = False
+    """A view of a view that was made under no_grad: its gradient goes nowhere."""
+    dtype: Any = None
+    """The type that a view reads its base's memory as, if it is another."""
+    lazy: tuple[bool, bool] = (False, False)
+    """Is a view the conjugate, the negative of its base?"""
+    creation: Any = None
+    """What autograd forbids to be done in place to a view (`torch._C._autograd.CreationMeta`)."""
+    replay: Any = None
+    """Runs the operators that made a view, where eager's message names them, and the sizes among their
+    arguments."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.base}: sizes {list(self.size)}, strides {list(self.stride)}"
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        return (*self.size, *self.stride, self.offset)
+        sizes = self.replay[1] if self.replay else ()
+        return (*self.size, *self.stride, self.offset, *sizes)
 
     @property
     def is_view(self) -> bool:
-        return self.kind in ("view", "input_view")
+        return self.kind in ("view", "input_view", "output_view")
 
 
 class Part(NamedTuple):
@@ -103,8 +129,14 @@ class RuntimeMetadata(Shown):
     mutated_inputs: tuple[int, ...] = ()
     """Inputs whose new contents the forward returns, to be copied back, in order. Those of which the results
     require grad get a new gradient history by that."""
+    memories: tuple[SharedMemory, ...] = ()
+    """Inputs of the graph after those that were captured."""
+    relaid: tuple[OutputSpec, ...] = ()
+    """Inputs whose sizes or strides change in place (`t_`), as views of themselves."""
     differentiable_inputs: tuple[int, ...] = ()
     """Inputs that get a gradient from some result."""
+    hidden: int = 0
+    """How many of the outputs, the last ones, are there for those alone that are views of them."""
     bases: int = 0
     """Intermediates that outputs are views of, returned after the fresh outputs."""
     saved: int = 0
@@ -132,21 +164,27 @@ class RuntimeMetadata(Shown):
 
     @property
     def written_back(self) -> dict[int, int]:
-        """Results that are an input's new contents, and that input: without autograd it gets them at once."""
-        if self.trains:
+        """Results that are an input's new contents, and that input: where neither autograd nor other inputs
+        know of its memory, it can be written to at once."""
+        if self.trains or self.memories or self.relaid:
             return {}
         return {self.returned + k: number for k, number in enumerate(self.mutated_inputs)}
 
     def __str__(self) -> str:
-        counts = f"{len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
+        shown = len(self.outputs) - self.hidden
+        counts = f"{shown} outputs, {self.saved} saved, trains={self.trains}"
         lines = [f"runtime metadata: {counts}"]
         for i, spec in enumerate(self.outputs):
             of = f" of {spec.base}" if spec.base >= 0 else ""
-            lines.append(f"  output {i}: {spec.kind}{of}")
+            unseen = "" if i < shown else ", for its views alone"
+            lines.append(f"  output {i}: {spec.kind}{of}{unseen}")
         first = len(self.result_requires_grad) - len(self.mutated_inputs)
         for flag, i in zip(self.result_requires_grad[first:], self.mutated_inputs):
             seen = ", which autograd sees" if flag else ""
             lines.append(f"  new contents are copied back into input {i}{seen}")
+        for memory in self.memories:
+            lines.append(f"  one more input, shared memory: {memory}")
+        lines += [f"  changed in place: {spec}" for spec in self.relaid]
         for part in self.parts if len(self.parts) > 1 else ():
             lines.append(f"  tangents {[*part.results]} have a backward of their own")
         return "\n".join(lines)

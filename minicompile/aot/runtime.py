@@ -1,6 +1,7 @@
 """What runs around the two compiled graphs: autograd, mutated inputs, aliases.
 
-    call(inputs) = compiled forward, copy new contents back into inputs, rebuild outputs that are views
+    call(inputs) = find memories that inputs share, compiled forward, copy new contents back into inputs,
+                   bring inputs into their new layout, rebuild outputs that are views
     backward     = tangents in the layout the graph was compiled for, compiled backward, gradients by input
 
 The real compiler: torch/_functorch/_aot_autograd/runtime_wrappers.py.
@@ -21,6 +22,7 @@ from minicompile import compat
 from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
 from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.missing import backwards, sufficient
+from minicompile.aot.outputs import history
 from minicompile.aot.result import (
     AotResult,
     BoxedCallable,
@@ -29,6 +31,7 @@ from minicompile.aot.result import (
     OutputSpec,
     Part,
     RuntimeMetadata,
+    SharedMemory,
     Tangent,
 )
 from minicompile.compat import any_autocast_enabled, is_view, settings
@@ -405,27 +408,30 @@ def owners(values: Sequence[Any]) -> list[Any]:
     return [v.detach() if isinstance(v, torch.Tensor) and is_view(v) else v for v in values]
 
 
-# Around autograd: mutated inputs, outputs that the graph doesn't compute
+# Around autograd: memory that inputs share, mutated inputs, outputs that the graph doesn't compute --
 
 
-PLACES = {"input": 0, "input_view": 0, "fresh": 1, "base": 1, "view": 1, "output": 2}
+SOURCES = [("input", "input_view"), ("fresh", "base", "view"), ("output", "output_view")]
+PLACES = {kind: place for place, kinds in enumerate(SOURCES) for kind in kinds}
 """Where an output comes from: inputs, results of the graph, outputs so far."""
 
 
 def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCallable:
-    """Afterwards write new contents into inputs, and make the outputs that are inputs, views of inputs or of
-    bases, or constants.
+    """Add shared memories to the inputs; afterwards change inputs in place, and make the outputs that are
+    inputs, views of inputs or of bases, or constants.
 
     Each output is constant, an element of one of three lists (`PLACES`), or a view of it.
     """
-    returned, mutated, specs = metadata.returned, metadata.mutated_inputs, metadata.outputs
+    returned, mutated, memories = metadata.returned, metadata.mutated_inputs, metadata.memories
     histories = metadata.result_requires_grad[returned:]
-    if all(spec.kind == "fresh" for spec in specs) and not mutated:
+    specs = metadata.outputs
+    if all(spec.kind == "fresh" for spec in specs) and not mutated and not metadata.relaid:
         return compute
     first_size = returned - len(metadata.view_sizes)
     positions = {size: first_size + i for i, size in enumerate(metadata.view_sizes)}
+    relaid = [(spec, numbers_of(spec, positions)) for spec in metadata.relaid]
     fresh = itertools.count()
-    constants = [spec.value for spec in specs]
+    constants, shown = [spec.value for spec in specs], len(specs) - metadata.hidden
     plan = []
     for number, spec in enumerate(specs):
         if spec.kind == "constant":
@@ -435,38 +441,96 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
             index += first_size - metadata.bases
         view = view_maker(spec, positions) if spec.is_view else None
         plan.append((number, PLACES[spec.kind], index, view))
-    plan.sort(key=lambda step: step[1])  # an output that is another one comes last
-    used = {*mutated, *(index for _, place, index, _ in plan if place == 0)}
+    plan.sort(key=lambda step: (step[1], step[3] is None))  # of an output: when it is there
+    of_inputs = [index for _, place, index, _ in plan if place == 0]
+    members = [i for memory in memories if any(histories) for i in memory.members]
+    used = {*mutated, *of_inputs, *(spec.base for spec in metadata.relaid), *members}
 
     def run(inputs: list[Any]) -> Sequence[Any]:
+        inputs.extend([shared_memory(inputs, memory) for memory in memories])
         kept = {i: inputs[i] for i in used}
         results = compute(inputs)
         for index, new, differentiable in zip(mutated, results[returned:], histories):
             with torch.set_grad_enabled(differentiable):
                 kept[index].copy_(new)
+        for i in members:
+            history(kept[i])  # asked for it, a view learns that its base has another one
+        for spec, numbers in relaid:
+            with torch.set_grad_enabled(spec.requires_grad):
+                size, stride, offset, _ = numbers(results)
+                target = kept[spec.base]
+                target.as_strided_(size, stride, target.storage_offset() + offset)
         outputs = list(constants)
         places = (kept, results, outputs)
         for number, place, index, view in plan:
             value = places[place][index]
             outputs[number] = value if view is None else view(value, results)
-        return outputs
+        return outputs[:shown]
 
     return run
 
 
+def shared_memory(inputs: list[Any], memory: SharedMemory) -> torch.Tensor:
+    value: torch.Tensor = inputs[memory.of]
+    if memory.size is not None:
+        return value.detach().as_strided((memory.size,), (1,), 0)
+    return compat.autograd_base(value)
+
+
+def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tuple[Any, ...]]:
+    """Results of the graph -> size, stride, offset and other sizes as `spec` describes them. `positions`:
+    where among the results the symbolic ones are."""
+    rank, given = len(spec.size), spec.numbers
+
+    def numbers(results: Sequence[Any]) -> tuple[Any, ...]:
+        found = given
+        if positions:
+            found = tuple(results[positions[n]] if n in positions else n for n in given)
+        return found[:rank], found[rank : 2 * rank], found[2 * rank], found[2 * rank + 1 :]
+
+    return numbers
+
+
 def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor]:
-    """(base, results of the graph) -> the view that `spec` describes. `positions`: where among the results
-    symbolic sizes are."""
-    rank, constant = len(spec.size), spec.numbers
+    """(base, results of the graph) -> the view that `spec` describes."""
+    numbers = numbers_of(spec, positions)
 
     def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
-        numbers = constant
-        if positions:
-            numbers = tuple(results[positions[n]] if n in positions else n for n in constant)
-        offset = base.storage_offset() + numbers[-1]
-        # a view of what requires grad requires grad too, unless it was made under no_grad
-        with torch.set_grad_enabled(spec.requires_grad or not base.requires_grad):
-            made = base.as_strided(numbers[:rank], numbers[rank:-1], offset)
-            return made.detach() if spec.detached else made
+        size, stride, offset, sizes = numbers(results)
+        creation = spec.creation
+        if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
+            creation = compat.creation_meta(base)
+        with torch.set_grad_enabled(spec.requires_grad and not spec.cut):
+            if spec.replay and creation == compat.VIEW_OF_SEVERAL:
+                given = iter(sizes)
+                made = spec.replay[0](base, lambda _: next(given))
+            else:
+                made = strided_view(spec, base, size, stride, offset)
+                made = made.detach() if spec.detached else made
+        if spec.cut:
+            with torch.enable_grad():
+                made = torch.ops.aten.alias(made)  # view_as may choose strides of size 1
+        # in inference mode torch notes that on views, or the view is none to autograd
+        plain = compat.is_view(made) and not torch.is_inference_mode_enabled()
+        if creation is not None and plain and compat.creation_meta(made) != creation:
+            compat.set_creation_meta(made, creation)
+        return made
 
     return view
+
+
+def strided_view(
+    spec: OutputSpec, base: torch.Tensor, size: Any, stride: Any, offset: Any
+) -> torch.Tensor:
+    """A view by sizes and strides, of the type of `spec`."""
+    conjugate, negative = spec.lazy
+    complex_of_real = spec.dtype is not None and spec.dtype.is_complex > base.is_complex()
+    if complex_of_real:
+        size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
+    elif spec.dtype is not None:
+        same = base.element_size() == spec.dtype.itemsize
+        base = base.view(spec.dtype) if same else torch.view_as_real(base)
+    made = base.as_strided(size, stride, base.storage_offset() + offset)
+    made = torch.view_as_complex(made) if complex_of_real else made
+    made = made.conj() if conjugate else made
+    return compat.negative_view(made) if negative else made

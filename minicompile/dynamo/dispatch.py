@@ -463,7 +463,6 @@ class Dispatcher:
     def refuse(self, key: Any, error: Unsupported) -> None:
         if error.id not in REASONS:  # from a room after capture
             error = refusal("later-stage", error.reason, error.where, error.hint)
-        error.hint = error.hint or REASONS[error.id].fix
         if self.fullgraph:
             raise error
         self.refused.add(key)

@@ -152,11 +152,6 @@ recompile-limit: make what changes a tensor, or raise the limit; mc.explain show
     Something different at every call made a new capture necessary again and again.
 guards-changed: don't change the objects that the function reads while it is being compiled
     What was guarded was no longer true when the capture had ended, perhaps because of another thread.
-input-memory: clone an input before it is written to, or write outside of the compiled function
-    The graph writes to memory that several of its inputs share, or changes an input's shape or storage.
-output-memory: clone what is returned, or make the view outside of the compiled function
-    An output is no tensor of its own, no input, and no plain view of either; or autograd would take the
-    view that a graph can return for another tensor's.
 later-stage: see the message; backend="eager" runs the graph as it was captured
     The frame was captured, but a stage after capture can't compile its graph.
 missing-tool: install it, or use backend="aot_eager"
