@@ -32,9 +32,9 @@ class Budget:
 
 
 BUDGETS = {
-    "core": Budget(268_700, 190_000),
-    "package": Budget(445_400, 350_000),
-    "tests": Budget(591_200, 420_000),
+    "core": Budget(272_000, 190_000),
+    "package": Budget(448_600, 350_000),
+    "tests": Budget(592_600, 420_000),
 }
 
 

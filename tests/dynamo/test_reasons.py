@@ -11,7 +11,6 @@ import torch
 
 import minicompile as mc
 from minicompile import compat
-from minicompile.aot import admit
 from minicompile.dynamo.reasons import REASONS
 from minicompile.dynamo.refusals import FUNCTIONS, OF_TENSORS
 from minicompile.errors import BackendError, NoRoom
@@ -39,7 +38,6 @@ def used_ids() -> set[str]:
     """First arguments of everything that refuses, also where a local name `id` stands for it."""
     found = {id for table in TABLES for id, *_ in table}
     found |= {compat.PART_GONE, compat.PYTHON_UNKNOWN, BackendError.reason, NoRoom.reason}
-    found |= {admit.INPUT_MEMORY, admit.OUTPUT_MEMORY}
     for path in ROOM.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "id":
