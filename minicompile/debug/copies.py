@@ -95,7 +95,7 @@ class Copier:
 
 MAX_DEPTH = 50
 COPIED = (torch.Tensor, torch.nn.Module, types.FunctionType, list, dict, set)
-"""What functions may change or differentiate."""
+"""Types of values that a function may write to or differentiate."""
 
 
 def names_used(code: types.CodeType) -> set[str]:

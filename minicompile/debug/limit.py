@@ -72,7 +72,7 @@ class Applied:
 
 @dataclass
 class Report:
-    """What a process tells about a run under a limit."""
+    """The report of a run under a limit, which may come from another process."""
 
     counts: dict[str, int] = field(default_factory=dict)
     last: Applied | None = None
@@ -81,7 +81,7 @@ class Report:
 
     @property
     def error(self) -> str:
-        """What the compiler raised first, in a line."""
+        """The first exception inside the compiler, in one line; "" if there was none."""
         return "\n".join(self.errors).partition("\n")[0]
 
     @classmethod

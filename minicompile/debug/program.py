@@ -205,7 +205,7 @@ class Program:
 
     @functools.cached_property
     def values(self) -> list[Mapping[fx.Node, Any]]:
-        """What each node gives in eager when it is run, by call; tensors as `TensorSpec`."""
+        """Run the graph in eager; return each node's result for each call, tensors as `TensorSpec`."""
         values: list[Mapping[fx.Node, Any]] = []
         for args in self.arguments():
             record = Recording(self.graph.gm)

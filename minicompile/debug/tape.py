@@ -1,4 +1,4 @@
-"""What a function does in eager, as a program: all that reaches torch's functions, without our capture."""
+"""Record a call in eager as a program: every call of a torch function, without the compiler's capture."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SETITEM = Tensor.__setitem__
 
 
 def call_of(function: Any) -> tuple[str, Any, tuple[Any, ...]]:
-    """What FX calls a function of torch's: op, target, further arguments."""
+    """Return how FX writes the call of a torch function: op, target, arguments."""
     name = getattr(function, "__name__", "")
     if name == "__get__":
         return "call_function", getattr, (function.__self__.__name__,)

@@ -80,7 +80,7 @@ class Case:
         kwargs: Mapping[str, Any] | None = None,
         check: Callable[[Any], object] | None = None,
     ) -> Case:
-        """What `mc.compile` returned keeps its options."""
+        """Make a case of a function; one that `mc.compile` returned keeps its options."""
         options, dynamic = api.settings_of(target)
         return cls(original_of(target), calls, dict(kwargs or {}), check, options, dynamic)
 
@@ -121,7 +121,7 @@ class Case:
 
 
 class Run:
-    """What a variant of a case gave on copies of its own, in float64, by place."""
+    """The results of running a variant of a case on copies of its arguments: float64 values, by place."""
 
     error: Exception | None = None
     note = ""
@@ -130,7 +130,7 @@ class Run:
     breaks: Sequence[str] = ()
     """Why not all of it did."""
     forward = seconds = 0.0
-    """What the last call took, without and with its backward pass."""
+    """Seconds of the last call, without and with its backward pass."""
 
     def __init__(self, case: Case, variant: Variant) -> None:
         copier = Copier()
@@ -274,7 +274,7 @@ class StageAccuracy(Shown):
     output_error: float | None = None
     gradient_error: float | None = None
     state_error: float | None = None
-    """Of parameters, buffers and arguments after the call."""
+    """Errors of parameters, buffers and arguments as they are after the call."""
     ratio: float | None = None
     """The worst of the three, each divided by eager's own (at least one rounding of the largest value)."""
     verdict: str = ""

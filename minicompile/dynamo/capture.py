@@ -405,7 +405,7 @@ def check_generators(tracer: Tracer) -> None:
 
 
 def check_tokens(tracer: Tracer) -> None:
-    """What is set must be reset: whether a context variable has a value of its own can be seen."""
+    """Refuse a frame that sets a context variable and leaves it set, even to the same value."""
     for made, steps in tracer.natives:
         if isinstance(made, contextvars.Token):
             raise refusal("context-variable", "a ContextVar is left set", places=[steps])

@@ -188,12 +188,11 @@ def context_get(tracer: Calls, variable: Any, *default: Any) -> Any:
 
 @means(contextvars.ContextVar.set)
 def context_set(tracer: Calls, variable: Any, value: Any) -> Any:
-    """`variable.set(value)` where it has this value already; until it is reset nobody can tell."""
+    """`variable.set(value)` where it has this value already, so that nothing changes until it is reset."""
     if context_get(tracer, variable) is not value:
         tracer.unsupported("context-variable", "a ContextVar is set")
-    return contextvars.copy_context().run(
-        variable.set, value
-    )  # the caller's context stays as it is
+    elsewhere = contextvars.copy_context()  # capturing changes nothing in the caller's
+    return elsewhere.run(variable.set, value)
 
 
 @means(contextvars.ContextVar.reset)
