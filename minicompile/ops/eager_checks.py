@@ -80,6 +80,24 @@ def described(value: Any) -> Any:
     return type(value), tuple(value) if isinstance(value, list) else value
 
 
+class AtOnce(torch.autograd.Function):
+    """A call that looks to torch like a call of a torch function."""
+
+    @staticmethod
+    def forward(_: Any, call: Callable[[], Any]) -> Any:
+        return call()
+
+
+def quietly(call: Callable[[], Any]) -> Any:
+    """Return what a call gives, and drop its warnings.
+
+    Warnings of C++ come at the end of the torch function that Python called, so a filter around an operator
+    inside of another one misses them: here the call is such a function itself.
+    """
+    with warnings.catch_warnings(action="ignore"):
+        return super(torch.autograd.Function, AtOnce).apply(call)  # type: ignore[misc]
+
+
 @functools.cache
 def refusal(op: OpOverload, args: Any, kwargs: Any) -> Exception | None:
     """The exception that eager raises for such arguments, if any."""
@@ -93,8 +111,7 @@ def refusal(op: OpOverload, args: Any, kwargs: Any) -> Exception | None:
         return list(rest[0]) if kind is list else rest[0]
 
     try:
-        with warnings.catch_warnings(action="ignore"):
-            op(*map(made, args), **{name: made(one) for name, one in kwargs})
+        quietly(lambda: op(*map(made, args), **{name: made(one) for name, one in kwargs}))
     except Exception as error:
         return error.with_traceback(None)
     return None

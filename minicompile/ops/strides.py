@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from minicompile.ops.eager_checks import quietly
 from minicompile.shapes.expr import contiguous_strides, to_size
 from minicompile.shapes.symnode import hint
 
@@ -215,8 +215,8 @@ def strides_in_eager(
         return kind(map(made, rest)) if kind in (tuple, list) else rest[0]
 
     try:
-        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
-            found = op(*made(args), **dict(made(kwargs)))
+        with torch.no_grad():
+            found = quietly(lambda: op(*made(args), **dict(made(kwargs))))
     except Exception as error:
         return error.with_traceback(None)
     whole = found if isinstance(found, tuple | list) else [found]
