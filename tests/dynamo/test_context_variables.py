@@ -71,10 +71,6 @@ def old_value(x: torch.Tensor) -> Any:
     return x + 1, unset
 
 
-def default_given(x: torch.Tensor) -> Any:
-    return x * LEVEL.get(11) + EMPTY.get(3)
-
-
 def nested(x: torch.Tensor) -> Any:
     with level(2), level(4), level(4):
         x = x * LEVEL.get()
@@ -91,7 +87,7 @@ def without_a_value(x: torch.Tensor) -> Any:
 FUNCTIONS = (
     same_value, other_value, break_inside, break_inside_other, token_returned, left_set,
     left_as_it_was, old_value,
-    default_given, nested, without_a_value,
+    nested, without_a_value,
 )  # fmt: skip
 
 
