@@ -16,7 +16,7 @@ import json
 import tempfile
 import time
 import tokenize
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,12 @@ def stored_prices(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
+def off_and_on(pair: Sequence[float]) -> str:
+    """Two figures, to three digits; nothing breaks a line between them."""
+    texts = (f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}" for figure in pair)
+    return "\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}".join(texts)
+
+
 def price_text(plugin: Plugin) -> str:
     """Describe one plug-in: name, default, tokens and purpose; under it a line for each measured case."""
     folder = folder_of(plugin)
@@ -87,8 +93,7 @@ def price_text(plugin: Plugin) -> str:
     prices = stored_prices(folder) if folder is not None else {}
     for device, price in prices.items():
         for row in price["cases"]:
-            pairs = {what: pair for what, pair in row.items() if what != "case"}
-            parts = [f"{what} {off:,} -> {on:,}" for what, (off, on) in pairs.items()]
+            parts = [f"{what} {off_and_on(row[what])}" for what in row if what != "case"]
             lines.append(f"    {row['case']} [{device}]: {', '.join(parts)}")
     if not prices:
         lines.append("    not measured: minicompile plugins --measure " + plugin.name)
@@ -99,7 +104,8 @@ HEAD = """# Plug-ins and their prices
 
 The core compiles every program without them. Each costs tokens of Python and buys what the table says: its
 cases with the plug-in off, then on. This page is what `minicompile plugins --markdown` prints; figures are
-taken by `minicompile plugins --measure NAME` with `--device cpu` or `cuda`.
+taken by `minicompile plugins --measure NAME` with `--device cpu` or `cuda`. Peak memory is what a call
+allocates beyond its inputs; a CUDA graph allocates once, when it is captured, which isn't counted.
 
 | plug-in | default | tokens | what it does |
 | --- | --- | ---: | --- |
@@ -122,9 +128,9 @@ def markdown(plugins: Iterable[Plugin]) -> str:
             taken.add(f"{price['device']}, torch {price['versions']['torch']}")
             for row in price["cases"]:
                 pairs = (row.get(key) for key in ("call ms", "first call ms", "peak MiB"))
-                cells = [f"{pair[0]:,} → {pair[1]:,}" if pair else "" for pair in pairs]
-                name = price["device"].removeprefix("NVIDIA ")
-                rows += f"| `{plugin.name}` | {row['case']} | {name} | {' | '.join(cells)} |\n"
+                cells = [off_and_on(pair) if pair else "" for pair in pairs]
+                case = f"{row['case']} | {price['device']}"
+                rows += f"| `{plugin.name}` | {case} | {' | '.join(cells)} |\n"
     return text + FIGURES + rows + f"\nTaken on: {'; '.join(sorted(taken))}.\n"
 
 

@@ -212,5 +212,5 @@ def price_table(prices: PriceList) -> str:
         measured = "<br>".join(text(line.strip()) for line in price_text(plugin).splitlines()[1:])
         default = "on" if plugin.default else "off"
         rows.append([code(plugin.name), default, tokens, text(plugin.purpose), measured])
-    head = ("plug-in", "default", "tokens", "what it does", "measured off and on")
+    head = ("plug-in", "default", "tokens", "what it does", "measured, off → on")
     return box("plug-ins", "", table(head, rows, numbers=(2,)))
