@@ -51,7 +51,7 @@ def break_inside_other(x: torch.Tensor) -> Any:
 
 
 def token_returned(x: torch.Tensor) -> Any:
-    return x + 1, LEVEL.set(2).var is LEVEL
+    return x, LEVEL.set(2).var is LEVEL
 
 
 def left_set(x: torch.Tensor) -> Any:
@@ -72,7 +72,7 @@ def old_value(x: torch.Tensor) -> Any:
 
 
 def nested(x: torch.Tensor) -> Any:
-    with level(2), level(4), level(4):
+    with level(2), level(4):
         x = x * LEVEL.get()
     return x * LEVEL.get()
 
