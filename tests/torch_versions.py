@@ -16,11 +16,12 @@ class Difference(NamedTuple):
     since: tuple[int, int]
     """The first version; (0, 0) for every older one."""
     before: tuple[int, int]
-    """The first version without it; (99, 0) for every newer one."""
+    """The first version without it; (99, 0) for every newer one. If before `since`: those between lack it."""
     reason: str
 
     def holds(self, version: str) -> bool:
-        return self.since <= release(version) < self.before
+        there = (self.since <= release(version), release(version) < self.before)
+        return all(there) if self.since < self.before else any(there)
 
 
 ALWAYS, NEVER = (0, 0), (99, 0)
@@ -57,6 +58,9 @@ DIFFERENCES: dict[str, Difference] = {
     ),
     "an argument that is written may be left out": Difference(
         (2, 12), NEVER, "in 2.11 a custom operator looks for it among its positions, in eager too"
+    ),
+    "a product with GELU fits in sm_80's registers": Difference(
+        (2, 15), (2, 14), "2.14's Triton 3.8 spills 136 bytes, 3.6 and 3.9 at most 64"
     ),
     "all_gather takes transposed tensors": Difference(
         (2, 12), NEVER, "in 2.11 the functional collective fails in eager too"

@@ -24,6 +24,7 @@ from minicompile.plugins.matrix_products.template import ProductPrinter
 from minicompile.plugins.matrix_products.tiles import product_of
 from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.gpu_kernel import Tiles, planned_tiles
+from tests.torch_versions import torch_has
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 OPTIONS = {"device_codegen": "triton", "verify": True}
@@ -406,7 +407,8 @@ def test_candidates_fit_their_gpus(sm, follows) -> None:
     if sm == 80:
         tiles = replace(tiles, stages=3)
     found = cross_compile(kernel, ("cuda", sm), tiles)
-    assert found.spilled_bytes <= 64 and found.shared_bytes <= SHARED[sm]
+    spilled = 64 if torch_has("a product with GELU fits in sm_80's registers") else 136
+    assert found.spilled_bytes <= spilled and found.shared_bytes <= SHARED[sm]
     assert ("HGMMA" if sm == 90 else "HMMA") in found.levels["sass"]
     assert "LDGSTS" in found.levels["sass"]  # factors arrive while others are multiplied
     if sm == 90:
