@@ -16,7 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from minicompile.ops.display import count_text
 from minicompile.ops.events import Compilation, Event, observer
 from minicompile.options import moves_cursor
 
@@ -53,7 +52,7 @@ class Progress:
     """The observer: `running` has what each compilation at work is doing, `stop` ends the thread."""
 
     def __init__(self) -> None:
-        self.running: dict[int, tuple[Compilation, float, str, int]] = {}
+        self.running: dict[int, tuple[Compilation, float, str]] = {}
         self.lock, self.stop = threading.Lock(), threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -67,10 +66,9 @@ class Progress:
         elif id(of) not in self.running:
             return
         with self.lock:
-            _, began, stage, kernels = self.running.get(id(of), (of, time.monotonic(), "", 0))
-            kernels += len(event.subject) if event.kind == "kernels" else 0
+            _, began, stage = self.running.get(id(of), (of, time.monotonic(), ""))
             stage = measured.stage if measured else NEXT.get(event.kind, stage)
-            self.running[id(of)] = of, began, stage, kernels
+            self.running[id(of)] = of, began, stage
             if ends:
                 del self.running[id(of)]
                 if not self.running:
@@ -89,12 +87,10 @@ class Progress:
     def line(self) -> str | None:
         """About the newest compilation that takes its time."""
         now = time.monotonic()
-        late = [found for found in list(self.running.values()) if now - found[1] >= DELAY]
-        if not late:
-            return None
-        of, began, stage, kernels = late[-1]
-        made = f", {count_text(kernels, 'kernel')}" if kernels else ""
-        return f"minicompile {of} {of.name}: {stage}{made}, {now - began:.0f} s"
+        for of, began, stage in reversed(list(self.running.values())):
+            if now - began >= DELAY:
+                return f"minicompile {of} {of.name}: {stage}, {now - began:.0f} s"
+        return None
 
     def draw(self, stop: threading.Event) -> None:
         if stop.wait(DELAY):

@@ -247,11 +247,14 @@ class Calls(Containers):
         (owner,) = args
         return self.call(self.load_attr(owner, name), tuple(rest), kwargs)
 
-    def call_itemgetter(self, getter: Any, args: Args, kwargs: Kwargs) -> Any:
-        _, keys = getter.__reduce__()
+    def call_getter(self, getter: Any, args: Args, kwargs: Kwargs) -> Any:
+        kind, names = getter.__reduce__()
         (owner,) = args
-        items = tuple(self.subscript(owner, key) for key in keys)
-        return items if len(items) > 1 else items[0]
+        if kind is operator.itemgetter:
+            values = [self.subscript(owner, key) for key in names]
+        else:
+            values = [functools.reduce(self.load_attr, name.split("."), owner) for name in names]
+        return tuple(values) if len(values) > 1 else values[0]
 
     def call_wrapper(self, method: Any, args: Args, kwargs: Kwargs) -> Any:
         definition = method.__objclass__.__dict__[method.__name__]
@@ -526,7 +529,8 @@ CALL_KINDS: dict[type, Callable[..., Any]] = {
     **dict.fromkeys(C_METHODS, Calls.call_descriptor),
     functools.partial: Calls.call_partial,
     operator.methodcaller: Calls.call_methodcaller,
-    operator.itemgetter: Calls.call_itemgetter,
+    operator.attrgetter: Calls.call_getter,
+    operator.itemgetter: Calls.call_getter,
     weakref.ReferenceType: lambda self, ref, *_: self.below(ref, "referent", None, ref()),
     CACHED: Calls.call_cached,
 }

@@ -134,10 +134,11 @@ class Entry:
             ERRORS=FETCH_ERRORS,
             hits=self.counter,
             graph=compiled,
-            held_by=held_by if isinstance(compiled, AtOnce) else lambda inputs: (),
             graph_raised=graph_raised,
             state_holds=captured.make_state_check(),
         )
+        if isinstance(compiled, AtOnce):
+            captured.code.names["held_by"] = held_by
         given = ", ".join(f"L_{name}" for name in parameters)
         self.begin: Callable[..., Any] = generate(
             f"run_entry({given})", self.lines(), captured.code.names

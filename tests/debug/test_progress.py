@@ -72,25 +72,6 @@ def test_it_says_what_is_done_and_vanishes(terminal: Terminal) -> None:
     assert any(": autograd, " in line for line in lines)
 
 
-def test_kernels_are_counted_while_a_compiler_builds_them(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = progress.Progress()
-    monkeypatch.setitem(observer.rules, "progress", told)
-    found: list[str | None] = []
-
-    @observer("look")
-    def look(event: object) -> None:
-        if getattr(event, "kind", "") == "building":
-            time.sleep(0.1)
-            found.append(told.line())
-
-    with terminal.here():
-        mc.compile(act)(torch.ones(3))
-    del observer.rules["look"]
-    assert found[0] is not None and ": building, 1 kernel, 0 s" in found[0]
-
-
 def test_a_quick_compilation_shows_nothing(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

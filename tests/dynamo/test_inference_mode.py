@@ -371,3 +371,15 @@ def test_a_vision_transformer_under_the_mode_is_one_graph() -> None:
     found = dispatcher(run).explanation()
     assert (found.graph_count, len(found.breaks), found.eager_calls) == (1, 0, 0)
     assert found.op_count > 5
+
+
+def test_a_check_that_fails_leaves_inputs_as_eager_does() -> None:
+    def doubled(b):
+        b.mul_(2)
+        assert b.sum() > 100
+
+    with torch.inference_mode():
+        b = torch.ones(5)
+        with pytest.raises(AssertionError):
+            mc.compile(doubled)(b)
+        assert b.tolist() == [2.0] * 5

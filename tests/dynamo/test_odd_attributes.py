@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import enum
 import functools
+import operator
 import threading
 import types
 import weakref
@@ -269,3 +270,8 @@ def test_attributes_of_a_generator_are_a_generators() -> None:
         return a + 1, [hasattr(made, name) for name in ("send", "gi_frame", "frame", "native")]
 
     assert mc.compile(ask, backend="eager")(x)[1] == [True, True, False, False]
+
+
+def test_attrgetter_reads_a_tensors_own_attributes() -> None:
+    read = mc.compile(lambda a: operator.attrgetter("__doc__", "shape")(a))
+    assert read(torch.ones(1)) == (torch.Tensor.__doc__, (1,))

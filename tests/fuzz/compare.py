@@ -240,9 +240,6 @@ def run(
     the third digit, in eager as well.)"""
     trained = {} if trained is None else trained
     reset()
-    torch.set_warn_always(
-        True
-    )  # some of torch's warnings come once in a process: for the first of two
     module = module_of(placed(text, device))
     torch.manual_seed(3)
     net = module.Net().to(device)
@@ -263,7 +260,7 @@ def run(
             return results[0]
 
         with torch.inference_mode(given.inference):
-            result, printed, *after = called(keeping, args, record, ExitStack())
+            result, printed, _warnings, *after = called(keeping, args, record, ExitStack())
         shown[step] = result, printed_as(printed, tolerance), *after
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -100,8 +100,8 @@ ODD_MODULE.__getattr__ = lambda name: {"scale": 4}[name]
 def asked(get):
     try:
         return len(str(type(get())))
-    except AttributeError as error:
-        return len(str(error))
+    except AttributeError:
+        return -1
 
 
 class Box:
