@@ -178,6 +178,7 @@ def gpt2(folder: Path) -> Traced:
 
 def gpt2_source() -> str:
     """transformers' GPT-2, as a module that stands alone."""
+    pytest.importorskip("transformers", minversion="5.24")
     found = pytest.importorskip("transformers.models.gpt2.modeling_gpt2")
     text = Path(found.__file__).read_text()
     text = text.replace("from ... import", "from transformers import")

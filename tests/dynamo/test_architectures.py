@@ -11,7 +11,7 @@ import torch
 from tests.dynamo.architecture_zoo import ALL
 from tests.dynamo.architectures import MODES, check, differences, run
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", minversion="5.24")
 
 AHEAD_OF_TIME = [
     "Bert",
