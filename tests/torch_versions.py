@@ -16,7 +16,7 @@ class Difference(NamedTuple):
     since: tuple[int, int]
     """The first version; (0, 0) for every older one."""
     before: tuple[int, int]
-    """The first version without it; (99, 0) for every newer one. If before `since`: those between lack it."""
+    """The first version without it; (99, 0) for every newer one. Older than `since`: from it to `since`."""
     reason: str
 
     def holds(self, version: str) -> bool:
@@ -59,7 +59,7 @@ DIFFERENCES: dict[str, Difference] = {
     "an argument that is written may be left out": Difference(
         (2, 12), NEVER, "in 2.11 a custom operator looks for it among its positions, in eager too"
     ),
-    "a product with GELU fits in sm_80's registers": Difference(
+    "a product with GELU fits on sm_80": Difference(
         (2, 15), (2, 14), "2.14's Triton 3.8 spills 136 bytes, 3.6 and 3.9 at most 64"
     ),
     "all_gather takes transposed tensors": Difference(

@@ -18,6 +18,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import operator
 import re
 import sys
 import types
@@ -153,11 +154,26 @@ def same_items(found: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
 
 
 IDENTITY_TYPES: tuple[type, ...] = (
-    *(type, types.ModuleType, types.BuiltinFunctionType, types.CodeType),
-    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
-    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType),
-    *(property, staticmethod, classmethod, types.GenericAlias, types.UnionType),
-    *(enum.Enum, torch.nn.Module),
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.CodeType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodWrapperType,
+    property,
+    staticmethod,
+    classmethod,
+    types.GenericAlias,
+    types.UnionType,
+    operator.attrgetter,
+    operator.itemgetter,
+    operator.methodcaller,
+    enum.Enum,
+    torch.nn.Module,
 )
 """Instances of these (and subclasses) are guarded by identity: replaced as a whole, if at all."""
 
