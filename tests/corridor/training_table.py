@@ -63,7 +63,10 @@ class Compiled:
 
 @dataclass
 class Row:
-    """One program's figures; counts are (graphs, breaks), times are seconds a step."""
+    """One program's figures; counts are (graphs, breaks), times are seconds a step.
+
+    What torch.compile raised stands among the reasons, and its figures are infinite and 0.
+    """
 
     name: str
     difference: float
@@ -85,7 +88,7 @@ def measure(name: str, steps: int, seconds: float, torch_backend: str | None) ->
     compiled = Compiled()
     ours = started(name, compiled)
     difference = distance(losses(ours, steps), expected)
-    told = compiled.explanations
+    told, failed = compiled.explanations, list[str]()
     graphs = [capture for e in told for capture in e.captures if capture.graph.op_count]
     counts = {"mc": (len(graphs), sum(len(e.breaks) for e in told))}
     calls: dict[str, Callable[[], object]] = {"eager": started(name, lambda t: t), "mc": ours}
@@ -94,10 +97,14 @@ def measure(name: str, steps: int, seconds: float, torch_backend: str | None) ->
 
         torch._dynamo.reset()
         counters.clear()
-        calls["torch"] = started(name, lambda t: torch.compile(t, backend=torch_backend))
-        losses(calls["torch"], steps)  # type: ignore[arg-type]
-        breaks = sum(counters["graph_break"].values())
-        counts["torch"] = counters["stats"].get("unique_graphs", 0), breaks
+        theirs = started(name, lambda t: torch.compile(t, backend=torch_backend))
+        try:
+            losses(theirs, steps)
+        except Exception as error:
+            failed, counts["torch"] = [f"torch.compile raised {type(error).__name__}"], (0, 0)
+        else:
+            calls["torch"], breaks = theirs, sum(counters["graph_break"].values())
+            counts["torch"] = counters["stats"].get("unique_graphs", 0), breaks
         Distribution.set_default_validate_args(__debug__)  # torch.compile switches that off
     for call in calls.values():
         losses(call, 2)  # type: ignore[arg-type]
@@ -105,7 +112,8 @@ def measure(name: str, steps: int, seconds: float, torch_backend: str | None) ->
     reasons = [str(b) for e in told for b in e.breaks]
     reasons += ["LIMIT"] * sum(e.limit_reached for e in told)
     reasons += [f"{e.eager_calls} calls in eager" for e in told if e.eager_calls]
-    return Row(name, difference, counts, {n: timings.median(n) for n in calls}, reasons)
+    times = {n: timings.median(n) if n in calls else math.inf for n in ["eager", *counts]}
+    return Row(name, difference, counts, times, failed + reasons)
 
 
 def add_timm(names: str) -> None:
@@ -149,9 +157,10 @@ def main() -> int:
             print("    ", " ".join(reason.split())[:300])
         mc.reset()
     for way in ways:
-        ratios = [row.times[way] / row.times["eager"] for row in rows]
-        slower = [row.name for row, ratio in zip(rows, ratios, strict=True) if ratio > 1]
-        print(f"{way}: {geometric_mean(ratios):.2f} of eager's time; slower: {', '.join(slower)}")
+        ratios = {row.name: row.times[way] / row.times["eager"] for row in rows}
+        slower = [name for name, ratio in ratios.items() if ratio > 1]
+        mean = geometric_mean([ratio for ratio in ratios.values() if math.isfinite(ratio)])
+        print(f"{way}: {mean:.2f} of eager's time; slower: {', '.join(slower)}")
     return int(any(row.difference > TOLERANCE for row in rows))
 
 
