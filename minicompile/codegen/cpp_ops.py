@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -163,6 +164,10 @@ _DEFINITION = re.compile(
     r"^(?:#define |typedef \w+ |(?:static inline|MC_INLINE) [\w*]+ )(mc_\w+)", re.I | re.M
 )
 _WORD = re.compile(r"\bmc_\w+", re.I)
+_INLINED = re.compile(r"^MC_INLINE(?= (?:float|double) (mc_\w+)\((?:float|double) )", re.M)
+MOST_COPIES = 8
+"""A function that a file calls more often is not inlined. A kernel of 200 tanh compiles in a thirtieth of the
+time then, and runs 4 % slower."""
 
 _ABOUT, HEADERS, *_BLOCKS = Path(__file__).with_name("helpers.h").read_text().split("\n\n")
 
@@ -172,10 +177,12 @@ HELPERS: dict[str, str] = {name: block for block in _BLOCKS for name in _DEFINIT
 
 def prelude(text: str) -> str:
     """Headers and the blocks that `text` needs, directly or for one another, in the order of the file."""
-    words = set(_WORD.findall(text))
+    words = Counter(_WORD.findall(text))
+    often = {name for name, count in words.items() if count > MOST_COPIES}
     found: list[str] = []
     for block in reversed(_BLOCKS):  # a block uses earlier ones only
-        if not words.isdisjoint(_DEFINITION.findall(block)):
+        if not words.keys().isdisjoint(_DEFINITION.findall(block)):
+            block = _INLINED.sub(lambda m: "MC_CALLED" if m[1] in often else m[0], block)
             found.append(block.strip("\n"))
             words.update(_WORD.findall(block))
     return "\n\n".join([HEADERS, *reversed(found)]) + "\n"

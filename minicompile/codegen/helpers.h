@@ -8,6 +8,13 @@
 // what is done to each element: a loop with a call that isn't inlined isn't vectorised either
 #define MC_INLINE static inline __attribute__((always_inline))
 
+// what is called often: gcc makes a function of vectors once, instead of a copy at each call
+#if defined(__x86_64__) && !defined(__clang__)
+#define MC_CALLED _Pragma("omp declare simd notinbranch") static __attribute__((noinline, const))
+#else
+#define MC_CALLED MC_INLINE
+#endif
+
 MC_INLINE float mc_float(int32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 MC_INLINE int32_t mc_bits(float f) { int32_t bits; memcpy(&bits, &f, 4); return bits; }
 

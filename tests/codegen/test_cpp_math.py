@@ -22,8 +22,11 @@ FUNCTIONS = {
 """`mc_` and torch's name, and the error allowed, in ulp; torch's float64 function is the reference."""
 
 
-def build() -> Module:
-    """For each function `run_<name>(x, y, n)`, conversions of half types, and `run_pow(x, y, z, n)`."""
+def build(calls: int) -> Module:
+    """For each function `run_<name>(x, y, n)`, conversions of half types, and `run_pow(x, y, z, n)`.
+
+    A comment names each function so many times more: what is called often is not inlined.
+    """
     text = """
 int64_t run_pow(const float* x, const float* y, float* z, int64_t n) {
     #pragma omp simd
@@ -52,12 +55,15 @@ int64_t narrow_{half}(const float* x, uint16_t* y, int64_t n) {{
     return 0;
 }}
 """
-    return start_build(prelude(text) + text, Options()).result()
+    text += "//" + "".join(f" mc_{name}" for name in ["pow", *FUNCTIONS]) * calls
+    source = prelude(text) + text
+    assert ("MC_CALLED float mc_tanh" in source) == (calls > 0)
+    return start_build(source, Options()).result()
 
 
-@pytest.fixture(scope="module")
-def library() -> Module:
-    return build()
+@pytest.fixture(scope="module", params=[0, 9])
+def library(request: pytest.FixtureRequest) -> Module:
+    return build(request.param)
 
 
 def call(library: Module, name: str, *tensors: torch.Tensor) -> torch.Tensor:
