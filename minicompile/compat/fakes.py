@@ -36,6 +36,7 @@ else:
 FakeTensorConverter = take(f"{FAKE}.FakeTensorConverter", "capture")
 without_dispatch = take("torch._C._DisableTorchDispatch", "capture")
 relies_on(f"{FAKE}.FakeTensorMode.__torch_dispatch__", "capture")
+relies_on(f"{FAKE}.FakeTensorMode.cache_clear", "capture")
 relies_on("torch.Tensor._has_symbolic_sizes_strides", "capture")
 relies_on("torch.ops.aten._unique", "capture")
 
@@ -49,6 +50,10 @@ FAKE_LIMITS: tuple[type[BaseException], ...] = tuple(
 DynamicOutputShape = take(f"{FAKE}.DynamicOutputShapeException", "capture", otherwise=Unsupported)
 
 
+MOST_CACHED = 8192
+"""Results of fakes that torch may keep, some 20 MiB; by itself it keeps all."""
+
+
 class EagerLayouts(FakeTensorMode):
     """Fake tensors with the strides that eager's results have."""
 
@@ -59,6 +64,8 @@ class EagerLayouts(FakeTensorMode):
 
     def __init__(self, symbolic: bool) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        if len(self.cache) > MOST_CACHED:
+            self.cache_clear()
         self.static_shapes = not symbolic
         self.cache_enabled = self.cache_enabled and not symbolic
         self.answers: dict[Any, tuple[bool, tuple[Any, ...]]] = {}

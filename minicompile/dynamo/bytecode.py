@@ -15,13 +15,13 @@ Imports neither torch nor anything that does. The real compiler: torch/_dynamo/b
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import opcode
 import re
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from minicompile.dynamo.assembler import JUMPS, VERSION, Handler, Op, disassemble
 from minicompile.ops.origin import SourceLine
@@ -95,17 +95,14 @@ class Program:
         return "\n".join(f"{i:>{width}} {ins}" for i, ins in enumerate(self.instructions))
 
 
-_programs: WeakKeyDictionary[CodeType, Program] = WeakKeyDictionary()
-
-
 def decode(code: CodeType) -> Program:
-    """The normalised program of a code object; equal code objects share it."""
-    found = _programs.get(code)
-    # Code objects compare by value: equal functions of different files must not share source lines.
-    if found is None or found.code.co_filename != code.co_filename:
-        found = normalised(code)
-        _programs[code] = found
-    return found
+    """The normalised program of a code object; equal ones of a file share it."""
+    return _decoded(code, code.co_filename)  # code objects of different files may be equal
+
+
+@functools.lru_cache(maxsize=2048)
+def _decoded(code: CodeType, file: str) -> Program:
+    return normalised(code)
 
 
 def slot_names(code: CodeType) -> tuple[str, ...]:

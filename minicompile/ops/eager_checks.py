@@ -98,7 +98,7 @@ def quietly(call: Callable[[], Any]) -> Any:
         return super(torch.autograd.Function, AtOnce).apply(call)  # type: ignore[misc]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def refusal(op: OpOverload, args: Any, kwargs: Any) -> Exception | None:
     """The exception that eager raises for such arguments, if any."""
 
