@@ -12,12 +12,12 @@
 | `graph_pass(name, stage=)` | any pass over these graphs | aot |
 | `lowering(operator)` | an operator as a loop | lowering |
 | `fusion_rule("policy")` | a `FusionPolicy`: which loops share a kernel | scheduling |
+| `align_rule(name)` | common loops of two special nests, or why they share no kernel | scheduling |
 | `join_rule(name)` | which kernels become one when fusion is done | scheduling |
 | `template(operator)` | an operator as a loop that a template computes, with "max-autotune" | lowering |
 | `body_rule(name)` | a rewrite of a kernel's body | codegen |
 | `plan_rule("language:name")` | tiles, vector width, threads of a kernel | codegen |
 | `template_plan(operator)` | the plan of kernels that compute an extern operator | codegen |
-| `plan_step(name)` | what makes several launches of a planned kernel | codegen |
 | `rival_rule(name)` | other ways to compute what a kernel computes | codegen |
 | `kernel_template(kind)` | a template: what prints kernels of a kind, as matrix products | codegen |
 | `triton_op(name)` | how Triton writes a loop operation | codegen |
@@ -50,7 +50,7 @@ from minicompile.aot.passes import known_passes
 from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
-from minicompile.codegen.plan import body_rule, plan_rule, plan_step, rival_rule, template_plan
+from minicompile.codegen.plan import body_rule, plan_rule, rival_rule, template_plan
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.dynamo.calls import call_rules
@@ -66,7 +66,7 @@ from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import register_pattern
 from minicompile.pipeline import around_compile
 from minicompile.runtime.load import kernel_loader, tuner
-from minicompile.scheduling.fusion import FusionPolicy, Verdict, fusion_rule, join_rule
+from minicompile.scheduling.fusion import FusionPolicy, Verdict, align_rule, fusion_rule, join_rule
 
 
 def __getattr__(name: str) -> Any:

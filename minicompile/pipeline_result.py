@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import torch
 from torch import fx
 
 from minicompile import provenance
@@ -27,14 +26,11 @@ from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.dynamo.result import Capture, GraphBreak
 from minicompile.errors import MinicompileError, OptionError
 from minicompile.lowering.ir import LoopGraph
-from minicompile.ops.device import DeviceSpec, device_spec
 from minicompile.ops.display import Registered, Several, Shown, bytes_text, count_text, to_html
 from minicompile.ops.events import Event
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
-from minicompile.scheduling.explain import FusionSteps
-from minicompile.scheduling.roofline import Roofline, roofline_points
 from minicompile.scheduling.schedule import Explained
 
 if TYPE_CHECKING:
@@ -121,6 +117,8 @@ class Trace(Shown):
 
     explore, diff, steps = Registered(), Registered(), Registered()
     """The stages side by side; what differs between two of them or between traces; every pass and stage."""
+    roofline, fusion_steps = Registered(), Registered()
+    """What each kernel moves and computes, and its least time; every question of the scheduler in order."""
 
     @classmethod
     def watching(cls, capture: Capture) -> Trace:
@@ -192,25 +190,6 @@ class Trace(Shown):
             how = "trace mc.compile(fn, options={'device_codegen': 'triton'}) and they are"
             raise MinicompileError(f"no kernel of {self.name} is Triton's, which have PTX: {how}")
         return Several(cross_compile(kernel, target) for kernel in ours)
-
-    def roofline(self, spec: DeviceSpec | None = None) -> Roofline:
-        """What each kernel moves and computes, and its least time on `spec` (default: this device)."""
-        points = []
-        for name, compiled in self.graphs.items():
-            first = next(iter(compiled.loops.buffers.values()), None)
-            spec = spec or device_spec(first.layout.device if first else torch.device("cpu"))
-            prefix = "" if name == "forward" else f"{name} "
-            names = (prefix + plan.name for plan in compiled.plans)
-            points += roofline_points(compiled.schedule, names, spec)
-        if spec is None:
-            raise OptionError(f"the trace of {self.name} stops before there are kernels")
-        hints = {s: v for g in self.graphs.values() for s, v in g.loops.size_hints.items()}
-        at = f" at {', '.join(f'{s} = {v}' for s, v in hints.items())}" if hints else ""
-        return Roofline(self.name + at, spec, points)
-
-    def fusion_steps(self, graph: str = "forward") -> FusionSteps:
-        """Every fusion decision in order, refusals too, with the groups before and after it."""
-        return self.graph(graph).schedule.steps()
 
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""

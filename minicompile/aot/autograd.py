@@ -60,7 +60,7 @@ def ahead_of_time(
         compat.require("training")
     name = metadata.graph_name
     recorded = Graph(traced, name, "recording")
-    functional = functionalize(traced, metadata, mode, options.assert_indirect_indexing)
+    functional = functionalize(traced, metadata, mode)
     full = LevelGraph(functional, name, "functionalization")
     run("joint", full)
     core = lower_to("core", full, mode, rules)

@@ -45,7 +45,6 @@ from minicompile.ops.nodes import (
     has_effect,
     is_inplace_view,
     is_tensor,
-    keep_checks,
     results_of,
     writes,
     written_arguments,
@@ -118,17 +117,14 @@ class Storage:
     version: int = 0
 
 
-def functionalize(
-    gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any, checks: bool = True
-) -> fx.GraphModule:
-    """A graph that returns the same, with memory of its own for each of the results. `checks`: what nothing
-    needs stays where it may raise."""
+def functionalize(gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> fx.GraphModule:
+    """A graph that returns the same, with memory of its own for each of the results."""
     run = Functionalizer(gm, metadata, mode)
     with run.tracer.rewriting():
         for node in gm.graph.nodes:
             run.tracer.follow(node)
             run.visit(node)
-        return run.finish(checks)
+        return run.finish()
 
 
 def keep_strides(recorded: Graph, forward: Graph) -> None:
@@ -408,7 +404,7 @@ class Functionalizer:
 
     # The end of the graph
 
-    def finish(self, checks: bool) -> fx.GraphModule:
+    def finish(self) -> fx.GraphModule:
         returned, gradients = results_of(self.gm.graph)
         self.tracer.phase, self.tracer.region = "forward", None
         forward = [self.read_any(value) for value in returned]
@@ -416,8 +412,6 @@ class Functionalizer:
         if self.metadata.trains:
             results = (results, tuple(self.dense(self.read_any(value)) for value in gradients))
         gm = self.tracer.finish(results, self.metadata.graph_name)
-        if checks:
-            keep_checks(gm.graph)
         gm.graph.eliminate_dead_code(has_effect)
         return gm
 

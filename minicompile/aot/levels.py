@@ -189,9 +189,6 @@ def lower_to(
 
     def lowered(node: fx.Node) -> Any:
         op: Any = node.target
-        if node.meta.get("checks"):  # eager's own operator says what is wrong
-            tracer.declined.setdefault(op, []).append(tracer.origins)
-            return tracer.copy(node, gm, values.__getitem__)
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
         result = tracer.by_rule(op, args, kwargs)
         if result is not NotImplemented:

@@ -86,7 +86,6 @@ class Tracer(compat.TorchDispatchMode):
         self.phase: str | None = None
         self.region: str | None = None
         self.after: frozenset[int] = frozenset()
-        self.checks = False
         self.answers = getattr(mode, "answers", {})  # torch's own modes remember nothing
         self.applied: dict[OpOverload, list[Origins]] = {}
         self.declined: dict[OpOverload, list[Origins]] = {}
@@ -140,13 +139,12 @@ class Tracer(compat.TorchDispatchMode):
     def meta(self) -> dict[str, Any]:
         """What new nodes remember."""
         made = {"origins": self.origins, "phase": self.phase, "region": self.region}
-        marks = {"checks": self.checks, "after": self.after}
-        return made | {name: value for name, value in marks.items() if value}
+        return made | ({"after": self.after} if self.after else {})
 
     def follow(self, node: fx.Node) -> None:
         """New nodes come from where `node` came from."""
         self.origins, self.phase = origins_of(node), node.meta.get("phase")
-        self.region, self.checks = node.meta.get("region"), node.meta.get("checks", False)
+        self.region = node.meta.get("region")
         self.after = node.meta.get("after", frozenset())
 
     def new_node(

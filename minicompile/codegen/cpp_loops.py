@@ -12,7 +12,6 @@ and `plugins/column_reductions`.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import sympy
@@ -20,7 +19,7 @@ import sympy
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
 from minicompile.codegen.phases import is_update, owns, separates, transposed
-from minicompile.codegen.plan import Cut, KernelPlan, Pieces, count, cut_inside, leaves
+from minicompile.codegen.plan import KernelPlan, count
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import LoopBody, Value, iterate_indices, varying
 from minicompile.shapes.expr import coefficient_of
@@ -138,31 +137,11 @@ class PointwisePrinter(LoopPrinter):
         if self.plan.tiles:
             self._squares(self.plan.body.values)
         else:
-            self._pointwise(self.plan.pieces or self.plan.body)
+            self.nest_of(self.plan.body, self.x_loops)
 
-    def _pointwise(self, part: Pieces, opened: Collection[Loop] = (), shared: bool = False) -> None:
-        """The loops of a body, or of its pieces, inside those that are `opened` already, perhaps for threads
-        (`shared`)."""
-        ranges, stop = leaves(part)[0].ranges, set[sympy.Symbol]()
-        if isinstance(part, Cut):
-            stop = {part.var, *cut_inside(part)}  # loops that differ from piece to piece
-        same = itertools.takewhile(lambda var: var not in stop, ranges)
-        outer = [Loop(var, ranges[var]) for var in same if ranges[var] != 1]
-        outer = [loop for loop in outer if loop not in opened]
-        if isinstance(part, LoopBody):
-            self._piece(part, outer, shared)
-            return
-        share = not shared and self._enough(outer)
-        with self.loops(outer, self._parallel(len(outer)) if share else ""):
-            for piece in part.parts:
-                with self.block("{", "}"):
-                    self._pointwise(piece, [*opened, *outer], shared or share)
-
-    def _piece(self, body: LoopBody, loops: Sequence[Loop], shared: bool) -> None:
-        """A nest of loops, the innermost in vectors."""
+    def nest_of(self, body: LoopBody, loops: Sequence[Loop], shared: bool = False) -> None:
+        """A body in its loops, the innermost in vectors; `shared`: threads share a loop around these."""
         values = body.values
-        if body is not self.plan.body:
-            self.name(values)
         if not loops:
             self.compute(values)
             return
@@ -173,7 +152,7 @@ class PointwisePrinter(LoopPrinter):
             self._scatter(outer, inner, inside)
             return
         simd, around = self._simd(inside, inner.var), ""
-        if self._enough(outer):
+        if self.enough(outer):
             around = self._parallel(len(outer)) * (not shared)
         elif not shared and self._parallel():
             simd = self._parallel(simd=bool(simd))
@@ -183,7 +162,7 @@ class PointwisePrinter(LoopPrinter):
             self.compute(v for v in values if v not in inside)
             self._inner(inner, inside, simd)
 
-    def _enough(self, outer: Sequence[Loop]) -> bool:
+    def enough(self, outer: Sequence[Loop]) -> bool:
         """Iterations for all threads."""
         return count((loop.size for loop in outer), self.plan.hints) >= OUTER_ITERATIONS
 
@@ -195,7 +174,7 @@ class PointwisePrinter(LoopPrinter):
         alone = [all(owns(v, loop.var, body) for v in updates) for loop in (*outer, inner)]
         nest = next((n for n, own in enumerate(alone) if not own), len(outer))
         with contextlib.ExitStack() as stack:
-            if parallel and alone[-1] and not self._enough(outer[:nest]):
+            if parallel and alone[-1] and not self.enough(outer[:nest]):
                 self.line(f"const int64_t share = mc_share({self.index(inner.size)});")
                 columns = Loop(f"{inner.var}_start", inner.size, step="share")
                 stack.enter_context(self.loop(columns, "parallel for" + "".join(self._shared(1))))

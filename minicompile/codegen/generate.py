@@ -4,8 +4,7 @@
 decide the rest:
 
     body_rule     simplifies the body
-    plan_rule     edits the plan: tiles, vector width, threads
-    plan_step     gives a kernel launches that run in its place, about which rules decide then
+    plan_rule     edits the plan: tiles, vector width, threads, launches that run in the kernel's place
     rival_rule    gives other ways to compute the same, which may turn out faster
 
 A plan rule's key starts with the language it is for ("cpp" or "triton") or with "any". A rule registered
@@ -49,7 +48,6 @@ from minicompile.codegen.plan import (
     Surroundings,
     body_rule,
     plan_rule,
-    plan_step,
     rival_rule,
     template_plan,
 )
@@ -178,13 +176,8 @@ def rivals(
         yield from rule(plan, around)
 
 
-NEEDED = {"triton:tiles"}
-"""Decisions without which there is no kernel."""
-
-
 def decide(plan: KernelPlan, options: Options, whole: bool = False) -> None:
-    """What rules decide about a kernel or a launch, and the phases that follow from it; steps give a `whole`
-    kernel its launches."""
+    """What rules decide about a `whole` kernel or a launch, and the phases that follow from it."""
 
     def text() -> str:
         return f"{plan}\n{plan.body}"
@@ -194,10 +187,8 @@ def decide(plan: KernelPlan, options: Options, whole: bool = False) -> None:
         language = str(key).partition(":")[0]
         if language not in (plan.language, "any") or (key in plan_rule.whole and not whole):
             continue
-        if key in NEEDED or allowed("plan rule", key, text, text, lambda: plan.origins):
+        if key in plan_rule.needed or allowed("plan rule", key, text, text, lambda: plan.origins):
             rules[key](plan, options)
-    for step in plugins.rules(plan_step, options.plugins).values() if whole else ():
-        step(plan, options)
     recompute = plan.reduction != "persistent"
     plan.phases = cut(plan.body, plan.loop, plan.stashed, recompute, plan.riders)
     order = (v for phase in plan.phases for v in phase.values)

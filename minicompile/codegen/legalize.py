@@ -24,14 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import sympy
 import torch
 
 from minicompile.codegen.printing import index_dtype
 from minicompile.ops.dtypes import HALF_TYPES, computation_dtype, is_int
 from minicompile.ops.table import BOOL_AS_LOGIC, POSITIONS
 from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead
-from minicompile.shapes.expr import FloorDiv, is_float, simplify_index
+from minicompile.shapes.expr import is_float
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 LOGIC = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
@@ -82,30 +81,9 @@ class _Legalizer(Rewriter):
 
     def visit_other(self, ops: Recorder, value: Value) -> Value:
         operands = [self.operand(ops, value, i) for i in range(len(value.inputs))]
-        if value.op in ("ge", "gt", "lt", "le"):
-            operands = self._coarser(ops, value.op, operands)
         if value.dtype in HALF_TYPES and value.op in ("floordiv", "truncdiv"):
             return _divide_float(ops, value.op, operands[0], operands[1], value.dtype)
         return pointwise(ops, value.op, operands)
-
-    def _coarser(self, ops: Recorder, name: str, operands: list[Value]) -> list[Value]:
-        """`16*x0 + x1 >= 128` is `x0 >= 8` if x1 < 16: the same for a whole inner loop."""
-        index, limit = operands
-        source = index.inputs[0] if index.op == "to_dtype" else index
-        if source.op != "index_expr" or limit.op != "constant" or source.indirect:
-            return operands
-        assert source.index is not None
-        beyond = name in ("gt", "le")
-        threshold = int(limit.constant) + beyond  # the first index for which the answer changes
-        terms = sympy.Add.make_args(source.index)
-        steps = {c for c, _ in (term.as_coeff_Mul() for term in terms) if c.is_Integer and c > 1}
-        for step in sorted(steps, reverse=True):
-            quotient = simplify_index(FloorDiv(source.index, step), self.body.all_ranges)
-            if threshold % int(step) == 0 and not quotient.has(FloorDiv):
-                wide = index_dtype(quotient, self.body.all_ranges)
-                coarse = ops.index_expr(quotient, wide)
-                return [coarse, ops.constant(threshold // int(step) - beyond, wide)]
-        return operands
 
     def visit_load(self, ops: Recorder, value: Value) -> Value:
         stored = self.dtypes.get(value.buffer, value.dtype)

@@ -2,7 +2,6 @@
 
     KernelPlan   := one FusedSchedulerNode merged into one typed LoopBody, cut into phases,
                     with loops and tiles; or cut into launches, [KernelPlan] that run in its place
-    Cut          := a loop variable, and the pieces of its loop: bodies, or these cut further
     Phase        := "row" (once per x) or "loop" (for every r): the values computed there, in order
     KernelSource := name, language, [CodeLine], plan
     CodeLine     := text, origins
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -83,39 +82,6 @@ class Alternative:
     reason: str
 
 
-@dataclass
-class Cut:
-    """The loop over `var` in pieces, one after the other."""
-
-    var: sympy.Symbol
-    parts: list[Pieces] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return f"{self.var} in {len(self.parts)} ({'; '.join(map(_piece_text, self.parts))})"
-
-
-Pieces = LoopBody | Cut
-
-
-def leaves(pieces: Pieces) -> list[LoopBody]:
-    """The bodies in the order in which they run."""
-    if isinstance(pieces, LoopBody):
-        return [pieces]
-    return [body for part in pieces.parts for body in leaves(part)]
-
-
-def cut_inside(cut: Cut) -> Iterator[sympy.Symbol]:
-    """The loops that pieces are cut along further."""
-    for part in cut.parts:
-        if isinstance(part, Cut):
-            yield part.var
-            yield from cut_inside(part)
-
-
-def _piece_text(part: Pieces) -> str:
-    return str(part) if isinstance(part, Cut) else ranges_text(part.ranges)
-
-
 @dataclass(frozen=True)
 class Tiling:
     """The axes of tiles, with the loops that each flattens, and parallel loops that none does."""
@@ -161,14 +127,14 @@ class KernelPlan(Shown):
     """Numbers passed after the tensors: sizes as int64, then floats as float64."""
     reduction: str
     """"none", "persistent" or "looped"; or a name that rules gave: a template prints the kernel (registry
-    `kernel_template`), or a step makes launches of it (registry `plan_step`)."""
+    `kernel_template`), or a rule gives it launches."""
     template: str = ""
     """What prints the kernel, where `reduction` doesn't tell."""
+    details: Any = None
+    """What the rule that chose `template` tells it."""
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
-    pieces: Pieces | None = None
-    """C++: the body cut where conditions on loop variables change."""
     loop: frozenset[Value] = frozenset()
     """Values that differ for each r; all others are computed once per x."""
     stashed: frozenset[Value] = frozenset()
@@ -324,11 +290,10 @@ class KernelPlan(Shown):
             "phases": ", ".join(f"{p.level} ({len(p.values)} values)" for p in self.phases),
             "vector axis": "" if triton else f"{self.vector_axis} x {self.vector_width}",
             "tiles": tiles or "none",
-            "pieces": str(self.pieces) if isinstance(self.pieces, Cut) else "",
             "indices": short(self.index_dtype)
             + ", if a launch needs no i64" * bool(self.index_reach),
             "tiles begin": f"at multiples of {self.granule}" * (self.granule > 1),
-            "template": self.template,
+            "template": self.template + (f": {self.details}" if self.details else ""),
             "programs": str(math.prod(self.programs.values())) * bool(self.programs),
             "registers": "two programs fit side by side" * self.side_by_side,
             "cache": "rows stay until they are read again" * self.rows_cached,
@@ -367,20 +332,22 @@ PlanRule = Callable[[KernelPlan, Options], None]
 class PlanRules(Registry[PlanRule]):
     """Rules in the order in which they decide: that of their registration, unless one goes `before` another.
 
-    A rule for a `whole` kernel isn't asked about its launches."""
+    A rule for a `whole` kernel isn't asked about its launches. One that is `needed` can't be refused: without
+    its decision there is no kernel."""
 
     def __init__(self, name: str, doc: str) -> None:
         super().__init__(name, doc)
-        self.whole: set[str] = set()
+        self.whole, self.needed = set[str](), set[str]()
 
     def __call__(
-        self, *keys: str, before: str = "", whole: bool = False
+        self, *keys: str, before: str = "", whole: bool = False, needed: bool = False
     ) -> Callable[[PlanRule], PlanRule]:
         if before:
             self.load()
         register = super().__call__(*keys)
         new = [key for key in keys if key not in self.rules]
         self.whole.update(keys if whole else ())
+        self.needed.update(keys if needed else ())
 
         def add(rule: PlanRule) -> PlanRule:
             register(rule)
@@ -395,10 +362,6 @@ class PlanRules(Registry[PlanRule]):
 
 plan_rule = PlanRules("plan", "language:decision -> rule(plan, options) that edits a kernel plan")
 plan_rule.modules += ["minicompile.codegen.cpp_rules", "minicompile.codegen.triton_rules"]
-
-plan_step: Registry[PlanRule] = Registry(
-    "plan_step", "name -> step(plan, options) that may give a decided plan launches"
-)
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def choose_order(plan: KernelPlan, options: Options) -> None:
             return
 
 
-@plan_rule("triton:tiles")
+@plan_rule("triton:tiles", needed=True)
 def choose_tiles(plan: KernelPlan, options: Options) -> None:
     """Elements per program, and warps to compute them."""
     if plan.tiles or plan.reduction not in ("none", "persistent", "looped"):

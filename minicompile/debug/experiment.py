@@ -25,13 +25,13 @@ from minicompile import extension as _extension  # noqa: F401  registers every b
 from minicompile.codegen import triton_rules
 from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule, power_of_two
 from minicompile.debug.variant import Case, Run, timed
+from minicompile.debug.why import WhatIf, only, wishes_of
 from minicompile.errors import OptionError
 from minicompile.ops.display import Registered, Shown, aligned
 from minicompile.ops.events import Event, observer
 from minicompile.ops.registry import ALL, scoped
 from minicompile.options import Options, make_options
 from minicompile.pipeline_result import CompiledStages, Trace
-from minicompile.scheduling.explain import WhatIf, only
 from minicompile.scheduling.fusion import FusionPolicy, Wishes, fusion_rule
 from minicompile.scheduling.nodes import Pair
 
@@ -280,7 +280,7 @@ class Experiment(Shown):
                     f"with backend {knobs.backend!r} there is no {knobs.graph} graph of kernels"
                 )
                 raise OptionError(f"{missing}: fuse and forbid have nothing to work on")
-            wishes = stages.schedule.wishes(knobs.fuse, knobs.forbid)
+            wishes = wishes_of(stages.schedule, knobs.fuse, knobs.forbid)
             knobs = replace(knobs, fuse=wishes.fuse, forbid=wishes.forbid)
         before, after = self.side(self.base), self.side(knobs)
         graphs = {}

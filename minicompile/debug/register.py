@@ -4,4 +4,4 @@ Tables of the compiler import this page when they are first read (`FILLED_BY` in
 package itself imports nothing, so that `minicompile doctor` runs without torch.
 """
 
-from minicompile.debug import diff, dump, limit, logs, progress, torch_bridge  # noqa: F401
+from minicompile.debug import diff, dump, limit, logs, progress, roofline, torch_bridge, why  # noqa: F401

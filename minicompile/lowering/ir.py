@@ -240,14 +240,12 @@ class ExternKernel(Shown):
     reason: str
     """Why no loops: "library matrix product", "no lowering for aten.sort", ..."""
     origins: Origins = NO_ORIGINS
-    checks: bool = False
-    """It is called for the exception that it may raise."""
 
     @property
     def has_effect(self) -> bool:
         """Whether eager would behave differently without it, even if nobody reads its results."""
         seeded = torch.Tag.nondeterministic_seeded in self.op.tags
-        return not self.outputs or self.checks or seeded or compat.is_collective(self.op)
+        return not self.outputs or seeded or compat.is_collective(self.op)
 
     def views(self) -> list[View]:
         """The tensors it reads, in order."""

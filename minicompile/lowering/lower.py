@@ -46,7 +46,6 @@ from minicompile.ops import plugins
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.graph import Graph, origins_of, output_node, statement, target_name, user_line
-from minicompile.ops.handler import InnerFn
 from minicompile.ops.nodes import gives_view, is_view
 from minicompile.options import Options
 from minicompile.shapes.expr import Size, size_hint, to_size
@@ -61,10 +60,12 @@ def lower(graph: Graph, options: Options) -> LoopGraph:
 
     Raises Unsupported for graphs that mutate, hold tensors that aren't strided, or read data into sizes.
     """
-    return _Lowering(graph, options).run()
+    return Lowering(graph, options).run()
 
 
-class _Lowering:
+class Lowering:
+    """One graph on its way."""
+
     def __init__(self, graph: Graph, options: Options) -> None:
         self.graph, self.options = graph, options
         self.ctx, self.rules = LoweringContext(options), plugins.rules(lowering, options.plugins)
@@ -98,7 +99,7 @@ class _Lowering:
             self.ctx.enter(node)
             if node.op == "output":
                 items: Any = node.args[0]
-                outputs = [self._output(item) for item in items]
+                outputs = [self.output(item) for item in items]
             elif node.op in visit:
                 self.values[node] = visit[node.op](node)
             else:
@@ -135,7 +136,8 @@ class _Lowering:
             raise Unsupported(f"a graph attribute of type {type(value).__name__}")
         return self.ctx.constant(value, node.name)
 
-    def _output(self, item: Any) -> Output:
+    def output(self, item: Any) -> Output:
+        """A graph output in memory, laid out as eager's."""
         value = self.values[item] if isinstance(item, fx.Node) else item
         if isinstance(value, tuple | list):
             raise Unsupported("a graph output that is a tuple", where=user_line(item))
@@ -171,8 +173,6 @@ class _Lowering:
         if rule is None and not self.options.library:
             others = plugins.missing(template, op, self.options.plugins)
             reason = f"{reason} (not selected: plug-in {others[0]})" if others else reason
-        if node.meta.get("checks") and not gives_view(op):
-            reason = "only to check its indices"
         if reason is None and not self._may_lower(node, op):
             reason = REFUSED
         if reason is None:
@@ -185,7 +185,7 @@ class _Lowering:
                 if not gives_view(op):
                     result = self._fresh(result, {value.storage for value in operands})
                 for value in values_in(result):
-                    self._realize_if_better(node, value)
+                    self.realize_if_better(node, value)
                 return result
         return self._extern(node, op, reason)
 
@@ -225,7 +225,7 @@ class _Lowering:
             return tuple(self._fresh(part, given) for part in result)
         return self.ctx.copy_of(result) if result.storage in given else result
 
-    def _realize_if_better(self, node: fx.Node, value: TensorValue) -> None:
+    def realize_if_better(self, node: fx.Node, value: TensorValue) -> None:
         """Write a node's result to memory where that is better than inlining it.
 
         Its readers may look at some elements only; all of its indices have to be in range, as in eager.
@@ -276,8 +276,7 @@ class _Lowering:
             ExternOutput(place, layout, ctx.origins, number) if layout is not None else None
             for (place, number), layout in zip(places, layouts, strict=True)
         )
-        made_by = (reason, ctx.origins, node.meta.get("checks", False))
-        kernel = ExternKernel(name, op, args, dict(kwargs), outputs, *made_by)
+        kernel = ExternKernel(name, op, args, dict(kwargs), outputs, reason, ctx.origins)
         ctx.operations.append(kernel)
         results = tuple(
             ctx.in_memory(made) if made is not None else _number(number)
@@ -294,27 +293,6 @@ class _Lowering:
                 where=user_line(node),
             )
         return size
-
-
-class _Formulas(_Lowering):
-    """Nothing gets memory: outputs are values."""
-
-    def _realize_if_better(self, node: fx.Node, value: TensorValue) -> None:
-        pass
-
-    def _output(self, item: Any) -> Any:
-        return self.values[item]
-
-
-def formulas(graph: Graph, options: Options) -> tuple[InnerFn, ...]:
-    """Return what a graph's outputs are at an index: formulas that fill a template's holes.
-
-    Raises Unsupported where that takes more than the graph's inputs."""
-    lowering = _Formulas(graph, options)
-    values: Any = lowering.visit()
-    if lowering.ctx.operations:
-        raise Unsupported(f"{lowering.ctx.operations[0].name} needs memory of its own")
-    return tuple(value.load for value in values)
 
 
 def values_in(nested: Any) -> list[TensorValue]:

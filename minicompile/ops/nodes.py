@@ -76,64 +76,10 @@ def alias_root(node: fx.Node) -> fx.Node:
 
 def has_effect(node: fx.Node) -> bool:
     """Must the node stay even if nothing reads it? Assertions return nothing; random numbers that are drawn
-    and thrown away change those that come later; other processes wait for collectives; `meta["checks"]`: it
-    may find its data unfit, and was called by the user (`keep_checks`)."""
+    and thrown away change those that come later; other processes wait for collectives."""
     if node.op in ("placeholder", "output") or is_random(node) or is_collective(node.target):
         return True
-    if node.meta.get("checks"):
-        return True
     return isinstance(node.target, OpOverload) and not node.target._schema.returns
-
-
-CHECKING = frozenset(
-    """index index_put gather scatter scatter_add scatter_reduce index_select index_add
-    index_copy index_fill index_reduce take put embedding _embedding_bag
-    _embedding_bag_forward_only nll_loss_forward nll_loss2d_forward""".split()  # noqa: SIM905 (a table of words)
-)
-"""Operators that raise where the data of an index is out of range."""
-INDICES = {torch.int32, torch.int64}
-DIVIDING = frozenset({"div", "floor_divide", "fmod", "remainder"})
-"""Of integers they raise where a divisor is 0."""
-
-
-def checks_data(node: fx.Node) -> bool:
-    """May the operator raise for an index or divisor that it reads? A mask is none."""
-    if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
-        return False
-    name, read = node.target.overloadpacket.__name__, list[fx.Node]()
-    if name in DIVIDING and node.meta["val"].is_floating_point():
-        return False
-    fx.map_arg(node.args[1:], read.append)
-    integers = INDICES if name in CHECKING else {*INDICES, torch.uint8, torch.int8, torch.int16}
-    if name == "masked_scatter":
-        return True
-    if name == "searchsorted":
-        return node.kwargs.get("sorter") is not None
-    if name in DIVIDING and not (isinstance(by := node.args[1], fx.Node) and is_tensor(by)):
-        return isinstance(by, fx.Node) or bool(by == 0)
-    return name in CHECKING | DIVIDING and any(
-        is_tensor(one) and one.meta["val"].dtype in integers for one in read
-    )
-
-
-def keep_checks(graph: fx.Graph) -> None:
-    """Mark the calls that nothing needs, of the forward, in which eager would find an index out of range."""
-    alive: set[fx.Node] = set()
-
-    def needed(node: fx.Node) -> bool:
-        return any(user in alive and not looks_at_shape(user, node) for user in node.users)
-
-    for node in reversed(graph.nodes):
-        if checks_data(node) and node.meta.get("phase") != "backward" and not needed(node):
-            node.meta["checks"] = True
-        if has_effect(node) or needed(node):
-            alive.add(node)
-
-
-def looks_at_shape(user: fx.Node, node: fx.Node) -> bool:
-    """Does a user make a tensor like this one, whatever the data?"""
-    name = user.target.overloadpacket.__name__ if isinstance(user.target, OpOverload) else ""
-    return user.args[:1] == (node,) and (name.endswith("_like") or name == "fill")
 
 
 def is_tagged(target: object, tag: torch.Tag) -> TypeGuard[OpOverload]:

@@ -1,20 +1,19 @@
 """Results that FakeTensor tells otherwise than eager makes them, or at the price of many guards.
 
+Strides of dimensions of size 0 or 1 lead to no element; they are as FakeTensor tells them.
+
 What torch is given are numbers or SymInts; strides of expressions are shapes/expr.py's.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from minicompile.ops.eager_checks import quietly
 from minicompile.shapes.expr import contiguous_strides, to_size
 from minicompile.shapes.symnode import hint
 
@@ -92,135 +91,9 @@ def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
     return (first, *others) if others else first
 
 
-LAID_OUT = frozenset(
-    """amax amin any all argmax argmin cat clone cumprod cumsum empty_like flip full_like
-    gather index index_add index_put masked_fill masked_scatter max
-    max_pool2d_with_indices mean min native_layer_norm ones_like prod roll scatter
-    scatter_add select_scatter slice_scatter sort stack std sum topk tril triu var
-    var_mean view zeros_like _softmax _log_softmax _to_copy""".split()  # noqa: SIM905 (a table of words)
-)
-"""Beside elementwise operators: those that lay out their results by their operands' strides."""
-
-REFUSING = frozenset(
-    """max min median nanmedian mode gather index index_select index_put index_fill
-    index_copy scatter scatter_add scatter_reduce take put embedding""".split()  # noqa: SIM905 (a table of words)
-)
-"""Those that may refuse a tensor without elements, where FakeTensor takes it: any index is out of range."""
-
-SMALL = 1 << 14
-"""Elements of operands up to which eager is asked how it lays out a result."""
-
-
-def exactly_as_eager(
-    op: OpOverload,
-    args: Any,
-    kwargs: Any,
-    result: Any,
-    eagerly: Callable[[], AbstractContextManager[Any]],
-) -> Any:
-    """FakeTensor's result with the strides that eager chooses where no element needs them: of dimensions of
-    size 1, and of tensors without elements. They follow from sizes and strides, so eager's kernel is asked,
-    once, with zeros. So it is whether it takes a tensor without elements. `eagerly()`: outside of the modes
-    that handle calls now.
-    """
-    if op.namespace != "aten":
-        return result
-    name = op.overloadpacket.__name__
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        if not name.endswith("_like"):
-            return result
-        op, args, kwargs = aten.empty_like.default, args[:1], {}  # which draws no numbers
-    elif torch.Tag.pointwise not in op.tags and name.rstrip("_") not in LAID_OUT | REFUSING:
-        return result
-    found = list(result) if isinstance(result, tuple | list) else [result]
-    empty = name.rstrip("_") in REFUSING and any(map(is_empty, args))
-    if not empty and (op._schema.is_mutable or not any(map(has_free_strides, found))):
-        return result
-    with eagerly():
-        strides = strides_in_eager(op, described(args), described(tuple((kwargs or {}).items())))
-    if isinstance(strides, Exception):
-        if empty and isinstance(strides, IndexError | RuntimeError):
-            raise type(strides)(*strides.args)
-        return result
-    for i, wanted in enumerate(() if op._schema.is_mutable else strides):
-        if wanted is None or hints(found[i].stride()) == wanted:
-            continue
-        shape = found[i].shape
-        stride: Sequence[Any] = wanted
-        if any(type(size) is not int for size in shape):  # in the same order, whatever they are
-            kept = (x.stride() for x in args if isinstance(x, torch.Tensor))
-            ways = (way for way in (in_order(shape, wanted), *kept) if hints(way) == wanted)
-            if (stride := next(ways, ())) == ():
-                continue
-        if name == "view":
-            found[i] = args[0].as_strided(shape, stride, args[0].storage_offset())
-        else:
-            found[i] = found[i].new_empty_strided(shape, stride)
-    return found[0] if isinstance(result, torch.Tensor) else tuple(found)
-
-
-def in_order(size: Sequence[Any], stride: Sequence[int]) -> list[Any]:
-    """Strides without gaps whose dimensions lie in memory in the order of these."""
-
-    def place(dim: int) -> tuple[bool, int, bool, int, int]:  # outside of a size 0, strides are 0
-        extent = hint(size[dim])
-        return stride[dim] == 0, stride[dim], extent == 0, extent, dim
-
-    return dense_strides(size, sorted(range(len(size)), key=place)[::-1])
-
-
 def hints(numbers: Iterable[Any]) -> tuple[Any, ...]:
     """Numbers that may be symbolic, by their values while compiling."""
     return tuple(map(hint, numbers))
-
-
-def has_free_strides(value: Any) -> bool:
-    """Are there strides that lead to no element? Of known sizes: symbolic ones aren't 0 or 1."""
-    sizes = value.shape if isinstance(value, torch.Tensor) else ()
-    return any(type(size) is int and size < 2 for size in sizes)
-
-
-def is_empty(value: Any) -> bool:
-    sizes = value.shape if isinstance(value, torch.Tensor) else ()
-    return any(type(size) is int and size == 0 for size in sizes)
-
-
-def described(value: Any) -> Any:
-    """An argument by what decides about layouts; hashable."""
-    if isinstance(value, torch.Tensor):
-        return torch.Tensor, value.dtype, hints(value.shape), hints(value.stride())
-    if isinstance(value, tuple | list):  # of subclasses, such as torch.Size, any would do
-        return (list if isinstance(value, list) else tuple), *map(described, value)
-    return (torch.device, "cpu") if isinstance(value, torch.device) else (None, hint(value))
-
-
-@functools.lru_cache(4096)
-def strides_in_eager(
-    op: OpOverload, args: Any, kwargs: Any
-) -> Exception | tuple[tuple[int, ...] | None, ...]:
-    """The strides of each result, None for one that is no tensor; or why there is none."""
-    elements = 0
-
-    def made(spec: Any) -> Any:
-        nonlocal elements
-        kind, *rest = spec
-        if kind is torch.Tensor:
-            dtype, size, stride = rest
-            ends = ((n - 1) * step for n, step in zip(size, stride))
-            reach = 0 if 0 in size else 1 + sum(ends)
-            elements += reach
-            if elements > SMALL or math.prod(size) > SMALL:
-                raise OverflowError("too large to be asked about")
-            return torch.zeros(reach, dtype=dtype, device="cpu").as_strided(size, stride)
-        return kind(map(made, rest)) if kind in (tuple, list) else rest[0]
-
-    try:
-        with torch.no_grad():
-            found = quietly(lambda: op(*made(args), **dict(made(kwargs))))
-    except Exception as error:
-        return error.with_traceback(None)
-    whole = found if isinstance(found, tuple | list) else [found]
-    return tuple(x.stride() if isinstance(x, torch.Tensor) else None for x in whole)
 
 
 KEPT_GRADIENTS = {

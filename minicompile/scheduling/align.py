@@ -22,13 +22,11 @@ from minicompile.scheduling.nest import (
     LoopNest,
     Loops,
     backwards,
-    divide,
-    elements,
     split,
-    times,
 )
 from minicompile.scheduling.reasons import Refusal, index_mismatch, loop_mismatch
 from minicompile.shapes.expr import ZERO, product, same
+from minicompile.shapes.strided import divide, elements, times
 
 MAX_HINTS = 6
 """Most shared reads that are tried as a hint for how loops correspond."""
@@ -132,18 +130,7 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Refusal:
             return replace(index_mismatch(write, read, writer, reader), final=True)
     matching = _with_shared_reads(matching)
     level = _complete(matching)
-    return level if isinstance(level, Refusal) else _joined(matching, level)
-
-
-def align_prologue(producer: LoopNest, template: LoopNest) -> LoopNest | Refusal:
-    """What computes a factor of a product, at every point at which the product's loops read that."""
-    matching = Matching(producer, template, {})
-    for write, read, _ in flows(producer, template):
-        if write.key is None or read.key is None or not matching.match(write, read):
-            return replace(index_mismatch(write, read, producer, template), final=True)
-    if matching.free(matching.a.loops):
-        return loop_mismatch(matching.a, matching.b)
-    return _joined(matching, "elem")
+    return level if isinstance(level, Refusal) else joined(matching, level)
 
 
 def _with_shared_reads(matching: Matching) -> Matching:
@@ -183,7 +170,7 @@ def _complete(matching: Matching) -> Level | Refusal | None:
     return "row" if row else "elem"
 
 
-def _joined(matching: Matching, level: Level | None) -> LoopNest | Refusal:
+def joined(matching: Matching, level: Level | None) -> LoopNest | Refusal:
     """Both nests over the loops of one, and a check that nothing is read where it isn't yet written."""
     a, b = matching.a, matching.b
     lead, other = (b, a) if b.is_reduction and not a.is_reduction else (a, b)

@@ -1,7 +1,8 @@
 """What a kernel or an extern call moves and computes, at the size hints.
 
     bytes    every element that is read or written, once: a slice counts what it touches, a broadcast row its
-             own length, a gather at most its table; what stays inside a kernel counts nothing
+             own length, a gather at most its table, several slices at most the buffer; what stays inside a
+             kernel counts nothing
     flops    by ops/table.py for loops, by torch's public formulas for products, convolutions and attention;
              other library operators count as traffic alone
 
@@ -11,7 +12,7 @@ The real compiler: SchedulerNode.get_read_write_buffers_sizes in torch/_inductor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +22,12 @@ from torch.utils.flop_counter import flop_registry
 
 from minicompile import compat
 from minicompile.lowering.ir import Buffer, ExternKernel, Layout, View
-from minicompile.ops.device import DeviceSpec
 from minicompile.ops.display import bytes_text
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, loop_level
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule, ScheduledNode
-from minicompile.shapes.expr import bounds, size_hint
-
-Hints = Mapping[sympy.Symbol, int]
+from minicompile.shapes.expr import size_hint
+from minicompile.shapes.strided import Footprint, Hints, StridedIndex, elements, footprint
 
 
 @dataclass(frozen=True)
@@ -48,27 +47,12 @@ class Cost:
         """Operations for each byte."""
         return self.flops / max(self.bytes, 1)
 
-    def seconds(self, spec: DeviceSpec) -> float:
-        """The larger of the times that the traffic and the arithmetic need at least."""
-        return max(self.bytes / spec.bytes_per_second, self.flops / spec.flops_per_second)
-
     def __str__(self) -> str:
         read, written = bytes_text(self.bytes_read), bytes_text(self.bytes_written)
         return f"reads {read}, writes {written}, {self.flops} operations"
 
 
-@dataclass(frozen=True)
-class Touched:
-    """Elements of a buffer: how many, and where the first and the last lie (None: somewhere in it)."""
-
-    count: int
-    first: int | None = None
-    last: int | None = None
-    shape: object = None
-    """Equal for equal sets of elements."""
-
-
-Places = dict[str, set[Touched]]
+Places = dict[str, set[Footprint]]
 """What is touched in each buffer."""
 
 
@@ -86,9 +70,9 @@ def cost_of(node: ScheduledNode, schedule: Schedule) -> Cost:
     else:
         flops, read, written = library_flops(node.kernel, hints), {}, {}
         for view in node.kernel.views():
-            read.setdefault(view.buffer, set()).add(touched_by_view(view.layout, hints))
+            read.setdefault(view.buffer, set()).add(touched_by_view(view.layout))
         for output in filter(None, node.kernel.outputs):
-            written[output.name] = {touched_by_view(output.layout, hints)}
+            written[output.name] = {touched_by_view(output.layout)}
     bytes_read, bytes_written = (
         sum(bytes_of(found, layouts[name], hints) for name, found in places.items())
         for places in (read, written)
@@ -104,12 +88,11 @@ def touched_by_loops(
     written: Places = {}
     stored = {v.buffer for body in bodies for v in body.stores if v.kind == "store"}
     for body in bodies:
-        ranges = {v: size_hint(size, hints) for v, size in body.all_ranges.items()}
         for value in (*body.loads, *body.stores):
             handed_over = value.op == "load" and value.buffer in stored
             if value.buffer in internal or handed_over:
                 continue
-            place = touched_by(value, ranges, hints)
+            place = touched_by(value, body, hints)
             if value.op == "load" or value.kind != "store":  # an addition reads, too
                 read.setdefault(value.buffer, set()).add(place)
             if value.op == "store":
@@ -117,57 +100,28 @@ def touched_by_loops(
     return read, written
 
 
-def bytes_of(places: set[Touched], layout: Layout, hints: Hints) -> int:
+def bytes_of(places: Iterable[Footprint], layout: Layout, hints: Hints) -> int:
     """At most what the places have together, and what there is."""
     there = (size_hint(size, hints) for size in (layout.numel, layout.storage_size))
-    return min(*there, together(places)) * layout.dtype.itemsize
+    together = sum(elements(place, hints) for place in places)
+    return min(*there, together) * layout.dtype.itemsize
 
 
-def together(places: set[Touched]) -> int:
-    """At most so many elements of a buffer: those of all places, and what lies between their ends."""
-    count = sum(place.count for place in places)
-    firsts, lasts = [p.first for p in places], [p.last for p in places]
-    if count and None not in firsts:
-        count = min(count, max(lasts) - min(firsts) + 1)  # type: ignore[type-var, operator]
-    return count
+def touched_by_view(layout: Layout) -> Footprint:
+    pairs = [
+        (step, size) for step, size in zip(layout.stride, layout.size, strict=True) if step != 0
+    ]
+    return sympy.sympify(layout.offset), tuple(pairs)
 
 
-def touched_by_view(layout: Layout, hints: Hints) -> Touched:
-    size, stride = ([size_hint(n, hints) for n in part] for part in (layout.size, layout.stride))
-    return strided(zip(stride, size, strict=True), size_hint(layout.offset, hints))
-
-
-def touched_by(value: Value, ranges: Mapping[sympy.Symbol, int], hints: Hints) -> Touched:
+def touched_by(value: Value, body: LoopBody, hints: Hints) -> Footprint:
     """The elements of a load or store, over all iterations of its loops."""
     assert value.index is not None
-    index = value.index.xreplace(hints)
-    terms = sympy.expand(index).as_coefficients_dict()
-    offset = int(terms.pop(sympy.S.One, 0))
-    if terms.keys() <= ranges.keys():
-        return strided(((int(step), ranges[loop]) for loop, step in terms.items()), offset)
-    iterations = math.prod(ranges[loop] for loop in loops_of(value) & ranges.keys())
-    ends = bounds(index, ranges)
-    if ends is None or 0 in ranges.values():
-        return Touched(iterations, shape=value)
-    first, last = map(int, ends)
-    return Touched(min(iterations, last - first + 1), first, last, index)
-
-
-def strided(steps: Iterable[tuple[int, int]], offset: int) -> Touched:
-    """The elements `offset + sum(stride * i)`, 0 <= i < size, for (stride, size) pairs."""
-    steps = [(stride, size) for stride, size in steps if size != 1]
-    if any(size == 0 for _, size in steps):
-        return Touched(0, offset, offset)
-    count, length, unit = 1, 0, 0
-    shape: list[tuple[int, int]] = []
-    for stride, size in sorted((abs(stride), size) for stride, size in steps if stride):
-        unit, length = math.gcd(unit, stride), length + stride * (size - 1)
-        count = min(count * size, length // unit + 1)  # the second where windows overlap
-        if shape and math.prod(shape[-1]) == stride:
-            stride, size = shape[-1][0], shape.pop()[1] * size
-        shape.append((stride, size))
-    first = offset + sum(stride * (size - 1) for stride, size in steps if stride < 0)
-    return Touched(count, first, first + length, tuple(shape))
+    ranges = body.all_ranges
+    if value.indirect:
+        loops = sorted(loops_of(value) & ranges.keys(), key=str)
+        return sympy.Dummy(), tuple((loop, ranges[loop]) for loop in loops)
+    return footprint(StridedIndex.of(value.index, ranges), ranges, hints)
 
 
 def loops_of(value: Value) -> set[sympy.Symbol]:
@@ -187,7 +141,7 @@ def loop_flops(node: FusedSchedulerNode, hints: Hints) -> int:
             for ranges in (body.ranges, body.all_ranges)
         )
         new: dict[Value, Value] = {}
-        elements = loop_level(body).union(body.reductions)
+        each = loop_level(body).union(body.reductions)
         for value in body.values:
             copy = stored.get(value.buffer) if value.op == "load" else None
             copy = copy or value.copy(new)
@@ -195,7 +149,7 @@ def loop_flops(node: FusedSchedulerNode, hints: Hints) -> int:
             if value.op == "store" and value.kind == "store":
                 stored[value.buffer] = new[value.inputs[0]]
             elif new[value] is copy:
-                flops += operations(value) * (every if value in elements else rows)
+                flops += operations(value) * (every if value in each else rows)
     return flops
 
 

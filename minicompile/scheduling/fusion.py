@@ -23,14 +23,15 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from minicompile.lowering.ir import PRODUCTS, LoopGraph, Template
+from minicompile.ops import plugins
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.origin import Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.align import align, align_prologue
+from minicompile.scheduling.align import align
 from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.memory import kept_buffers, scatter_targets
-from minicompile.scheduling.nest import LoopNest, Place, elements, nest_of
+from minicompile.scheduling.nest import LoopNest, Place, nest_of
 from minicompile.scheduling.nodes import (
     Cause,
     ExternKernelSchedulerNode,
@@ -44,9 +45,8 @@ from minicompile.scheduling.nodes import (
 )
 from minicompile.scheduling.reasons import Refusal, listed, short_name
 from minicompile.shapes.expr import size_hint
+from minicompile.shapes.strided import elements
 
-CHEAP = 8
-"""Most operations on an element of a product's factor, which the kernel repeats for each tile."""
 MAX_NEIGHBOURS = 16
 """Of the groups that only read what another reads, at most this many are asked about."""
 
@@ -83,7 +83,6 @@ class FusionContext:
         self.itemsize = {name: b.layout.dtype.itemsize for name, b in self.buffers.items()}
         self.bodies = {n.name: size_of(n.body) for n in nodes if isinstance(n, SchedulerNode)}
         """Operations of each body, and how many of its values are alive at once."""
-        self.windows = {n.name for n in nodes if isinstance(n, SchedulerNode) and has_windows(n)}
         self.saved, self.size = cache(self._saved), cache(self._size)
 
     def flows(self, producer: LoopNest, consumer: LoopNest) -> frozenset[str]:
@@ -146,13 +145,6 @@ class FusionContext:
         return KernelSize(len(members), sum(count for count, _ in bodies), registers)
 
 
-def has_windows(node: SchedulerNode) -> bool:
-    """Does a node on a CPU load elements of one buffer under several conditions, each for itself?"""
-    loads = Counter(v.buffer for v in node.body.values if v.op == "load" and v.mask is not None)
-    alone = node.kind == "pointwise" and node.buffer.layout.device.type == "cpu"
-    return alone and max(loads.values(), default=0) > 1
-
-
 def size_of(body: LoopBody) -> tuple[int, int]:
     """How many operations a body has, and how many of its values are alive at once.
 
@@ -197,10 +189,6 @@ class FusionPolicy:
             limit = f"options.max_live_values = {options.max_live_values}"
             told = f"{size.registers} values would be alive at once, more than {limit}"
             return Verdict(False, told, "register_limit")
-        cut = context.windows & {node.name for node in producer.nodes}
-        if cut and consumer.is_reduction and not producer.is_reduction:
-            told = "in windows that end at edges: loops are cut there, but not those of a reduction"
-            return Verdict(False, f"{listed(cut)} loads {told}")
         if context.flows(producer, consumer):
             return Verdict(True, context.handed_over(producer, consumer), "handed_over")
         saved = listed(b for b, count in context.saved(producer, consumer).items() if count)
@@ -232,6 +220,11 @@ fusion_rule: Registry[Callable[[], FusionPolicy]] = Registry(
 )
 fusion_rule("policy")(FusionPolicy)
 
+align_rule: Registry[Callable[[LoopNest, LoopNest, Fuser], LoopNest | Refusal | None]] = Registry(
+    "align",
+    "name -> rule(producer, consumer, fuser) that gives common loops, or why there are none; None for others",
+)
+
 join_rule: Registry[Callable[[dict[int, ScheduledNode], Fuser], None]] = Registry(
     "join", "name -> join(groups, fuser), which makes one kernel of two when fusion is done"
 )
@@ -250,6 +243,7 @@ class Fuser:
     ) -> None:
         self.context, self.nodes, self.before = context, nodes, before
         self.policy = policy or fusion_rule.get("policy", NoPolicy)()
+        self.align_rules = plugins.rules(align_rule, context.options.plugins).values()
         self.wishes = self.policy.wishes if wishes is None else wishes
         self.place = {node.name: i for i, node in enumerate(nodes)}
         self.decisions: list[FusionDecision] = []
@@ -415,7 +409,7 @@ class Fuser:
         """The joined nest and the policy's reason, or the refusal. A wish overrules the policy only."""
         producer, consumer = self.nests[a], self.nests[b]
         flaw = self._device(producer, consumer) or self._hazard(producer, consumer)
-        flaw = flaw or self._template(producer, consumer) or self._cycle(a, b)
+        flaw = flaw or self._cycle(a, b)
         if flaw is not None:
             return flaw
         if (pair := self._wished(self.wishes.forbid, a, b)) is not None:
@@ -426,14 +420,10 @@ class Fuser:
             verdict = Verdict(*self.policy.can_fuse(producer, consumer, self.context))
         if not verdict.fuse:
             return Refusal(verdict.reason, verdict.cause)
-        prologue = template_of(consumer) is not None
-        joined = (align_prologue if prologue else align)(producer, consumer)
+        ways = (rule(producer, consumer, self) for rule in self.align_rules)
+        joined = next((way for way in ways if way is not None), None) or align(producer, consumer)
         if isinstance(joined, Refusal):
             return joined
-        if template_of(producer) is not None:
-            levels = {m.level for m in joined.members if m.node in consumer.nodes}
-            if levels != {"row"}:
-                return Refusal(f"not one element for each of {producer.name}", "template")
         flows = self.context.flows(producer, consumer)
         if not (wish or flows or _meet(joined, producer, consumer)):
             common = listed(producer.touched & consumer.touched)
@@ -449,51 +439,6 @@ class Fuser:
         one, other = (nest.nodes[0].buffer.layout.device for nest in (producer, consumer))
         told = f"different devices: {one} and {other}"
         return None if one == other else Refusal(told, "device", final=True)
-
-    def _template(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
-        """A product's kernel takes over what is computed of each element that it has made, and cheap loops
-        that make its factors."""
-        one, other = template_of(producer), template_of(consumer)
-        if one is None and other is None:
-            return None
-        loops, given = (producer, consumer) if one is None else (consumer, producer)
-        if one is not None and other is not None:
-            told = f"{one} and {other} are products, each with a kernel of its own"
-        elif not self.context.flows(producer, consumer):
-            told = (
-                f"{one or other} is a template: it takes over what is computed of its product alone"
-            )
-            return Refusal(told, "template")
-        elif any(a.footprint is None for a in (*loops.reads, *loops.writes)):
-            told = f"{loops.name} reads or writes where only the data tells"
-        elif loops.is_reduction and one is not None:
-            told = f"{one} is made in tiles: none has a whole row or column to reduce"
-        elif any(node.kind != "pointwise" for node in loops.nodes):
-            told = f"{loops.name} is not pointwise"
-        elif one is not None and (reader := self._reduced_by(loops)) is not None:
-            told = f"{reader} reduces what {loops.name} gives: a kernel of both reads {one} once"
-        elif one is None and loops.written - self.context.never_written(loops, given):
-            told = f"others read {loops.name} too, or it is a result"
-            return Refusal(told, "template")
-        elif one is None and (count := self.context.size(loops).operations) > CHEAP:
-            told = f"{other} loads its factors several times: {count} operations each are too many"
-        else:
-            return None
-        return Refusal(told, "template", final=True)
-
-    def _reduced_by(self, nest: LoopNest) -> str | None:
-        """A reduction of what a nest writes, which is no product."""
-        readers = itertools.chain(*(self.context.readers[name] for name in nest.written))
-        return next(
-            (
-                name
-                for name in sorted(readers, key=self.place.__getitem__)
-                if isinstance(node := self.nodes[self.place[name]], SchedulerNode)
-                and node.is_reduction
-                and not isinstance(node.buffer.loops, Template)
-            ),
-            None,
-        )
 
     def _hazard(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
         """A scatter updates memory in any order: nothing else in its kernel may touch that memory."""

@@ -8,16 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from minicompile.scheduling.nest import (
-    Access,
-    Footprint,
-    LoopNest,
-    StridedIndex,
-    elements,
-    footprint,
-)
+from minicompile.scheduling.nest import Access, LoopNest
 from minicompile.scheduling.nodes import Cause, SingleNode
 from minicompile.shapes.expr import product, same, size_hint
+from minicompile.shapes.strided import Footprint, StridedIndex, elements, footprint
 
 
 @dataclass(frozen=True)

@@ -12,33 +12,24 @@ The real compiler: Scheduler in torch/_inductor/scheduler.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from minicompile.errors import Unsupported, VerifyError
 from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
 from minicompile.ops import plugins
+from minicompile.ops.display import Registered
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
-from minicompile.scheduling.explain import Answer, FusionSteps, WhatIf, parts
-from minicompile.scheduling.fusion import (
-    MAX_NEIGHBOURS,
-    Fuser,
-    FusionContext,
-    Wishes,
-    join_rule,
-)
+from minicompile.scheduling.fusion import Fuser, FusionContext, join_rule
 from minicompile.scheduling.in_place import refusal
 from minicompile.scheduling.memory import plan_memory
 from minicompile.scheduling.nest import dependencies, finished
 from minicompile.scheduling.nodes import (
-    Cause,
     Dependency,
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
-    FusionDecision,
     MemoryPlan,
-    Pair,
     Schedule,
     ScheduledNode,
     SchedulerNode,
@@ -52,67 +43,8 @@ class Explained(Schedule):
 
     fuser: Fuser = field(repr=False)
 
-    def why(self, a: str, b: str) -> Answer:
-        """Why two buffers, nodes or kernels are one kernel, or why they are not.
-
-        Raises ValueError for a name that no node of the schedule has.
-        """
-        fuser, one, other = self.fuser, parts(self, a), parts(self, b)
-        first, second = (tuple(node.name for node in nodes) for nodes in (one, other))
-        touched = (
-            {d.buffer for n in nodes for d in (*n.reads, *n.writes)} for nodes in (one, other)
-        )
-        common = tuple(sorted(set.intersection(*touched)))
-        asked = tuple((i, d) for i, d in enumerate(self.decisions) if d.asks(first, second))
-        step = None
-        groups = {fuser.group(name) for name in (*first, *second)}
-        if len(groups) == 1:
-            step, joined = next(((i, d) for i, d in asked if d.fused), (None, None))
-            decision = joined or FusionDecision(
-                tuple(one), tuple(other), "vertical", True, "handed_over", "they are the same node"
-            )
-        else:
-            decision = self._now(fuser.group(first[0]), fuser.group(second[0]))
-            asked_last = [d for _, d in asked if set(d.nodes) == set(decision.nodes)]
-            decision = asked_last[-1] if asked_last else decision
-        return Answer(first, second, common, len(groups) == 1, asked, decision, step)
-
-    def _now(self, a: int, b: int) -> FusionDecision:
-        """The answer about two groups as fusion left them."""
-        fuser = self.fuser
-        if a in fuser.nests and b in fuser.nests:
-            decision, _ = fuser.decide(a, b)
-            if not decision.fused:
-                return decision
-            cause: Cause = "not_asked"
-            reason = f"of the groups that share only a read with them, {MAX_NEIGHBOURS} are nearer"
-            if not fuser.context.options.fusion:
-                cause, reason = "off", "fusion is switched off: options.fusion is False"
-            return replace(decision, fused=False, cause=cause, reason=reason)
-        groups = [[n for i, n in enumerate(fuser.nodes) if fuser.mask[g] >> i & 1] for g in (a, b)]
-        if fuser.ancestors[a] & fuser.mask[b]:
-            groups.reverse()
-        return fuser.boundary(*groups)
-
-    def steps(self) -> FusionSteps:
-        """Every decision in order, with the groups before and after it."""
-        return FusionSteps(self)
-
-    def wishes(self, fuse: Sequence[Pair], forbid: Sequence[Pair]) -> Wishes:
-        """Pairs of names as pairs of nodes; a kernel is its first one. Raises ValueError, as `why` does."""
-        pairs = (
-            tuple((parts(self, a)[0].name, parts(self, b)[0].name) for a, b in wished)
-            for wished in (fuse, forbid)
-        )
-        return Wishes(*pairs)
-
-    def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
-        """Fusion once more with wishes; what would be wrong is refused."""
-        old, wishes = self.fuser, self.wishes(fuse, forbid)
-        options = replace(old.context.options, fusion=True)
-        context = FusionContext(old.context.graph, options, old.nodes)
-        again = Fuser(old.nodes, old.before, context, old.policy, wishes)
-        return WhatIf(wishes, self, finish(again))
+    why, steps, what_if = Registered(), Registered(), Registered()
+    """Why two nodes are one kernel or not; every question in order; the schedule with wishes."""
 
 
 def schedule(graph: LoopGraph, options: Options) -> Explained:

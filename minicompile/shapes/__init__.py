@@ -4,5 +4,5 @@
     gives    symbols inside torch.SymInt, simplified expressions, the guards that they rely on
     decides  which rewriting of an index is true for all values, and which question costs a guard
 
-Read expr.py first, then env.py.
+Read expr.py first, then strided.py and env.py.
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import groupby
 
+from minicompile.debug.why import FusionStep, FusionSteps, Groups
 from minicompile.ops.display import count_text
-from minicompile.scheduling.explain import FusionStep, FusionSteps, Groups
 from minicompile.show.html import beside, box, code, heading, shows, steps, text
 from minicompile.show.palette import BAD, FORWARD, GOOD
 from minicompile.show.schedule import operation_lines

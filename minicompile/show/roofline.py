@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
+from minicompile.debug.roofline import COLUMNS, Roofline, RooflinePoint
 from minicompile.ops.display import count_text
-from minicompile.scheduling.roofline import COLUMNS, Roofline, RooflinePoint
 from minicompile.show.html import box, code, drawing, shows, table, text
 from minicompile.show.palette import BAD, FORWARD, colour
 

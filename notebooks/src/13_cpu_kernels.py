@@ -315,8 +315,8 @@ for rows in (8, 64, 512):
 # block of the lesson model under the roof of a made-up machine (`trace.roofline()` measures yours).
 
 # %% name="roofline"
+from minicompile.debug.roofline import DeviceSpec
 from minicompile.lessons.model import GPT, GPTConfig
-from minicompile.ops.device import DeviceSpec
 
 block = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=16)).blocks[0].eval()
 h = torch.randn(2, 16, 32)

@@ -59,15 +59,6 @@ CALLS = {
     "embedding_bag, float32": bags(torch.float32),
     "copysign": (aten.copysign.Tensor, torch.randn(3, 1), torch.randn(4, 3).t()),
     "pow": (aten.pow.Scalar, 2.0, torch.randn(3, 4).t()),
-    "a number and no element": (aten.sub.Tensor, torch.randn(0, 1), 1.5),
-    "a number and one row": (aten.sub.Tensor, torch.randn(2, 1)[::2], 1.5),
-    "one column": (aten.relu.default, torch.empty_strided((4, 1), (1, 4)).zero_()),
-    "one column and a row": (aten.add.Tensor, torch.randn(1, 1), torch.randn(4)),
-    "flip, every other row": (aten.flip.default, torch.randn(2, 4)[::2], [0]),
-    "sort, every other row": (aten.sort.default, torch.randn(2, 4)[::2]),
-    "sum, no column": (aten.sum.dim_IntList, torch.randn(1, 0), [0], True),
-    "view, one element": (aten.view.default, torch.empty_strided((1, 1), (1, 4)).zero_(), [1]),
-    "zeros, every other row": (aten.zeros_like.default, torch.randn(2, 4)[::2]),
 }  # fmt: skip
 
 
@@ -103,8 +94,6 @@ REFUSED = {
     "buckets in rows": lambda x, i, m: torch.bucketize(x, x),
     "a search from both sides": lambda x, i, m: torch.searchsorted(x[0], x, side="both"),
     "a search in a mask": lambda x, i, m: torch.searchsorted(m[0], m),
-    "rows of another size added": lambda x, i, m: x.index_add_(0, i[:, 0], x[:, :1].clone()),
-    "more rows added than are named": lambda x, i, m: x.index_add_(0, i[:2, 0], x.clone()),
 }
 
 
@@ -117,28 +106,6 @@ def test_a_fake_refuses_what_eager_refuses(name: str) -> None:
             ]
             with pytest.raises(RuntimeError):
                 REFUSED[name](*given)
-
-
-EMPTY = {
-    "max": lambda x, i: x.max(0),
-    "min of all": lambda x, i: x.min(),
-    "median": lambda x, i: x.median(0),
-    "mode": lambda x, i: x.mode(0),
-    "index": lambda x, i: x[i],
-    "gather": lambda x, i: x.gather(0, i[:, None]),
-    "written": lambda x, i: x.index_put_((i,), x.sum()),
-}
-
-
-@pytest.mark.parametrize("name", EMPTY)
-def test_a_fake_without_elements_is_refused_as_in_eager(name: str) -> None:
-    raised = []
-    for fake in (False, True):
-        with compat.fake_mode() if fake else contextlib.nullcontext():
-            with pytest.raises((IndexError, RuntimeError)) as error:
-                EMPTY[name](torch.ones(0, 4), torch.zeros(1, dtype=torch.int64))
-            raised.append((error.type, str(error.value)))
-    assert raised[0] == raised[1]
 
 
 def test_a_product_of_unlike_dtypes_is_refused_as_eager_does() -> None:

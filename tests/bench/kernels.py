@@ -39,9 +39,9 @@ from minicompile.errors import MinicompileError
 from minicompile.ops.display import bytes_text
 from minicompile.ops.handler import Index
 from minicompile.pipeline_result import CompiledStages, Trace
-from minicompile.scheduling.nest import StridedIndex, elements, footprint
 from minicompile.scheduling.nodes import FusedSchedulerNode, SchedulerNode
 from minicompile.shapes.expr import Ranges, product, size_hint
+from minicompile.shapes.strided import StridedIndex, elements, footprint
 
 WANTED = 22
 """Patterns in which we must not need more than torch.compile."""

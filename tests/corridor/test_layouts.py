@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,49 +35,6 @@ def test_permuted_results_keep_eagers_strides(layout: str, dynamic: bool | None)
     compare(nn.Module(), fn, images(layout, (2, 8), (3, 12)), dynamic)
 
 
-SMALL = {
-    "a row of one": lambda x: (x.sum(-1, keepdim=True) - 1)[0][::2],
-    "a flipped row": lambda x: x[:2][::2].flip(0),
-    "a row of several dtypes": lambda x: x[:1].double() + x.amax((), keepdim=True),
-    "every other of one": lambda x: (x * 3).unsqueeze(0)[::2],
-    "nothing": lambda x: x[:0].amax(-1, keepdim=True) - 1.5,
-    "every other of nothing": lambda x: x[:0].amax(-1, keepdim=True)[::2],
-    "a written column": lambda x: (
-        (x[0] + x.amax((), keepdim=True)).t().masked_fill_(x[0, 0] > 9, 0)
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "dynamic"),
-    [(name, None) for name in SMALL]
-    + [(name, True) for name in SMALL if name != "a flipped row"],  # asked of eager's own kernel
-)
-def test_strides_that_lead_to_no_element_are_eagers(name: str, dynamic: bool | None) -> None:
-    fn, x = SMALL[name], torch.arange(16.0).view(4, 4) - 8  # sums are exact
-    for given in (x, x.clone().requires_grad_()):
-        want, have = fn(given), mc.compile(fn, dynamic=dynamic)(given)
-        assert torch.equal(want, have)
-        assert (want.stride(), want.storage_offset()) == (have.stride(), have.storage_offset())
-
-
-FREE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "size 1": lambda b: b.t().contiguous().t() * b.unsqueeze(0),
-    "size 0": lambda b: b * b[None, None].diff(dim=0),
-    "size 0 inside": lambda b: b[:, None].diff(dim=1) * 2,
-    "size 0 of a slice": lambda b: torch.ones_like(b[:, 1:3][:, 2:]),
-}
-
-
-@pytest.mark.parametrize("name", FREE)
-def test_strides_that_lead_to_no_element_are_eagers_whatever_the_sizes(name: str) -> None:
-    fn = FREE[name]
-    call = mc.compile(fn, dynamic=True)
-    for rows in (5, 9):
-        for b in (torch.randn(rows, 7), torch.randn(7, rows).t()):
-            assert call(b).stride() == fn(b).stride()
-
-
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_strides_of_a_view_of_size_1_are_the_inputs(dynamic: bool) -> None:
     """As they were given: a view of the same shape may choose others."""
@@ -93,10 +49,3 @@ def test_strides_of_a_view_of_size_1_are_the_inputs(dynamic: bool) -> None:
         want, have = fn(given), mc.compile(fn, dynamic=dynamic)(given)
         for one, other in zip(*map(compat.tree_leaves, (want, have)), strict=True):
             assert one.stride() == other.stride()
-
-
-def test_large_sizes_without_elements_have_eagers_strides() -> None:
-    x = torch.empty(300, 64, 0)
-    for dynamic in (True, False):
-        found = mc.compile(lambda x: x.sum((0, 1), keepdim=True), dynamic=dynamic)(x)
-        assert found.stride() == x.sum((0, 1), keepdim=True).stride()

@@ -13,12 +13,12 @@ import minicompile as mc
 from minicompile.codegen.plan import KernelPlan
 from minicompile.debug import variant
 from minicompile.debug.experiment import Experiment, Outcome, tile_refusal
+from minicompile.debug.why import totals
 from minicompile.errors import OptionError
 from minicompile.extension import FusionPolicy, fusion_rule, lowering, plan_rule
 from minicompile.lowering.rules.common import elementwise
 from minicompile.ops.display import to_html
 from minicompile.options import Options
-from minicompile.scheduling.explain import totals
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from minicompile.dynamo.history import Explanation
 from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
 from minicompile.options import make_options
+from tests.dynamo.program_table import strides_of
 
 
 def equal(left: Any, right: Any) -> bool:
@@ -26,7 +27,7 @@ def equal(left: Any, right: Any) -> bool:
         same = all(getattr(left, fact) == getattr(right, fact) for fact in facts)
         return (
             same
-            and left.stride() == right.stride()
+            and strides_of(left) == strides_of(right)
             and torch.equal(left.detach().nan_to_num(), right.detach().nan_to_num())
         )
     if dataclasses.is_dataclass(left):

@@ -130,6 +130,12 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
     return value
 
 
+def strides_of(value: torch.Tensor) -> list[int]:
+    """A tensor's strides, but of dimensions that lead to no other element."""
+    sizes = zip(value.shape, value.stride(), strict=True)
+    return [step if size > 1 and value.numel() else 0 for size, step in sizes]
+
+
 class Recorder:
     """Turns values into plain tuples that are equal if no caller could tell the values apart.
 
@@ -175,7 +181,7 @@ class Recorder:
             str(value.dtype),
             str(value.device),
             tuple(value.shape),
-            value.stride(),
+            strides_of(value),
             value.storage_offset(),
         )
         memory, _ = self.number(value.untyped_storage()._cdata, value.untyped_storage())

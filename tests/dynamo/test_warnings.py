@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 import minicompile as mc
 from minicompile.ops.eager_checks import refusal
-from minicompile.ops.strides import strides_in_eager
 
 X, Y = torch.randn(3, 4), torch.randn(4)
 
@@ -32,7 +31,6 @@ def test_what_torch_is_asked_while_capturing_warns_of_nothing(
 ) -> None:
     """Eager is asked about one element, of which there is no variance."""
     refusal.cache_clear()
-    strides_in_eager.cache_clear()
 
     def function(x: torch.Tensor) -> Any:
         return x.std(1).sum() + torch.var_mean(x.t(), 1)[0].sum()

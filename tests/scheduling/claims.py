@@ -9,9 +9,9 @@ from typing import Any
 
 import sympy
 
+from minicompile.debug.why import Answer
 from minicompile.lowering.ir import ComputedBuffer, Scatter
 from minicompile.scheduling.body import LoopBody
-from minicompile.scheduling.explain import Answer
 from minicompile.scheduling.nodes import (
     Dependency,
     ExternKernelSchedulerNode,

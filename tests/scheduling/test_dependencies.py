@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sympy
 
-from minicompile.scheduling.nest import StridedIndex, divide, footprint
 from minicompile.scheduling.schedule import make_nodes
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, loop_symbol, size_symbol
+from minicompile.shapes.strided import StridedIndex, divide, footprint
 from tests.scheduling.building import I64, GraphBuilder
 
 P0, P1, A, B, I0 = map(loop_symbol, ("p0", "p1", "a", "b", "i0"))

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import minicompile as mc
+from minicompile.debug.why import FusionSteps
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.ops.display import to_html
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
 from minicompile.scheduling.cost import cost_of
-from minicompile.scheduling.explain import FusionSteps
 from minicompile.scheduling.nodes import Schedule, SchedulerNode
 from minicompile.scheduling.schedule import schedule
 from minicompile.show import fusion

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import minicompile
-from minicompile.ops.device import DeviceSpec
+from minicompile.debug.roofline import DeviceSpec
 from minicompile.ops.display import to_html
 from minicompile.pipeline_result import Trace
 from minicompile.show.roofline import across, on_the_roof, up

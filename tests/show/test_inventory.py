@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import minicompile as mc
+from minicompile.debug.roofline import DeviceSpec
 from minicompile.lessons.model import GPT, GPTConfig
-from minicompile.ops.device import DeviceSpec
 from minicompile.ops.display import Several, Shown, to_html
 from tests.show.test_views import parsed
 

@@ -14,10 +14,10 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from minicompile.debug.roofline import DeviceSpec
 from minicompile.dynamo.history import Explanation, Miss, Timeline
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure
 from minicompile.lowering.ir import ConstantBuffer, ExternKernel, InputBuffer, LoopGraph
-from minicompile.ops.device import DeviceSpec
 from minicompile.ops.display import Several, Shown, renderer, to_html
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origin, SourceLine

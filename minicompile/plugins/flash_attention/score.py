@@ -21,7 +21,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from minicompile import compat
 from minicompile.aot.passes.patterns import trace_function, with_gradients
@@ -37,9 +37,11 @@ from minicompile.codegen.triton_ops import (
 )
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, loop_index
-from minicompile.lowering.lower import formulas
+from minicompile.lowering.lower import Lowering
+from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Graph
+from minicompile.ops.handler import InnerFn
 from minicompile.options import Options
 from minicompile.plugins.flash_attention.operators import function_of
 from minicompile.runtime.reference import EAGER, evaluate
@@ -53,6 +55,28 @@ from minicompile.scheduling.body import (
     settled,
 )
 from minicompile.shapes.expr import bounds, contiguous_strides, simplify_index
+
+
+class Formulas(Lowering):
+    """Lowers a graph to formulas: nothing gets memory, and outputs are values."""
+
+    def realize_if_better(self, node: fx.Node, value: TensorValue) -> None:
+        pass
+
+    def output(self, item: Any) -> Any:
+        return self.values[item]
+
+
+def formulas(graph: Graph, options: Options) -> tuple[InnerFn, ...]:
+    """Return what a graph's outputs are at an index.
+
+    Raises Unsupported where that takes more than the graph's inputs."""
+    lowering = Formulas(graph, options)
+    values: Any = lowering.visit()
+    if lowering.ctx.operations:
+        raise Unsupported(f"{lowering.ctx.operations[0].name} needs memory of its own")
+    return tuple(value.load for value in values)
+
 
 BATCH, HEAD, QUERY, KEY = PLACE = loop_index(4)
 NAMES = dict(zip(PLACE, "bhij"))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,8 @@ import sympy
 import torch
 
 from minicompile.codegen.phases import is_update
-from minicompile.codegen.plan import Cut, KernelPlan, Pieces, leaves, plan_rule
+from minicompile.codegen.plan import KernelPlan, body_rule, plan_rule
+from minicompile.codegen.printing import index_dtype
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.handler import Index
 from minicompile.options import Options
@@ -34,6 +35,7 @@ from minicompile.scheduling.body import (
     Rewriter,
     Value,
     drop_dead,
+    ranges_text,
     settled,
     varying,
 )
@@ -44,6 +46,33 @@ from minicompile.shapes.expr import (
     coefficient_of,
     simplify_index,
 )
+
+
+@dataclass
+class Cut:
+    """The loop over `var` in pieces, one after the other."""
+
+    var: sympy.Symbol
+    parts: list[Pieces] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.var} in {len(self.parts)} ({'; '.join(map(_piece_text, self.parts))})"
+
+
+Pieces = LoopBody | Cut
+"""A body, or the pieces of its loops, which may be cut further."""
+
+
+def leaves(pieces: Pieces) -> list[LoopBody]:
+    """Return the bodies in the order in which they run."""
+    if isinstance(pieces, LoopBody):
+        return [pieces]
+    return [body for part in pieces.parts for body in leaves(part)]
+
+
+def _piece_text(part: Pieces) -> str:
+    return str(part) if isinstance(part, Cut) else ranges_text(part.ranges)
+
 
 SHORT, LONG = 4, 8
 """A loop of at most so many iterations is written out in one of at least so many."""
@@ -62,6 +91,46 @@ COMPARISONS = {
 """Whether a comparison always holds, and whether it never does, from the limits of the difference."""
 
 
+@body_rule("coarser conditions")
+def coarser(body: LoopBody) -> tuple[LoopBody, dict[Value, Value]]:
+    """Let conditions have one answer for a whole inner loop: `16*x0 + x1 >= 128` is `x0 >= 8` if x1 < 16."""
+    if all(_coarser(value, body) is None for value in body.values):
+        return body, {value: value for value in body.values}
+    writer = _Coarser(body.name, body.ranges, body.reduction_ranges)
+    writer.rewrite(body)
+    drop_dead(writer.body)
+    return writer.body, writer.new
+
+
+def _coarser(value: Value, body: LoopBody) -> tuple[Index, int] | None:
+    """Return an index and a limit whose comparison answers that of another index with a constant."""
+    if value.op not in ("ge", "gt", "lt", "le"):
+        return None
+    index, limit = value.inputs
+    source = _source(index)
+    if source.op != "index_expr" or limit.op != "constant" or source.indirect:
+        return None
+    assert source.index is not None
+    beyond = value.op in ("gt", "le")
+    threshold = int(limit.constant) + beyond  # the first index for which the answer changes
+    terms = sympy.Add.make_args(source.index)
+    steps = {c for c, _ in (term.as_coeff_Mul() for term in terms) if c.is_Integer and c > 1}
+    for step in sorted(steps, reverse=True):
+        quotient = simplify_index(FloorDiv(source.index, step), body.all_ranges)
+        if threshold % int(step) == 0 and not quotient.has(FloorDiv):
+            return quotient, threshold // int(step) - beyond
+    return None
+
+
+class _Coarser(Rewriter):
+    def visit_other(self, ops: Recorder, value: Value) -> Value:
+        if (found := _coarser(value, self.body)) is None:
+            return self.again(value)
+        index, limit = found
+        wide = index_dtype(index, self.body.all_ranges)
+        return ops.pointwise(value.op, ops.index_expr(index, wide), ops.constant(limit, wide))
+
+
 @plan_rule("cpp:short", before="cpp:vector")
 def write_out_short_loop(plan: KernelPlan, options: Options) -> None:
     """Few iterations fill no vector: the loop around them is longer."""
@@ -72,8 +141,9 @@ def write_out_short_loop(plan: KernelPlan, options: Options) -> None:
 @plan_rule("cpp:pieces")
 def cut_loops(plan: KernelPlan, options: Options) -> None:
     """Loops in whose pieces nothing is left to decide by position."""
-    if not plan.tiles:
-        plan.pieces = pieces(plan.body)
+    found = plan.body if plan.tiles else pieces(plan.body)
+    if isinstance(found, Cut):
+        plan.template, plan.details = "pieces", found
 
 
 def can_be_cut(body: LoopBody) -> bool:

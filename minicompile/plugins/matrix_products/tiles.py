@@ -254,7 +254,7 @@ def split_rival(plan: KernelPlan) -> Rival | None:
 def engine_rival(plan: KernelPlan) -> Rival | None:
     """The same kernel with tiles copied by the engine, where the factors lie as it needs it."""
     found = product_of(plan)
-    if found is None or not gpu_of(plan.device).copies_tiles:
+    if found is None or gpu_of(plan.device).capability < (9, 0):
         return None
     sides = (found.left, found.rows), (found.right, found.columns)
     if any(strides(value, loops, plan) is None for value, loops in sides):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minicompile.codegen.phases import loop_needs, riders, stages
-from minicompile.codegen.plan import KernelPlan, plan_rule, plan_step, power_of_two
+from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
 from minicompile.codegen.triton_rules import busy, rows_are_contiguous
 from minicompile.errors import Unsupported
 from minicompile.ops.device import Gpu, gpu_of
@@ -13,6 +13,9 @@ from minicompile.plugins.split_reductions.split import refusal, split
 
 COLUMNS, LEAST_COLUMN, LEAST_ROW = 64, 64, 4096
 """Columns that a program reduces side by side; fewest elements in a part of a column, and of a row."""
+
+LAUNCH_SECONDS = 3e-6
+"""What one more kernel costs, until its first programs have loaded."""
 
 
 def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
@@ -27,7 +30,7 @@ def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
     launches = 1 if parts == 1 else sweeps + max(stages(plan.body, own).values())
     share = min(1.5 * programs * parts / busy(gpu), 1.0)
     moved = plan.cost.bytes * (sweeps + 1) / 2
-    return moved / gpu.bytes_per_second / share + launches * gpu.launch_seconds
+    return moved / gpu.bytes_per_second / share + launches * LAUNCH_SECONDS
 
 
 @plan_rule("triton:split", before="triton:order", whole=True)
@@ -50,7 +53,7 @@ def choose_split(plan: KernelPlan, options: Options) -> None:
         plan.reject("split reduction", f"about {shared:.0f} us, in one launch {alone:.0f} us")
 
 
-@plan_step("split")
+@plan_rule("triton:launches", whole=True, needed=True)
 def split_rows(plan: KernelPlan, options: Options) -> None:
     """Give a kernel whose rows are to be shared its launches."""
     if plan.reduction != "split" or has_folds(plan):

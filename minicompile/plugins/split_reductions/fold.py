@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from minicompile.codegen.phases import cone
-from minicompile.codegen.plan import KernelPlan, plan_step, power_of_two
+from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton import TilePrinter
 from minicompile.codegen.triton_ops import TRITON_DTYPES
@@ -39,7 +39,7 @@ def has_folds(plan: KernelPlan) -> bool:
     return any(value.op == "fold" for value in plan.body.values)
 
 
-@plan_step("fold")
+@plan_rule("triton:fold", whole=True, needed=True)
 def fold(plan: KernelPlan, options: Options) -> None:
     """Give a kernel with folds its launches, and their workspace: `plan.parts` programs share the rows."""
     if not has_folds(plan):

@@ -13,9 +13,9 @@ from minicompile.lowering.ir import Template
 from minicompile.ops.handler import Index
 from minicompile.options import Options
 from minicompile.scheduling.fusion import Fuser, NoPolicy, join_rule, may_fuse
-from minicompile.scheduling.nest import Hints
 from minicompile.scheduling.nodes import FusedSchedulerNode, FusionDecision, ScheduledNode
 from minicompile.shapes.expr import ZERO, coefficient_of, product, simplify_index, size_hint
+from minicompile.shapes.strided import Hints
 
 HELD, LEAST_ROWS = 2**15, 2048
 """Most elements of rows that a program holds, and fewest rows for which another launch pays."""

@@ -28,7 +28,7 @@ from minicompile.codegen.printing import index_dtype
 from minicompile.lowering.ir import Layout
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, loop_level
-from minicompile.scheduling.cost import Cost, together, touched_by_loops
+from minicompile.scheduling.cost import Cost, touched_by_loops
 from minicompile.shapes.expr import (
     Ranges,
     Size,
@@ -39,6 +39,7 @@ from minicompile.shapes.expr import (
     simplify_index,
     size_hint,
 )
+from minicompile.shapes.strided import elements
 
 PART = loop_symbol("p")
 
@@ -90,7 +91,7 @@ def launch_plan(
         arguments.append(KernelArgument(f"part_ptr{len(arguments)}", name, layout.dtype, way))
     sizes = {a.buffer: a.dtype.itemsize for a in arguments}
     read, written = (
-        sum(together(found) * sizes[name] for name, found in places.items())
+        sum(elements(place, plan.hints) * sizes[name] for name in places for place in places[name])
         for places in touched_by_loops([body], plan.hints)
     )
     return replace(

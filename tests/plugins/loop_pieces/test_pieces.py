@@ -13,8 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile as mc
-from minicompile.codegen.plan import Cut, leaves
-from minicompile.plugins.loop_pieces.pieces import cutting_places, pieces, written_out
+from minicompile.plugins.loop_pieces.pieces import (
+    Cut,
+    cutting_places,
+    leaves,
+    pieces,
+    written_out,
+)
 from minicompile.scheduling.body import verify
 from tests.codegen.fusing import Program
 
@@ -105,13 +110,27 @@ def test_every_threshold_cuts_where_the_answer_changes(op: str, step: int) -> No
             assert not {"lt", "le", "gt", "ge", "eq", "ne"} & {v.op for v in piece.values}
 
 
+@pytest.mark.parametrize(("threshold", "index"), [(32, "x0"), (31, "16*x0 + x1")])
+def test_a_condition_has_one_answer_for_an_inner_loop_where_it_can(
+    threshold: int, index: str
+) -> None:
+    def compare(ops: Any, i: Any) -> Any:
+        place = ops.index_expr(16 * i[0] + i[1], torch.int64)
+        return ops.ge(place, ops.constant(threshold, torch.int64))
+
+    p = Program()
+    p.pointwise("out", (6, 16), compare, torch.bool)
+    kept = [str(v.index) for v in p.plan().body.values if v.op == "index_expr"]
+    assert kept == [index]
+
+
 def test_a_border_is_cut_off_and_nothing_is_left_to_choose() -> None:
     plan = mc.trace(lambda x: F.pad(x, (1, 1, 1, 1)), torch.randn(5, 20, 30)).kernels[0].plan
-    assert isinstance(plan.pieces, Cut)
-    bodies = leaves(plan.pieces)
+    assert isinstance(plan.details, Cut)
+    bodies = leaves(plan.details)
     assert len(bodies) == 5  # above, left, inside, right, below
     assert all(v.op in ("constant", "load", "store") for body in bodies for v in body.values)
-    assert "pieces" in plan.facts()
+    assert plan.facts()["template"].startswith("pieces: ")
 
 
 def test_vectors_run_along_the_channels_in_every_piece() -> None:
@@ -120,8 +139,8 @@ def test_vectors_run_along_the_channels_in_every_piece() -> None:
         kernel = mc.trace(pool, x).kernels[0]
         lines = [line.text.strip() for line in kernel.lines]
         after = [lines[i + 1] for i, text in enumerate(lines) if re.match("#pragma.* simd", text)]
-        assert isinstance(kernel.plan.pieces, Cut)
-        assert len(after) == len(leaves(kernel.plan.pieces))
+        assert isinstance(kernel.plan.details, Cut)
+        assert len(after) == len(leaves(kernel.plan.details))
         assert all(text.startswith("for (int64_t x3 = 0; x3 < 8;") for text in after)
         torch.testing.assert_close(mc.compile(pool)(x), pool(x), equal_nan=True)
 
@@ -138,7 +157,7 @@ def test_windows_with_borders_are_cut_by_themselves_rather_than_summed() -> None
     trace = mc.trace(fn, x, at, down)
     refused = [d for d in trace.schedule.decisions if "loads in windows that end" in d.reason]
     assert refused and not any(d.fused for d in refused)
-    assert isinstance(trace.plans[0].pieces, Cut) and trace.plans[0].reduction == "none"
+    assert isinstance(trace.plans[0].details, Cut) and trace.plans[0].reduction == "none"
     torch.testing.assert_close(mc.compile(fn)(x, at, down), fn(x, at, down))
 
 

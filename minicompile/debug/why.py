@@ -11,25 +11,26 @@ Nothing is lowered again: fusion starts from the recorded nodes, or is asked abo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
+from minicompile.debug.roofline import device_spec, seconds_of
 from minicompile.errors import OptionError
-from minicompile.ops.device import device_spec
-from minicompile.ops.display import Several, Shown, bytes_text, count_text
+from minicompile.ops.display import Several, Shown, bytes_text, count_text, method
 from minicompile.ops.origin import source_lines
+from minicompile.pipeline_result import Trace
 from minicompile.scheduling.cost import costs_of
-from minicompile.scheduling.fusion import Wishes
+from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, Wishes
 from minicompile.scheduling.nodes import (
+    Cause,
     FusedSchedulerNode,
     FusionDecision,
+    Pair,
     Schedule,
     SchedulerNode,
     SingleNode,
 )
-
-if TYPE_CHECKING:
-    from minicompile.scheduling.schedule import Explained
+from minicompile.scheduling.schedule import Explained, finish
 
 T = TypeVar("T")
 
@@ -177,7 +178,7 @@ def totals(schedule: Schedule) -> dict[str, str]:
     buffers, costs, seconds = schedule.graph.buffers, costs_of(schedule), 0.0
     for node, cost in zip(schedule.nodes, costs, strict=True):
         for written in node.writes[:1]:
-            seconds += cost.seconds(device_spec(buffers[written.buffer].layout.device))
+            seconds += seconds_of(cost, device_spec(buffers[written.buffer].layout.device))
     return {
         "kernels": str(len(schedule.kernels)),
         "extern calls": str(len(schedule.nodes) - len(schedule.kernels)),
@@ -239,3 +240,73 @@ class WhatIf(Shown):
         for gone, new in (self.kernels, self.decisions):
             lines += [*(f"  - {old}" for old in gone), *(f"  + {one}" for one in new)]
         return "\n".join(lines)
+
+
+@method(Explained, "why")
+def why(schedule: Explained, a: str, b: str) -> Answer:
+    """Return why two buffers, nodes or kernels are one kernel, or why they are not.
+
+    Raises ValueError for a name that no node of the schedule has.
+    """
+    fuser, one, other = schedule.fuser, parts(schedule, a), parts(schedule, b)
+    first, second = (tuple(node.name for node in nodes) for nodes in (one, other))
+    touched = ({d.buffer for n in nodes for d in (*n.reads, *n.writes)} for nodes in (one, other))
+    common = tuple(sorted(set.intersection(*touched)))
+    asked = tuple((i, d) for i, d in enumerate(schedule.decisions) if d.asks(first, second))
+    step = None
+    groups = {fuser.group(name) for name in (*first, *second)}
+    if len(groups) == 1:
+        step, joined = next(((i, d) for i, d in asked if d.fused), (None, None))
+        decision = joined or FusionDecision(
+            tuple(one), tuple(other), "vertical", True, "handed_over", "they are the same node"
+        )
+    else:
+        decision = _now(fuser, fuser.group(first[0]), fuser.group(second[0]))
+        asked_last = [d for _, d in asked if set(d.nodes) == set(decision.nodes)]
+        decision = asked_last[-1] if asked_last else decision
+    return Answer(first, second, common, len(groups) == 1, asked, decision, step)
+
+
+def _now(fuser: Fuser, a: int, b: int) -> FusionDecision:
+    """Return the answer about two groups as fusion left them."""
+    if a in fuser.nests and b in fuser.nests:
+        decision, _ = fuser.decide(a, b)
+        if not decision.fused:
+            return decision
+        cause: Cause = "not_asked"
+        reason = f"of the groups that share only a read with them, {MAX_NEIGHBOURS} are nearer"
+        if not fuser.context.options.fusion:
+            cause, reason = "off", "fusion is switched off: options.fusion is False"
+        return replace(decision, fused=False, cause=cause, reason=reason)
+    groups = [[n for i, n in enumerate(fuser.nodes) if fuser.mask[g] >> i & 1] for g in (a, b)]
+    if fuser.ancestors[a] & fuser.mask[b]:
+        groups.reverse()
+    return fuser.boundary(*groups)
+
+
+method(Explained, "steps")(FusionSteps)
+
+
+@method(Trace, "fusion_steps")
+def fusion_steps(trace: Trace, graph: str = "forward") -> FusionSteps:
+    """Return every fusion decision in order, refusals too, with the groups before and after it."""
+    return FusionSteps(trace.graph(graph).schedule)
+
+
+def wishes_of(schedule: Schedule, fuse: Sequence[Pair], forbid: Sequence[Pair]) -> Wishes:
+    """Return pairs of names as pairs of nodes; a kernel is its first one. Raises as `why` does."""
+    pairs = (
+        tuple((parts(schedule, a)[0].name, parts(schedule, b)[0].name) for a, b in wished)
+        for wished in (fuse, forbid)
+    )
+    return Wishes(*pairs)
+
+
+@method(Explained, "what_if")
+def what_if(schedule: Explained, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
+    """Fuse once more with wishes; what would be wrong is refused."""
+    old, wished = schedule.fuser, wishes_of(schedule, fuse, forbid)
+    options = replace(old.context.options, fusion=True)
+    context = FusionContext(old.context.graph, options, old.nodes)
+    again = Fuser(old.nodes, old.before, context, old.policy, wished)
+    return WhatIf(wished, schedule, finish(again))

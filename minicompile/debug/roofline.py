@@ -1,0 +1,157 @@
+"""The roofline: what a schedule's kernels could reach, given a device's bandwidth and arithmetic.
+
+A kernel that does few operations for each byte waits for memory: it reaches intensity x bandwidth. One that
+does many reaches the peak. Between them stands the ridge (Williams, Waterman, Patterson: "Roofline", 2009).
+"""
+
+from __future__ import annotations
+
+import functools
+import timeit
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from minicompile import compat
+from minicompile.errors import OptionError
+from minicompile.ops.device import memory_bandwidth
+from minicompile.ops.display import Shown, aligned, bytes_text, method
+from minicompile.ops.origin import Origins
+from minicompile.pipeline_result import Trace
+from minicompile.scheduling.cost import Cost, costs_of
+from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
+
+F32 = torch.float32
+CORES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
+"""fp32 units of a multiprocessor by compute capability; 128 where it isn't listed."""
+COPIED = 32 * 2**20
+"""Bytes, more than caches hold."""
+SIDE = 512
+"""Of the square matrices whose product is timed."""
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Peak memory bandwidth, peak fp32 arithmetic, and where the two numbers are from."""
+
+    name: str
+    bytes_per_second: float
+    flops_per_second: float
+    source: str = "given"
+
+    @property
+    def ridge(self) -> float:
+        """Operations for each byte from which on arithmetic is the limit."""
+        return self.flops_per_second / self.bytes_per_second
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.bytes_per_second / 1e9:,.1f} GB/s, "
+            f"{self.flops_per_second / 1e9:,.1f} GFLOP/s ({self.source})"
+        )
+
+
+@functools.cache
+def device_spec(device: torch.device) -> DeviceSpec:
+    """The speed of a device. Raises OptionError for other kinds than CPU and CUDA."""
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        cores = found.multi_processor_count * CORES.get((found.major, found.minor), 128)
+        return DeviceSpec(
+            found.name, memory_bandwidth(found), 2e3 * cores * found.clock_rate, "its properties"
+        )
+    if device.type != "cpu":
+        raise OptionError(f"no speeds known for {device.type} devices")
+    with compat.no_dispatch_modes():
+        source, target = (torch.full((COPIED // 4,), 1.0, dtype=F32, device=device) for _ in "ab")
+        square = source[: SIDE * SIDE].view(SIDE, SIDE)
+        copying = min(timeit.repeat(lambda: target.copy_(source), number=1, repeat=3))
+        multiplying = min(timeit.repeat(lambda: square @ square, number=1, repeat=3))
+    threads = torch.get_num_threads()
+    return DeviceSpec(
+        f"CPU, {threads} thread{'s' * (threads > 1)}",
+        2 * COPIED / copying,
+        2 * SIDE**3 / multiplying,
+        "measured: a copy and a matrix product",
+    )
+
+
+def seconds_of(cost: Cost, spec: DeviceSpec) -> float:
+    """The larger of the times that the traffic and the arithmetic need at least."""
+    return max(cost.bytes / spec.bytes_per_second, cost.flops / spec.flops_per_second)
+
+
+COLUMNS = (
+    "kernel or call", "bytes", "operations", "operations per byte", "reaches", "time", "share", "limit",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RooflinePoint:
+    """One kernel or extern call, its cost, and the seconds that it takes at least."""
+
+    name: str
+    cost: Cost
+    seconds: float
+    origins: Origins
+
+
+@dataclass(eq=False)
+class Roofline(Shown):
+    """All kernels and extern calls of one or more graphs under the roof of one device."""
+
+    title: str
+    spec: DeviceSpec
+    points: list[RooflinePoint]
+
+    @property
+    def seconds(self) -> float:
+        return sum(point.seconds for point in self.points)
+
+    def row(self, point: RooflinePoint) -> list[str]:
+        """The cells of COLUMNS."""
+        cost, seconds = point.cost, point.seconds or 1.0  # of nothing, in no time
+        return [
+            point.name,
+            bytes_text(cost.bytes),
+            f"{cost.flops:,}",
+            f"{cost.intensity:,.2f}",
+            f"{cost.flops / seconds / 1e9:,.2f} GFLOP/s",
+            f"{point.seconds * 1e6:,.1f} us",
+            f"{point.seconds / (self.seconds or 1.0):.1%}",
+            "memory" if cost.intensity < self.spec.ridge else "arithmetic",
+        ]
+
+    def __str__(self) -> str:
+        title = f"# roofline of {self.title}: at least {self.seconds * 1e6:,.1f} us"
+        rows = aligned([COLUMNS, *map(self.row, self.points)])
+        return "\n".join([title, str(self.spec), *rows])
+
+
+def roofline_points(
+    schedule: Schedule, names: Iterable[str], spec: DeviceSpec
+) -> list[RooflinePoint]:
+    """One for each scheduled node; `names` are those of its kernels, in order."""
+    kernels, points = iter(names), []
+    for node, cost in zip(schedule.nodes, costs_of(schedule), strict=True):
+        name = next(kernels) if isinstance(node, FusedSchedulerNode) else str(node.kernel.op)
+        points.append(RooflinePoint(name, cost, seconds_of(cost, spec), node.origins))
+    return points
+
+
+@method(Trace, "roofline")
+def roofline(trace: Trace, spec: DeviceSpec | None = None) -> Roofline:
+    """Return what each kernel moves and computes, and its least time on `spec` (default: this device)."""
+    points = []
+    for name, compiled in trace.graphs.items():
+        first = next(iter(compiled.loops.buffers.values()), None)
+        spec = spec or device_spec(first.layout.device if first else torch.device("cpu"))
+        prefix = "" if name == "forward" else f"{name} "
+        names = (prefix + plan.name for plan in compiled.plans)
+        points += roofline_points(compiled.schedule, names, spec)
+    if spec is None:
+        raise OptionError(f"the trace of {trace.name} stops before there are kernels")
+    hints = {s: v for g in trace.graphs.values() for s, v in g.loops.size_hints.items()}
+    at = f" at {', '.join(f'{s} = {v}' for s, v in hints.items())}" if hints else ""
+    return Roofline(trace.name + at, spec, points)
