@@ -36,6 +36,7 @@ from minicompile.compat.dispatch import (
     no_function_modes,
     onednn_linear,
     python_dispatcher,
+    torch_decompositions,
     upsampling_as_in_eager,
 )
 from minicompile.compat.distributed import (
