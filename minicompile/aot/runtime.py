@@ -1,7 +1,7 @@
 """What runs around the two compiled graphs: autograd, mutated inputs, aliases.
 
     call(inputs) = find memories that inputs share, compiled forward, copy new contents back into inputs,
-                   bring inputs into their new layout, rebuild outputs that are views
+                   rebuild outputs that are views
     backward     = tangents in the layout the graph was compiled for, compiled backward, gradients by input
 
 The real compiler: torch/_functorch/_aot_autograd/runtime_wrappers.py.
@@ -425,11 +425,10 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
     returned, mutated, memories = metadata.returned, metadata.mutated_inputs, metadata.memories
     histories = metadata.result_requires_grad[returned:]
     specs = metadata.outputs
-    if all(spec.kind == "fresh" for spec in specs) and not mutated and not metadata.relaid:
+    if all(spec.kind == "fresh" for spec in specs) and not mutated:
         return compute
     first_size = returned - len(metadata.view_sizes)
     positions = {size: first_size + i for i, size in enumerate(metadata.view_sizes)}
-    relaid = [(spec, numbers_of(spec, positions)) for spec in metadata.relaid]
     fresh = itertools.count()
     constants, shown = [spec.value for spec in specs], len(specs) - metadata.hidden
     plan = []
@@ -444,7 +443,7 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
     plan.sort(key=lambda step: (step[1], step[3] is None))  # of an output: when it is there
     of_inputs = [index for _, place, index, _ in plan if place == 0]
     members = [i for memory in memories if any(histories) for i in memory.members]
-    used = {*mutated, *of_inputs, *(spec.base for spec in metadata.relaid), *members}
+    used = {*mutated, *of_inputs, *members}
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         inputs.extend([shared_memory(inputs, memory) for memory in memories])
@@ -455,11 +454,6 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
                 kept[index].copy_(new)
         for i in members:
             history(kept[i])  # asked for it, a view learns that its base has another one
-        for spec, numbers in relaid:
-            with torch.set_grad_enabled(spec.requires_grad):
-                size, stride, offset, _ = numbers(results)
-                target = kept[spec.base]
-                target.as_strided_(size, stride, target.storage_offset() + offset)
         outputs = list(constants)
         places = (kept, results, outputs)
         for number, place, index, view in plan:
@@ -477,44 +471,21 @@ def shared_memory(inputs: list[Any], memory: SharedMemory) -> torch.Tensor:
     return compat.autograd_base(value)
 
 
-def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tuple[Any, ...]]:
-    """Results of the graph -> size, stride, offset and other sizes as `spec` describes them. `positions`:
-    where among the results the symbolic ones are."""
-    rank, given = len(spec.size), spec.numbers
-
-    def numbers(results: Sequence[Any]) -> tuple[Any, ...]:
-        found = given
-        if positions:
-            found = tuple(results[positions[n]] if n in positions else n for n in given)
-        return found[:rank], found[rank : 2 * rank], found[2 * rank], found[2 * rank + 1 :]
-
-    return numbers
-
-
 def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor]:
-    """(base, results of the graph) -> the view that `spec` describes."""
-    numbers = numbers_of(spec, positions)
+    """Return a function of (base, results of the graph) that makes the view which `spec` describes.
+
+    `positions`: where among the results the symbolic sizes, strides and offsets are.
+    """
+    rank, numbers = len(spec.size), spec.numbers
 
     def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
-        size, stride, offset, sizes = numbers(results)
-        creation = spec.creation
-        if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
-            creation = compat.creation_meta(base)
-        with torch.set_grad_enabled(spec.requires_grad and not spec.cut):
-            if spec.replay and creation == compat.VIEW_OF_SEVERAL:
-                given = iter(sizes)
-                made = spec.replay[0](base, lambda _: next(given))
-            else:
-                made = strided_view(spec, base, size, stride, offset)
-                made = made.detach() if spec.detached else made
-        if spec.cut:
-            with torch.enable_grad():
-                made = torch.ops.aten.alias(made)  # view_as may choose strides of size 1
-        # in inference mode torch notes that on views, or the view is none to autograd
-        plain = compat.is_view(made) and not torch.is_inference_mode_enabled()
-        if creation is not None and plain and compat.creation_meta(made) != creation:
-            compat.set_creation_meta(made, creation)
-        return made
+        found: Sequence[Any] = numbers
+        if positions:
+            found = [results[positions[n]] if n in positions else n for n in numbers]
+        # without grad mode, autograd would forbid to write to the view what has a history
+        with torch.set_grad_enabled(spec.requires_grad or not base.requires_grad):
+            made = strided_view(spec, base, found[:rank], found[rank:-1], found[-1])
+            return made.detach() if spec.detached else made
 
     return view
 
