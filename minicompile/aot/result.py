@@ -104,8 +104,6 @@ class Part(NamedTuple):
     inputs: tuple[int, ...]
     again: bool = False
     """Eager keeps nothing for the backward, which so may run again."""
-    shared: int = -1
-    """Parts of the same number (unless -1) share what eager keeps: a backward of one can free it for all."""
 
     def among(self, inputs: Iterable[int]) -> Part:
         """With the places of its inputs among these."""

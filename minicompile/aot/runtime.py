@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -145,8 +144,7 @@ def training_call(
     """An autograd.Function around the two graphs; compiled once, applied at every call.
 
     Inputs reach it in their list, so that the forward can let go of them; those that get a gradient are
-    arguments as well. Large tangents, which the engine would hold, are taken from it by a hook. The list of a
-    part that shares something ends with a `Shared`.
+    arguments as well. Large tangents, which the engine would hold, are taken from it by a hook.
     """
     first_saved = len(metadata.result_requires_grad)
     first_size = first_saved + metadata.saved - metadata.saved_sizes
@@ -158,13 +156,11 @@ def training_call(
     owned = getattr(forward, "owned", False)
     groups = getattr(backward, "groups", ())
     whole = [replace(group, read_later=()) for group in groups]
-    shared = metadata.parts[0].shared >= 0
     device = next((t.device for t in about.tangents if t.device.type != "cpu"), torch.device("cpu"))
 
     class Compiled(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, inputs: list[Any], *_: torch.Tensor) -> Any:
-            ctx.shared = inputs.pop() if shared else None
             results = forward(inputs)
             anchor = compat.empty_strided_cpu((0,), (1,), torch.float32)
             ctx.set_materialize_grads(False)
@@ -247,7 +243,7 @@ def call_of_parts(
         )
         call = training_call(own, about, after(len(part.inputs)), backward, name)
         results = [differentiable[i] for i in part.results]
-        plan.append(([wanted[i] for i in part.inputs], results, about.takes, part.shared, call))
+        plan.append(([wanted[i] for i in part.inputs], results, about.takes, call))
     compute = inference_call(forward)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -255,36 +251,14 @@ def call_of_parts(
         values = compute(inputs)
         outputs, saved = list(values[:first_saved]), list(values[first_saved:])
         saved[:first_size] = no_results(saved[:first_size], outputs)
-        kept = defaultdict[int, Shared](Shared)
-        for (_, results, takes, shared, call), own in zip(plan, given, strict=True):
+        for (_, results, takes, call), own in zip(plan, given, strict=True):
             own += [outputs[i] for i in results]
             own += [saved[i] for i in takes]
-            own += [kept[shared]] if shared >= 0 else []
             for i, result in zip(results, call(own), strict=True):
                 outputs[i] = result
         return outputs
 
     return run
-
-
-class Shared:
-    """Stands for what eager keeps for several parts of a call: a backward frees it, or retains the graph."""
-
-    freed_by: int | None = None
-
-    def use(self) -> None:
-        """Raises RuntimeError if an earlier backward has freed it."""
-        task = compat.graph_task()
-        if self.freed_by not in (None, task):
-            raise RuntimeError(
-                "Trying to backward through the graph a second time (or directly access saved tensors "
-                "after they have already been freed). Saved intermediate values of the graph are freed "
-                "when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to "
-                "backward through the graph a second time or if you need to access saved tensors after "
-                "calling backward."
-            )
-        if not compat.retains_graph():
-            self.freed_by = task
 
 
 def after(number: int) -> BoxedCallable:
@@ -311,8 +285,6 @@ def prepared(
     as in eager. (Where gradients come out in groups, all is computed, with zeros for missing tangents.)"""
     for check in metadata.before_backward:
         check()
-    if ctx.shared is not None:
-        ctx.shared.use()
     missing = frozenset(i for i, tangent in enumerate(given) if tangent is None)
     if not missing.issuperset(about.sufficient):
         missing = frozenset()
