@@ -57,9 +57,9 @@ def classify(
             continue
         storage, base = compat.storage_id(value), compat.autograd_base(value)
         differentiable = value.requires_grad or torch.is_grad_enabled()
-        is_view = differentiable and compat.is_view(value)
-        by_function = is_view and compat.creation_meta(value) == compat.VIEW_OF_FUNCTION
-        usual = not by_function and (value.grad_fn or not value.requires_grad)
+        creation = compat.creation_meta(value) if differentiable and compat.is_view(value) else None
+        as_usual = creation in (None, compat.VIEW_AS_USUAL)
+        usual = as_usual and (value.grad_fn or not value.requires_grad)
         lazy = value.is_conj() or value.is_neg()
         alone = sharers[storage] == 1 and is_dense(value) and not lazy
         if id(value) in input_itself:
@@ -77,7 +77,8 @@ def classify(
                 memory = inputs[number]
             else:
                 # what a custom Function gives is its own base: its gradient is not a view's
-                memory = value if alone and by_function else memory_behind(bases[storage], tracer)
+                own = alone and creation == compat.VIEW_OF_FUNCTION
+                memory = value if own else memory_behind(bases[storage], tracer)
                 number, memory = 0, memories.get(storage, memory)
             if base is not value and base is not compat.autograd_base(memory):
                 if id(base) not in places:
@@ -92,7 +93,7 @@ def classify(
                 if not is_dense(memory) or memory.storage_offset() != 0:
                     raise Unsupported("outputs are views of a tensor whose memory has gaps")
                 spec = view_of("view", number, value, memory)
-                if value is memory and not is_view:
+                if value is memory and creation is None:
                     spec = OutputSpec("base", number)
         specs.append(replace(spec, requires_grad=history(value) is not None))
     return specs, results, list(memories.values())
@@ -167,6 +168,7 @@ def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> O
         stride=stride,
         offset=size_expr(view.storage_offset() - start // theirs),
         detached=not known and not view.requires_grad,
+        creation=compat.creation_meta(view) if known else None,
         dtype=None if view.dtype is base.dtype else view.dtype,
         lazy=(view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()),
     )

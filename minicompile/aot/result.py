@@ -83,6 +83,8 @@ class OutputSpec:
     """The type that a view reads its base's memory as, if it is another."""
     lazy: tuple[bool, bool] = (False, False)
     """Is a view the conjugate, the negative of its base?"""
+    creation: Any = None
+    """What autograd forbids to be done in place to a view (`torch._C._autograd.CreationMeta`)."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.base}: sizes {list(self.size)}, strides {list(self.stride)}"

@@ -454,10 +454,17 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
         found: Sequence[Any] = numbers
         if positions:
             found = [results[positions[n]] if n in positions else n for n in numbers]
-        # without grad mode, autograd would forbid to write to the view what has a history
-        with torch.set_grad_enabled(spec.requires_grad or not base.requires_grad):
+        creation = spec.creation
+        if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
+            creation = compat.creation_meta(base)
+        with torch.set_grad_enabled(spec.requires_grad):
             made = strided_view(spec, base, found[:rank], found[rank:-1], found[-1])
-            return made.detach() if spec.detached else made
+            made = made.detach() if spec.detached else made
+        # in inference mode torch notes that on views, or the view is none to autograd
+        plain = compat.is_view(made) and not torch.is_inference_mode_enabled()
+        if creation is not None and plain and compat.creation_meta(made) != creation:
+            compat.set_creation_meta(made, creation)
+        return made
 
     return view
 
