@@ -7,7 +7,6 @@ import pytest
 from minicompile.aot import joint, runtime
 from tests.aot.view_programs import REFUSED, run
 
-
 LEFT_TO_EAGER = ("changes the shape of an input", "a view that was made without grad mode")
 """Reasons of which these programs have more than people's."""
 
