@@ -121,7 +121,16 @@ def clamp_tensor(x: Tensor, low: Maybe = None, high: Maybe = None) -> Tensor:
     return x if high is None else torch.minimum(x, high)
 
 
-formulas({aten.frac.default: lambda x: x - torch.trunc(x)})
+formulas(
+    {
+        aten.frac.default: lambda x: x - torch.trunc(x),
+        aten.logaddexp.default: lambda x, y: where(
+            (x == y) & (x.abs() == INF),
+            x,
+            torch.maximum(x, y) + torch.log1p(torch.exp(-(x - y).abs())),
+        ),
+    }
+)
 
 
 @decompose(aten.isin.Tensor_Tensor, to="core")
