@@ -9,7 +9,7 @@ from typing import Any
 
 from minicompile import compat
 from minicompile.aot.decompositions import decomposition
-from minicompile.aot.functionalize import functionalize, keep_strides
+from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
 from minicompile.aot.levels import LevelGraph, lower_to, verify
 from minicompile.aot.partition import partition
@@ -72,13 +72,11 @@ def ahead_of_time(
             verify(level, rules=rules)
     if not metadata.trains:
         forward = run("post_grad", copied(prims))
-        keep_strides(recorded, forward)
         return AotResult(forward, None, None, None, metadata, levels, records, graph, recorded)
     inputs = [*fakes, *metadata.memories]
     forward, backward, split = partition(prims, inputs, metadata, options, continues)
     run("post_grad", forward)
     run("post_grad", backward)
-    keep_strides(recorded, forward)
     return AotResult(forward, backward, prims, split, metadata, levels, records, graph, recorded)
 
 

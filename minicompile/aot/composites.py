@@ -74,15 +74,6 @@ def stacked(
     return (x, *(torch.cat(layer) for layer in zip(*states)))
 
 
-def multilabel_margin_loss(
-    loss: Callable[..., Any], input: torch.Tensor, target: torch.Tensor, reduction: int
-) -> tuple[torch.Tensor, ...]:
-    """Eager refuses classes that don't exist, even behind the -1 that ends the list."""
-    exists = (target >= -1) & (target < input.shape[-1])
-    aten._assert_async.msg(exists.all(), "argument #2 'target' is out of range")
-    return loss(input, target, reduction)
-
-
 def one_hot(kernel: Callable[..., Any], classes: torch.Tensor, count: int = -1) -> torch.Tensor:
     """Eager refuses classes outside of 0 to `count` - 1; torch 2.11's kernel for fake tensors does not."""
     if count == -1:
@@ -100,7 +91,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(aten_ops("gru.input lstm.input rnn_tanh.input rnn_relu.input"), padded),
     **dict.fromkeys(aten_ops("gru.data lstm.data rnn_tanh.data rnn_relu.data"), packed),
     aten.one_hot.default: one_hot,
-    aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
 }
 
 

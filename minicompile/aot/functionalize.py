@@ -13,23 +13,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from sympy import sympify
 from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.layout import (
     extent,
-    geometry,
     inverse_order,
     is_dense,
     overlaps,
-    same_value,
     stride_order,
     with_layout,
 )
@@ -37,20 +33,18 @@ from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import Unsupported
 from minicompile.ops.functional import functional_form
-from minicompile.ops.graph import Graph, origins_of, output_node, placeholders, user_line
+from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.nodes import (
     ALIASES,
     alias_root,
     aten_ops,
     has_effect,
     is_inplace_view,
-    is_tensor,
     results_of,
     writes,
     written_arguments,
 )
 from minicompile.ops.registry import Registry
-from minicompile.shapes.symnode import SizeNodes
 
 aten = torch.ops.aten
 
@@ -125,29 +119,6 @@ def functionalize(gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> f
             run.tracer.follow(node)
             run.visit(node)
         return run.finish()
-
-
-def keep_strides(recorded: Graph, forward: Graph) -> None:
-    """Give results the strides they were recorded with where those lead to no element (dimensions of size 1,
-    tensors without elements): passes and decompositions don't look at these, but callers may."""
-    graph, (wanted, _) = forward.gm.graph, results_of(recorded.gm.graph)
-    made, sizes = output_node(graph), SizeNodes(graph)
-    results: list[Any] = list(results_of(graph))
-    for node in placeholders(graph):
-        sizes.add_input(node, node.meta["val"])
-    for i, (node, eager) in enumerate(zip(results, wanted)):
-        if not isinstance(node, fx.Node) or not is_tensor(node) or not isinstance(eager, fx.Node):
-            continue
-        value, like = node.meta["val"], eager.meta["val"]
-        (*_, offset), (shape, strides, _) = geometry(value), geometry(like)
-        if geometry(value)[1] != strides and same_value(value, like):
-            with graph.inserting_before(made):
-                number = partial(sizes.argument, env=sizes.env, meta=node.meta)
-                *place, start = [number(sympify(n)) for n in (*shape, *strides, offset)]
-                given = (node, place[: len(shape)], place[len(shape) :], start)
-                results[i] = graph.call_function(aten.as_strided.default, given)
-            results[i].meta.update(node.meta, val=like)
-    made.update_arg(0, tuple(results))
 
 
 class Functionalizer:

@@ -30,7 +30,7 @@ from minicompile.aot.layout import (
     is_dense,
 )
 from minicompile.aot.missing import tangents_before
-from minicompile.aot.outputs import classify, history, is_own_leaf, relaid_inputs
+from minicompile.aot.outputs import classify, history, is_own_leaf
 from minicompile.aot.parts import find_parts
 from minicompile.aot.result import RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
@@ -196,13 +196,12 @@ def record(
             }
             run = CapturedRun(gm, tracer, lost)
             outputs = run.run(*live)
-            if any(layout and geometry(x) != layout for x, layout in zip(live, layouts)):
+            changed = any(layout and geometry(x) != layout for x, layout in zip(live, layouts))
+            if changed or not run.relaid.isdisjoint(map(id, live)):
                 raise Unsupported("an operator changes the shape of an input in place")
-            live = [run.relaid.get(id(value), value) for value in live]
             with refusing("what the graph leaves", None):
                 specs, results, bases = classify(outputs, live, of_input, tracer)
-                relaid = relaid_inputs(live, every, before)
-                numbers = (n for spec in (*specs, *relaid) for n in spec.numbers)
+                numbers = (n for spec in specs for n in spec.numbers)
                 symbolic = dict.fromkeys(n for n in numbers if isinstance(n, sympy.Expr))
                 written = [i for i, x in enumerate(every) if tracer.has_written(x)]
                 updated = new_contents(every, before, [i for i in written if i not in members])
@@ -224,7 +223,6 @@ def record(
         tuple(specs),
         mutated_inputs=tuple(updated),
         memories=memories,
-        relaid=tuple(relaid),
         before_backward=tuple(filter(None, checks)),
         differentiable_inputs=tuple(gradients),
         hidden=len(specs) - len(outputs),
@@ -285,8 +283,8 @@ class CapturedRun(fx.Interpreter):
         self.lost = lost
         self.extra_traceback = False
         self.tracer = tracer
-        self.relaid: dict[int, torch.Tensor] = {}
-        """By id of a tensor whose own shape changed: the view that stands for it now."""
+        self.relaid: set[int] = set()
+        """Ids of tensors whose own shape changed, for which a view stands since then."""
 
     def run(self, *args: Any, **_: Any) -> Any:
         """As fx does, but for its progress bar, whose lock a process may be forked under: that would wait for
@@ -315,8 +313,7 @@ class CapturedRun(fx.Interpreter):
         with compat.no_dispatch_modes():  # counts as a write: autograd refuses other views then
             getattr(old.detach(), target)(*args[1:], **kwargs)
         self.env = {node: new if value is old else value for node, value in self.env.items()}
-        self.relaid |= {key: new for key, value in self.relaid.items() if value is old}
-        self.relaid[id(old)] = new
+        self.relaid.add(id(old))
         return new
 
     def run_node(self, node: fx.Node) -> Any:
@@ -459,6 +456,4 @@ def views_of_memories(
                     refuse_offset(like)
                 with torch.set_grad_enabled(training and tracked[i]):
                     live[i] = view_like(base, like)
-                if training:
-                    compat.set_creation_meta(live[i], compat.creation_meta(like))
     return live

@@ -25,7 +25,6 @@ from minicompile.aot.layout import geometry, is_dense, overlaps
 from minicompile.aot.result import Kind, OutputSpec
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import Unsupported
-from minicompile.ops.strides import hints
 from minicompile.shapes.symnode import hint, size_expr
 
 
@@ -58,8 +57,9 @@ def classify(
             continue
         storage, base = compat.storage_id(value), compat.autograd_base(value)
         differentiable = value.requires_grad or torch.is_grad_enabled()
-        made = differentiable and compat.is_view(value) and compat.creation_meta(value)
-        usual = made in (False, compat.VIEW_AS_USUAL) and (value.grad_fn or not value.requires_grad)
+        creation = compat.creation_meta(value) if differentiable and compat.is_view(value) else None
+        as_usual = creation in (None, compat.VIEW_AS_USUAL)
+        usual = as_usual and (value.grad_fn or not value.requires_grad)
         lazy = value.is_conj() or value.is_neg()
         alone = sharers[storage] == 1 and is_dense(value) and not lazy
         if id(value) in input_itself:
@@ -77,7 +77,7 @@ def classify(
                 memory = inputs[number]
             else:
                 # what a custom Function gives is its own base: its gradient is not a view's
-                own = alone and made == compat.VIEW_OF_FUNCTION
+                own = alone and creation == compat.VIEW_OF_FUNCTION
                 memory = value if own else memory_behind(bases[storage], tracer)
                 number, memory = 0, memories.get(storage, memory)
             if base is not value and base is not compat.autograd_base(memory):
@@ -93,7 +93,7 @@ def classify(
                 if not is_dense(memory) or memory.storage_offset() != 0:
                     raise Unsupported("outputs are views of a tensor whose memory has gaps")
                 spec = view_of("view", number, value, memory)
-                if value is memory and not made:
+                if value is memory and creation is None:
                     spec = OutputSpec("base", number)
         specs.append(replace(spec, requires_grad=history(value) is not None))
     return specs, results, list(memories.values())
@@ -126,22 +126,22 @@ def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
     return of_input[node]
 
 
-def reaches(view: torch.Tensor, base: torch.Tensor) -> bool:
-    """Do the gradients of a view go to its base, as those of the one that is rebuilt? Made of a view that was
-    made under no_grad, they go nowhere. Raises Unsupported where something else comes between."""
+def refuse_other_history(view: torch.Tensor, base: torch.Tensor) -> None:
+    """Raise Unsupported unless a view's gradient goes to its base, as that of the rebuilt view does."""
     bases = (base, compat.autograd_base(base))
 
     def there(step: Any) -> bool:
         return any(step is x.grad_fn or getattr(step, "variable", None) is x for x in bases)
 
     step = view.grad_fn
-    while step is not None and not there(step):
+    while step is None or not there(step):
+        if step is None:
+            raise Unsupported("an output is a view of a view that was made without grad mode")
         if isinstance(step, BackwardCFunction):
             raise Unsupported("an output is a view that a custom autograd.Function gives")
         strided, step = step.name().startswith("AsStrided"), next(iter(step.next_functions))[0]
         if strided and not there(step):
             raise Unsupported("an output is as_strided of a view")
-    return step is not None
 
 
 def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> OutputSpec:
@@ -156,49 +156,22 @@ def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> O
     known = view._base is not None and compat.autograd_base(view) is compat.autograd_base(base)
     if view.requires_grad and not known and view.grad_fn is not base.grad_fn:
         raise Unsupported("an output shares memory, but not its gradient history, with its base")
-    creation = compat.creation_meta(view) if known else None
-    spec = placed(kind, index, view, start // theirs)
-    cut = view.grad_fn is not None and not reaches(view, base)
+    if view.grad_fn is not None:
+        refuse_other_history(view, base)
     if view.requires_grad and overlaps(base):  # whose gradients `as_strided` would take the mean of
         raise Unsupported("an output is a view of a tensor whose elements share memory")
-    replay = None
-    several = kind == "input_view" or creation == compat.VIEW_OF_SEVERAL
-    if several and view._base is base and not cut:
-        replay = view._view_func_unsafe, tuple(sizes_in_view(view, base))
-    return replace(
-        spec,
+    size, stride, _ = geometry(view)
+    return OutputSpec(
+        kind,
+        index,
+        size=size,
+        stride=stride,
+        offset=size_expr(view.storage_offset() - start // theirs),
         detached=not known and not view.requires_grad,
-        cut=cut,
-        creation=creation,
-        replay=replay,
+        creation=compat.creation_meta(view) if known else None,
         dtype=None if view.dtype is base.dtype else view.dtype,
         lazy=(view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()),
     )
-
-
-def sizes_in_view(view: torch.Tensor, base: torch.Tensor) -> list[Any]:
-    """The sizes among the arguments of the operators that made a view of `base`, in order: they are called
-    again. (On untouched memory: with a fake, making a hundred views takes a tenth of a second.)"""
-    found: list[Any] = []
-
-    def visit(size: Any) -> Any:
-        found.append(size_expr(size))
-        return hint(size)
-
-    room = hint(base.untyped_storage().nbytes()) // base.element_size()
-    place = hints(base.shape), hints(base.stride()), hint(base.storage_offset())
-    device = "cpu" if room < 1 << 28 else "meta"  # where some operators take longer
-    with compat.no_dispatch_modes():
-        memory = torch.empty(room, dtype=base.dtype, device=device)
-        view._view_func_unsafe(memory.as_strided(*place), visit)
-    return found
-
-
-def placed(kind: Kind, index: int, view: torch.Tensor, start: Any) -> OutputSpec:
-    """Where a tensor lies in memory, from `start`."""
-    size, stride, _ = geometry(view)
-    offset = size_expr(view.storage_offset() - start)
-    return OutputSpec(kind, index, size=size, stride=stride, offset=offset)
 
 
 def history(value: Any) -> Any:
@@ -206,13 +179,3 @@ def history(value: Any) -> Any:
     since its base was changed."""
     with contextlib.suppress(RuntimeError):
         return getattr(value, "grad_fn", None)
-
-
-def relaid_inputs(inputs: list[Any], old: list[Any], before: list[Any]) -> list[OutputSpec]:
-    """Inputs in whose place is another view of them now. `before`: the histories of the `old` ones."""
-    specs = []
-    for i, (value, given) in enumerate(zip(inputs, old)):
-        if value is not given:
-            spec = placed("input", i, value, given.storage_offset())
-            specs.append(replace(spec, requires_grad=history(value) is not before[i]))
-    return specs

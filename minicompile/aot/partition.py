@@ -82,8 +82,7 @@ def partition(
     of that for a tangent is not kept either, for autograd would refuse the backward.
     """
     inputs = placeholders(joint.gm.graph)
-    changed = {*metadata.mutated_inputs, *(spec.base for spec in metadata.relaid)}
-    copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
+    copy_mutated_inputs(joint.gm, [inputs[i] for i in metadata.mutated_inputs])
     parts = JointParts(joint.gm, fakes, continues)
     naive, budget, method = save_all(parts), options.memory_budget, options.partitioner
     if method == "min_cut" and not allowed(

@@ -9,13 +9,12 @@ backward each part gets its piece, compiled alone: what is shared is little, but
 The real compiler has one node for all, and refuses the second backward.
 
 Autograd goes on from a node to all of its inputs, with no gradient for some. So a part's results also come
-from the same inputs with a history: it may be used up, or run a user's code. Parts that share what an
-operation keeps compute it each, and one after the other only where the graph is retained.
+from the same inputs with a history: it may be used up, or run a user's code. Where that would divide results
+that share an operation which keeps something, the frame runs in eager.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch.autograd.graph import GradientEdge
 from minicompile import compat
 from minicompile.aot.missing import without
 from minicompile.aot.result import AotResult, Part
+from minicompile.errors import Unsupported
 from minicompile.ops.graph import Graph, output_node, placeholders
 from minicompile.ops.nodes import results_of
 
@@ -68,11 +68,12 @@ def find_parts(results: Sequence[torch.Tensor], inputs: Mapping[int, Any]) -> li
     groups: dict[tuple[int, frozenset[int]], list[int]] = {}
     for number, ends in enumerate(reached):
         groups.setdefault((first(number), frozenset(continued & ends)), []).append(number)
-    found, pieces = [], Counter(together for together, _ in groups)
-    for (together, _), group in groups.items():
+    if len({together for together, _ in groups}) < len(groups):
+        raise Unsupported("results share an operation, but some come from inputs that others don't")
+    found = []
+    for group in groups.values():
         inputs_of = sorted(set[int]().union(*(reached[i] for i in group)))
-        shared = together if pieces[together] > 1 else -1
-        found.append(Part(tuple(group), tuple(inputs_of), keeping.isdisjoint(group), shared))
+        found.append(Part(tuple(group), tuple(inputs_of), keeping.isdisjoint(group)))
     return found
 
 

@@ -79,25 +79,19 @@ class OutputSpec:
     requires_grad: bool = False
     detached: bool = True
     """A view that requires no grad: autograd does not know it as one."""
-    cut: bool = False
-    """A view of a view that was made under no_grad: its gradient goes nowhere."""
     dtype: Any = None
     """The type that a view reads its base's memory as, if it is another."""
     lazy: tuple[bool, bool] = (False, False)
     """Is a view the conjugate, the negative of its base?"""
     creation: Any = None
     """What autograd forbids to be done in place to a view (`torch._C._autograd.CreationMeta`)."""
-    replay: Any = None
-    """Runs the operators that made a view, where eager's message names them, and the sizes among their
-    arguments."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.base}: sizes {list(self.size)}, strides {list(self.stride)}"
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        sizes = self.replay[1] if self.replay else ()
-        return (*self.size, *self.stride, self.offset, *sizes)
+        return (*self.size, *self.stride, self.offset)
 
     @property
     def is_view(self) -> bool:
@@ -112,8 +106,6 @@ class Part(NamedTuple):
     inputs: tuple[int, ...]
     again: bool = False
     """Eager keeps nothing for the backward, which so may run again."""
-    shared: int = -1
-    """Parts of the same number (unless -1) share what eager keeps: a backward of one can free it for all."""
 
     def among(self, inputs: Iterable[int]) -> Part:
         """With the places of its inputs among these."""
@@ -131,8 +123,6 @@ class RuntimeMetadata(Shown):
     require grad get a new gradient history by that."""
     memories: tuple[SharedMemory, ...] = ()
     """Inputs of the graph after those that were captured."""
-    relaid: tuple[OutputSpec, ...] = ()
-    """Inputs whose sizes or strides change in place (`t_`), as views of themselves."""
     differentiable_inputs: tuple[int, ...] = ()
     """Inputs that get a gradient from some result."""
     hidden: int = 0
@@ -166,7 +156,7 @@ class RuntimeMetadata(Shown):
     def written_back(self) -> dict[int, int]:
         """Results that are an input's new contents, and that input: where neither autograd nor other inputs
         know of its memory, it can be written to at once."""
-        if self.trains or self.memories or self.relaid:
+        if self.trains or self.memories:
             return {}
         return {self.returned + k: number for k, number in enumerate(self.mutated_inputs)}
 
@@ -184,7 +174,6 @@ class RuntimeMetadata(Shown):
             lines.append(f"  new contents are copied back into input {i}{seen}")
         for memory in self.memories:
             lines.append(f"  one more input, shared memory: {memory}")
-        lines += [f"  changed in place: {spec}" for spec in self.relaid]
         for part in self.parts if len(self.parts) > 1 else ():
             lines.append(f"  tangents {[*part.results]} have a backward of their own")
         return "\n".join(lines)

@@ -1,7 +1,7 @@
 """What runs around the two compiled graphs: autograd, mutated inputs, aliases.
 
     call(inputs) = find memories that inputs share, compiled forward, copy new contents back into inputs,
-                   bring inputs into their new layout, rebuild outputs that are views
+                   rebuild outputs that are views
     backward     = tangents in the layout the graph was compiled for, compiled backward, gradients by input
 
 The real compiler: torch/_functorch/_aot_autograd/runtime_wrappers.py.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -145,8 +144,7 @@ def training_call(
     """An autograd.Function around the two graphs; compiled once, applied at every call.
 
     Inputs reach it in their list, so that the forward can let go of them; those that get a gradient are
-    arguments as well. Large tangents, which the engine would hold, are taken from it by a hook. The list of a
-    part that shares something ends with a `Shared`.
+    arguments as well. Large tangents, which the engine would hold, are taken from it by a hook.
     """
     first_saved = len(metadata.result_requires_grad)
     first_size = first_saved + metadata.saved - metadata.saved_sizes
@@ -158,13 +156,11 @@ def training_call(
     owned = getattr(forward, "owned", False)
     groups = getattr(backward, "groups", ())
     whole = [replace(group, read_later=()) for group in groups]
-    shared = metadata.parts[0].shared >= 0
     device = next((t.device for t in about.tangents if t.device.type != "cpu"), torch.device("cpu"))
 
     class Compiled(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, inputs: list[Any], *_: torch.Tensor) -> Any:
-            ctx.shared = inputs.pop() if shared else None
             results = forward(inputs)
             anchor = compat.empty_strided_cpu((0,), (1,), torch.float32)
             ctx.set_materialize_grads(False)
@@ -247,7 +243,7 @@ def call_of_parts(
         )
         call = training_call(own, about, after(len(part.inputs)), backward, name)
         results = [differentiable[i] for i in part.results]
-        plan.append(([wanted[i] for i in part.inputs], results, about.takes, part.shared, call))
+        plan.append(([wanted[i] for i in part.inputs], results, about.takes, call))
     compute = inference_call(forward)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -255,36 +251,14 @@ def call_of_parts(
         values = compute(inputs)
         outputs, saved = list(values[:first_saved]), list(values[first_saved:])
         saved[:first_size] = no_results(saved[:first_size], outputs)
-        kept = defaultdict[int, Shared](Shared)
-        for (_, results, takes, shared, call), own in zip(plan, given, strict=True):
+        for (_, results, takes, call), own in zip(plan, given, strict=True):
             own += [outputs[i] for i in results]
             own += [saved[i] for i in takes]
-            own += [kept[shared]] if shared >= 0 else []
             for i, result in zip(results, call(own), strict=True):
                 outputs[i] = result
         return outputs
 
     return run
-
-
-class Shared:
-    """Stands for what eager keeps for several parts of a call: a backward frees it, or retains the graph."""
-
-    freed_by: int | None = None
-
-    def use(self) -> None:
-        """Raises RuntimeError if an earlier backward has freed it."""
-        task = compat.graph_task()
-        if self.freed_by not in (None, task):
-            raise RuntimeError(
-                "Trying to backward through the graph a second time (or directly access saved tensors "
-                "after they have already been freed). Saved intermediate values of the graph are freed "
-                "when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to "
-                "backward through the graph a second time or if you need to access saved tensors after "
-                "calling backward."
-            )
-        if not compat.retains_graph():
-            self.freed_by = task
 
 
 def after(number: int) -> BoxedCallable:
@@ -311,8 +285,6 @@ def prepared(
     as in eager. (Where gradients come out in groups, all is computed, with zeros for missing tangents.)"""
     for check in metadata.before_backward:
         check()
-    if ctx.shared is not None:
-        ctx.shared.use()
     missing = frozenset(i for i, tangent in enumerate(given) if tangent is None)
     if not missing.issuperset(about.sufficient):
         missing = frozenset()
@@ -425,11 +397,10 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
     returned, mutated, memories = metadata.returned, metadata.mutated_inputs, metadata.memories
     histories = metadata.result_requires_grad[returned:]
     specs = metadata.outputs
-    if all(spec.kind == "fresh" for spec in specs) and not mutated and not metadata.relaid:
+    if all(spec.kind == "fresh" for spec in specs) and not mutated:
         return compute
     first_size = returned - len(metadata.view_sizes)
     positions = {size: first_size + i for i, size in enumerate(metadata.view_sizes)}
-    relaid = [(spec, numbers_of(spec, positions)) for spec in metadata.relaid]
     fresh = itertools.count()
     constants, shown = [spec.value for spec in specs], len(specs) - metadata.hidden
     plan = []
@@ -444,7 +415,7 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
     plan.sort(key=lambda step: (step[1], step[3] is None))  # of an output: when it is there
     of_inputs = [index for _, place, index, _ in plan if place == 0]
     members = [i for memory in memories if any(histories) for i in memory.members]
-    used = {*mutated, *of_inputs, *(spec.base for spec in metadata.relaid), *members}
+    used = {*mutated, *of_inputs, *members}
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         inputs.extend([shared_memory(inputs, memory) for memory in memories])
@@ -455,11 +426,6 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
                 kept[index].copy_(new)
         for i in members:
             history(kept[i])  # asked for it, a view learns that its base has another one
-        for spec, numbers in relaid:
-            with torch.set_grad_enabled(spec.requires_grad):
-                size, stride, offset, _ = numbers(results)
-                target = kept[spec.base]
-                target.as_strided_(size, stride, target.storage_offset() + offset)
         outputs = list(constants)
         places = (kept, results, outputs)
         for number, place, index, view in plan:
@@ -477,39 +443,23 @@ def shared_memory(inputs: list[Any], memory: SharedMemory) -> torch.Tensor:
     return compat.autograd_base(value)
 
 
-def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tuple[Any, ...]]:
-    """Results of the graph -> size, stride, offset and other sizes as `spec` describes them. `positions`:
-    where among the results the symbolic ones are."""
-    rank, given = len(spec.size), spec.numbers
-
-    def numbers(results: Sequence[Any]) -> tuple[Any, ...]:
-        found = given
-        if positions:
-            found = tuple(results[positions[n]] if n in positions else n for n in given)
-        return found[:rank], found[rank : 2 * rank], found[2 * rank], found[2 * rank + 1 :]
-
-    return numbers
-
-
 def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor]:
-    """(base, results of the graph) -> the view that `spec` describes."""
-    numbers = numbers_of(spec, positions)
+    """Return a function of (base, results of the graph) that makes the view which `spec` describes.
+
+    `positions`: where among the results the symbolic sizes, strides and offsets are.
+    """
+    rank, numbers = len(spec.size), spec.numbers
 
     def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
-        size, stride, offset, sizes = numbers(results)
+        found: Sequence[Any] = numbers
+        if positions:
+            found = [results[positions[n]] if n in positions else n for n in numbers]
         creation = spec.creation
         if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
             creation = compat.creation_meta(base)
-        with torch.set_grad_enabled(spec.requires_grad and not spec.cut):
-            if spec.replay and creation == compat.VIEW_OF_SEVERAL:
-                given = iter(sizes)
-                made = spec.replay[0](base, lambda _: next(given))
-            else:
-                made = strided_view(spec, base, size, stride, offset)
-                made = made.detach() if spec.detached else made
-        if spec.cut:
-            with torch.enable_grad():
-                made = torch.ops.aten.alias(made)  # view_as may choose strides of size 1
+        with torch.set_grad_enabled(spec.requires_grad):
+            made = strided_view(spec, base, found[:rank], found[rank:-1], found[-1])
+            made = made.detach() if spec.detached else made
         # in inference mode torch notes that on views, or the view is none to autograd
         plain = compat.is_view(made) and not torch.is_inference_mode_enabled()
         if creation is not None and plain and compat.creation_meta(made) != creation:

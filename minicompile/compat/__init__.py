@@ -17,10 +17,8 @@ from minicompile.compat.autograd import (
     clear_saved_tensors,
     direct_apply,
     function_apply,
-    graph_task,
     keeps_something,
     of_hook,
-    retains_graph,
     saved_tensors,
     top_saved_tensors_hooks,
     without_saved_tensor_hooks,
@@ -36,6 +34,7 @@ from minicompile.compat.dispatch import (
     no_function_modes,
     onednn_linear,
     python_dispatcher,
+    torch_decompositions,
     upsampling_as_in_eager,
 )
 from minicompile.compat.distributed import (
@@ -95,7 +94,6 @@ from minicompile.compat.versions import PYTHON_UNKNOWN, TESTED, check_capture, w
 from minicompile.compat.views import (
     VIEW_AS_USUAL,
     VIEW_OF_FUNCTION,
-    VIEW_OF_SEVERAL,
     autograd_base,
     creation_meta,
     has_forgotten_history,

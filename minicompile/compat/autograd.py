@@ -1,4 +1,4 @@
-"""The autograd engine: saved tensors and the hooks on them, the running backward pass, nodes."""
+"""The autograd engine: saved tensors and the hooks on them, nodes, and how a Function is applied."""
 
 from __future__ import annotations
 
@@ -95,11 +95,8 @@ def clear_saved_tensors(ctx: Any) -> None:
         clear()
 
 
-# The running backward pass, and the graph it runs through ------------------------------------------
+# autograd.Function ---------------------------------------------------------------------------------
 
-graph_task = take("torch._C._current_graph_task_id", "training")
-"""Return the number of the backward pass that runs in this thread; -1 for none."""
-retains_graph = take(f"{AUTOGRAD}._get_current_graph_task_keep_graph", "training")
 BackwardCFunction: Any = take("torch.autograd.function.BackwardCFunction", "training")
 
 

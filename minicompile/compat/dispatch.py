@@ -26,6 +26,9 @@ no_function_modes = take("torch._C.DisableTorchFunction", "capture")
 below_autograd = take("torch._C._AutoDispatchBelowAutograd", "differentiation")
 """A context in which operators leave no history for a backward pass."""
 
+torch_decompositions = take("torch._decomp.decomposition_table", "speed", otherwise={})
+"""ATen operator -> a function that computes it with simpler operators."""
+
 DispatchKey = take("torch._C.DispatchKey", "differentiation")
 without_python_dispatcher = take("torch._C._DisablePythonDispatcher", "differentiation")
 has_kernel = take("torch._C._dispatch_has_kernel_for_dispatch_key", "differentiation")

@@ -18,7 +18,6 @@ set_creation_meta = take("torch._C._autograd._set_creation_meta", "capture")
 CreationMeta = take("torch._C._autograd.CreationMeta", "capture")
 VIEW_AS_USUAL = CreationMeta.DEFAULT
 VIEW_OF_FUNCTION = CreationMeta.IN_CUSTOM_FUNCTION
-VIEW_OF_SEVERAL = CreationMeta.MULTI_OUTPUT_NODE
 
 negative_view = take("torch._neg_view", "speed", otherwise=torch.ops.aten._neg_view.default)
 """Return a view of a tensor whose values are read with the other sign."""

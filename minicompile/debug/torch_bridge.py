@@ -217,7 +217,7 @@ class Handover:
     def heard(self, event: Event) -> None:
         if event.kind == "aot":
             data, count = event.subject.metadata, len(self.capture.inputs)
-            changed = {*data.mutated_inputs, *(spec.base for spec in data.relaid)}
+            changed = set(data.mutated_inputs)
             shared = [memory for i, memory in enumerate(data.memories, count) if i in changed]
             held = {i for memory in shared for i in (memory.of, *memory.members)}
             self.written = tuple(sorted(held.union(i for i in changed if i < count)))

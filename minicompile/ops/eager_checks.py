@@ -17,9 +17,9 @@ from torch._ops import OpOverload
 
 aten = torch.ops.aten
 
-SEARCHES = {aten.searchsorted.Tensor, aten.bucketize.Tensor}
 ASKED = {
-    *(SEARCHES | {aten.searchsorted.Scalar, aten.bucketize.Scalar}),
+    *(aten.searchsorted.Tensor, aten.searchsorted.Scalar),
+    *(aten.bucketize.Tensor, aten.bucketize.Scalar),
     *(aten.var.correction, aten.std.correction, aten.argmax.default, aten.argmin.default),
     *(aten._softmax.default, aten._log_softmax.default, aten._prelu_kernel.default),
     *(aten.index_select.default, aten.put_.default, aten.dot.default, aten.trace.default),

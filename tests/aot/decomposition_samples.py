@@ -360,11 +360,6 @@ def indexed(x: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:
     return [*found, aten.index_add.default(x, 0, at, x[:2])]
 
 
-def searches(x: torch.Tensor, ends: torch.Tensor) -> list[torch.Tensor]:
-    """In tensors with gaps."""
-    return [torch.bucketize(x.t(), ends[::2]), torch.searchsorted(ends[::2], x[:, 1:])]
-
-
 def own_samples() -> dict[str, Sample]:
     """For operators, and for their branches, that the chosen samples of the database don't reach."""
     torch.manual_seed(0)
@@ -405,7 +400,6 @@ def own_samples() -> dict[str, Sample]:
             own("copies", copies, torch.randn(3, 1, 4)),
             own("scatters", scatters, torch.randn(3), torch.tensor([1, 2]), torch.rand(2)),
             own("indexed", indexed, torch.randn(3, 4), torch.tensor([2, 0])),
-            own("searches", searches, torch.randn(3, 4), torch.arange(6.0)),
             own("select", lambda x: x[1] * x[:, 0].sum(), leaf(3, 4)),
             own(
                 "empty_rows",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 
 import pytest
@@ -14,7 +13,6 @@ from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.layout import geometry
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
-from minicompile.aot.outputs import sizes_in_view
 from minicompile.aot.partition import is_heavy
 from minicompile.aot.tracer import Tracer
 from minicompile.ops.graph import origins_of, output_node, placeholders
@@ -390,12 +388,3 @@ def test_numbers_of_different_type_are_remembered_apart():
             torch.float32,
             torch.int64,
         ]
-
-
-def test_the_sizes_in_a_view_are_read_without_fake_operators(monkeypatch):
-    with compat.EagerLayouts(symbolic=False):
-        base = torch.empty(6, 4)
-        view = base[2:].narrow(1, 1, 2).unbind()[3]
-    # each is costly: 64 views of 64 elements took 0.2 seconds
-    monkeypatch.setattr(compat.EagerLayouts, "__torch_dispatch__", None)
-    assert sizes_in_view(view, base) == [2, sys.maxsize, 1, 1, 3, 1]

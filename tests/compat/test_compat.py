@@ -78,7 +78,7 @@ def test_a_known_torch_lacks_no_name_but_those_of_later_releases():
 LOST = {
     "torch.Tensor._base": ("capture", "torch-part-gone"),
     "torch._dispatch.python.enable_python_dispatcher": ("differentiation", "torch-part-gone"),
-    "torch._C._current_graph_task_id": ("training", "torch-part-gone"),
+    "torch.autograd.function.BackwardCFunction": ("training", "torch-part-gone"),
     "torch._C._dynamo.guards.TensorGuards": ("speed", ""),
 }
 

@@ -99,8 +99,10 @@ NO_DIMENSIONS = re.compile(
 
 def said(text: str) -> str:
     """What an exception says, without addresses in torch's C++. Which of two things eager says of a tensor
-    without dimensions depends on a size that it reads where there is none."""
+    without dimensions depends on a size that it reads where there is none; which operator made a view that
+    may not be written to is wording."""
     text = text.partition("\nException raised from ")[0]
+    text = re.sub(r"^Output \d+ of \w+ is a view", "This is a view", text)
     return "index out of range" if NO_DIMENSIONS.fullmatch(text) else text
 
 

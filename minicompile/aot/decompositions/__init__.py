@@ -4,5 +4,7 @@ from minicompile.aot.decompositions.registry import decompose, decomposition, ru
 
 __all__ = ["decompose", "decomposition", "rule_for"]
 
-FAMILIES = "activations creation indexing losses normalization pointwise reductions views"
+FAMILIES = (
+    "activations creation from_torch indexing losses normalization pointwise reductions views"
+)
 decomposition.modules += [f"{__name__}.{family}" for family in FAMILIES.split()]

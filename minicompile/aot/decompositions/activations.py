@@ -39,38 +39,6 @@ def gelu_backward(grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
     return grad * (cdf + x * pdf)
 
 
-@decompose(aten.elu_backward.default, to="core", wide=True)
-def elu_backward(
-    grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, value: Tensor
-) -> Tensor:
-    """`value` is elu's input or, with `is_result`, what it gave."""
-    if is_result:
-        falling = grad * input_scale * (value + alpha * scale)
-    else:
-        falling = grad * (input_scale * alpha * scale) * exp(value * input_scale)
-    return where(value <= 0, falling, grad * scale)
-
-
-@decompose(aten.log_sigmoid_forward.default, to="core", wide=True)
-def log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The second result is eager's scratch space, empty on CUDA; our backward has no use for it."""
-    scratch = exp(-x.abs())
-    return clamp(x, max=0) - log1p(scratch), scratch if x.device.type == "cpu" else x.new_zeros([0])
-
-
-@decompose(aten.glu.default, to="core", wide=True)
-def glu(x: Tensor, dim: int = -1) -> Tensor:
-    value, gate = x.chunk(2, dim)
-    return value * sigmoid(gate)
-
-
-@decompose(aten.glu_backward.default, to="core", wide=True)
-def glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
-    value, gate = x.chunk(2, dim)
-    s = sigmoid(gate)
-    return torch.cat([grad * s, grad * value * s * (1 - s)], dim)
-
-
 formulas(
     {
         aten.silu.default: lambda x: x * sigmoid(x),
@@ -79,9 +47,6 @@ formulas(
         aten.log_sigmoid_backward.default: lambda grad, x, scratch: grad * sigmoid(-x),
         aten.softplus.default: lambda x, beta=1.0, limit=20.0: where(
             x * beta > limit, x, log1p(exp(x * beta)) / beta
-        ),
-        aten.softplus_backward.default: lambda grad, x, beta, limit: where(
-            x * beta > limit, grad, grad * exp(x * beta) / (exp(x * beta) + 1)
         ),
         aten.elu.default: lambda x, alpha=1.0, scale=1.0, input_scale=1.0: where(
             x > 0, x * scale, expm1(x * input_scale) * (alpha * scale)
@@ -99,14 +64,6 @@ formulas(
         ),
         aten.mish.default: lambda x: x * tanh(log1p(exp(x))),
         aten.leaky_relu.default: lambda x, slope=0.01: where(x > 0, x, x * slope),
-        aten.leaky_relu_backward.default: lambda grad, x, slope, is_result: where(
-            x > 0, grad, grad * slope
-        ),
-        aten._prelu_kernel.default: lambda x, weight: where(x > 0, x, weight * x),
-        aten._prelu_kernel_backward.default: lambda grad, x, weight: (
-            where(x > 0, grad, weight * grad),
-            where(x > 0, 0.0, x * grad),
-        ),
         aten.native_dropout_backward.default: lambda grad, mask, scale: grad * mask * scale,
     }
 )

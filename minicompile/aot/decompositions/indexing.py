@@ -10,7 +10,6 @@ from torch import Tensor
 from minicompile.aot.decompositions.pointwise import constant, scaled
 from minicompile.aot.decompositions.registry import decompose, formulas
 from minicompile.ops.dtypes import HALF_TYPES
-from minicompile.ops.eager_checks import SEARCHES
 
 aten = torch.ops.aten
 index = aten.index.Tensor
@@ -90,18 +89,6 @@ def within(x: Tensor, places: list[Any]) -> list[Any]:
     return [p if p is None else p.clamp(min=0, max=n - 1) for p, n in zip(places, x.shape)]
 
 
-def search_without_gaps(op: Any) -> Any:
-    """Of copies where a tensor has gaps: eager's kernel makes them too, and warns each time."""
-
-    def search(x: Tensor, other: Tensor, **options: Any) -> Tensor:
-        if x.is_contiguous() and other.is_contiguous():
-            return NotImplemented
-        return op(x.contiguous(), other.contiguous(), **options)
-
-    return search
-
-
-formulas({op: search_without_gaps(op) for op in SEARCHES}, wide=False)
 formulas(
     {
         aten.take.default: lambda x, at: index(x.reshape([-1]), [at]),

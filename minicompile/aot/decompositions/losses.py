@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, clamp, exp, log, log1p, where
 
-from minicompile.aot.decompositions.registry import Dtype, Maybe, decompose, formulas, wide
+from minicompile.aot.decompositions.registry import Maybe, decompose, formulas, wide
 
 aten = torch.ops.aten
 
@@ -35,26 +35,6 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     difference = shifted(x, dim)
     return difference - log(exp(difference).sum(dim, keepdim=True))
-
-
-@decompose(aten._safe_softmax.default, to="core")
-def safe_softmax(x: Tensor, dim: int, dtype: Dtype = None) -> Tensor:
-    """Softmax that gives zeros instead of NaN for a row of minus infinities (everything masked)."""
-    x = x.to(dtype or x.dtype)
-    masked = torch.all(x == float("-inf"), dim, keepdim=True)
-    return where(masked, 0.0, aten._softmax.default(x, dim, False))
-
-
-@decompose(aten.logsumexp.default, to="core", wide=True)
-def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    if x.numel() == 0 or not x.is_floating_point():
-        return NotImplemented
-    top = x.amax(dim, keepdim=True)
-    top = where(top.abs() == float("inf"), 0.0, top)
-    total = log(exp(x - top).sum(dim, keepdim=True)) + top
-    if keepdim or x.dim() == 0:
-        return total
-    return total.squeeze(list(dim) or list(range(x.dim())))
 
 
 # Negative log likelihood -------------------------------------------------------------------------
@@ -131,24 +111,6 @@ def bce(x: Tensor, y: Tensor, weight: Maybe = None, reduction: int = MEAN) -> Te
     positive = clamp(log(x), min=SMALLEST_LOG)
     negative = clamp(log1p(-x), min=SMALLEST_LOG)
     losses = (y - 1) * negative - y * positive
-    return reduce(losses if weight is None else losses * weight, reduction)
-
-
-@decompose(aten.binary_cross_entropy_backward.default, to="core", wide=True)
-def bce_backward(
-    grad: Tensor, x: Tensor, y: Tensor, weight: Maybe = None, reduction: int = MEAN
-) -> Tensor:
-    result = grad * (x - y) / clamp((1 - x) * x, min=1e-12)
-    return slope(result if weight is None else result * weight, x, reduction)
-
-
-@decompose(aten.binary_cross_entropy_with_logits.default, to="core", wide=True)
-def bce_with_logits(
-    x: Tensor, y: Tensor, weight: Maybe = None, pos_weight: Maybe = None, reduction: int = MEAN
-) -> Tensor:
-    log_sigmoid = clamp(x, max=0) - log1p(exp(-x.abs()))
-    scale = 1 if pos_weight is None else (pos_weight - 1) * y + 1
-    losses = (1 - y) * x - scale * log_sigmoid
     return reduce(losses if weight is None else losses * weight, reduction)
 
 

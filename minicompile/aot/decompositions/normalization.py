@@ -175,11 +175,16 @@ def batch_norm_backward(
     grad: Tensor, x: Tensor, weight: Maybe, running_mean: Maybe, running_var: Maybe, mean: Maybe,
     rstd: Maybe, training: bool, eps: float, mask: list[bool],
 ) -> tuple[Maybe, ...]:  # fmt: skip
+    """A channel has one weight, so the sums for weight and bias serve the input's gradient too."""
     dims = [0, *range(2, x.dim())]
     if not training:
         assert running_mean is not None and running_var is not None
         mean, rstd = running_mean, torch.rsqrt(running_var + eps)
     scale = channels(rstd, x)
     normal = (x - channels(mean, x)) * scale
-    along = dims if training else None
-    return gradients(grad, normal, scale, channels(weight, x), along, dims, mask)
+    to_weight, to_bias = (grad * normal).sum(dims), grad.sum(dims)
+    if training:
+        shared = normal * channels(to_weight, x) + channels(to_bias, x)
+        grad = grad - shared / count(x, dims)
+    results = affine(grad, channels(weight, x), None) * scale, to_weight, to_bias
+    return tuple(value if wanted else None for value, wanted in zip(results, mask))

@@ -121,50 +121,15 @@ def clamp_tensor(x: Tensor, low: Maybe = None, high: Maybe = None) -> Tensor:
     return x if high is None else torch.minimum(x, high)
 
 
-@decompose(aten.nan_to_num.default, to="core")
-def nan_to_num(x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
-    if not x.is_floating_point():
-        return NotImplemented if x.is_complex() else x.clone()
-    limits = torch.finfo(x.dtype)
-    result = where(torch.isnan(x), 0.0 if nan is None else nan, x)
-    result = where(x == INF, limits.max if posinf is None else posinf, result)
-    return where(x == -INF, limits.min if neginf is None else neginf, result)
-
-
 formulas(
     {
         aten.frac.default: lambda x: x - torch.trunc(x),
-        aten.logaddexp2.default: lambda x, y: where(
-            (x == y) & (x.abs() == INF),
-            x,
-            torch.maximum(x, y).add(torch.log1p(torch.exp2(-(x - y).abs())), alpha=1 / math.log(2)),
-        ),
         aten.logaddexp.default: lambda x, y: where(
             (x == y) & (x.abs() == INF),
             x,
             torch.maximum(x, y) + torch.log1p(torch.exp(-(x - y).abs())),
         ),
     }
-)
-
-
-def times_log(log: Rule) -> Rule:
-    """x log(y), where 0 times an infinity is 0; one of them may be a number."""
-
-    def rule(x: Any, y: Any) -> Tensor:
-        y = y if isinstance(y, Tensor) else torch.full_like(x, y)
-        x = x if isinstance(x, Tensor) else torch.full_like(y, x)
-        return where(torch.isnan(y), math.nan, where(x == 0, 0.0, x * log(y)))
-
-    return rule
-
-
-decompose(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other, to="core")(
-    real(times_log(torch.log))
-)
-_XLOG1PY = aten.special_xlog1py
-decompose(_XLOG1PY.default, _XLOG1PY.self_scalar, _XLOG1PY.other_scalar, to="core")(
-    real(times_log(torch.log1p))
 )
 
 
@@ -181,7 +146,6 @@ formulas(
     {
         aten.fmax.default: lambda x, y: where((x >= y) | torch.isnan(y), x, y),
         aten.fmin.default: lambda x, y: where((x <= y) | torch.isnan(y), x, y),
-        aten.heaviside.default: lambda x, y: where(x == 0, y, (x > 0).to(x.dtype)),
         aten.angle.default: real(lambda x: where(torch.isnan(x), x, (x < 0).to(x.dtype) * math.pi)),
         aten.addcmul.default: added(torch.mul),
         aten.addcdiv.default: added(torch.div),
@@ -189,19 +153,9 @@ formulas(
         aten.sub.Scalar: lambda x, y, alpha=1: aten.sub.Tensor(x, y, alpha=alpha),
         aten.mul.Scalar: lambda x, y: aten.mul.Tensor(x, y),
         aten.div.Scalar: lambda x, y: aten.div.Tensor(x, y),
-        aten.isposinf.default: lambda x: x == INF,
-        aten.isneginf.default: lambda x: x == -INF,
-        aten.isinf.default: lambda x: (
-            NotImplemented if x.is_complex() else (x == INF) | (x == -INF)
-        ),
-        aten.sgn.default: lambda x: NotImplemented if x.is_complex() else torch.sign(x),
         aten.ldexp.Tensor: lambda x, y: x * torch.pow(2.0, y),
         aten.deg2rad.default: lambda x: x * (math.pi / 180),
         aten.rad2deg.default: lambda x: x * (180 / math.pi),
-        aten.clamp_min.default: lambda x, low: torch.clamp(x, min=low),
-        aten.clamp_min.Tensor: lambda x, low: torch.clamp(x, min=low),
-        aten.clamp_max.default: lambda x, high: torch.clamp(x, max=high),
-        aten.clamp_max.Tensor: lambda x, high: torch.clamp(x, max=high),
         aten.floor_divide.default: lambda x, y: torch.div(x, y, rounding_mode="floor"),
         aten.floor_divide.Scalar: lambda x, y: torch.div(x, y, rounding_mode="floor"),
     },

@@ -65,12 +65,6 @@ def var_mean(
     return variance.squeeze(dims), middle.squeeze(dims)
 
 
-@decompose(aten.std_mean.correction, to="core", wide=True)
-def std_mean(x: Tensor, dim: Any = None, **options: Any) -> tuple[Tensor, Tensor]:
-    variance, middle = aten.var_mean.correction(x, dim, **options)
-    return torch.sqrt(variance), middle
-
-
 @decompose(aten.linalg_vector_norm.default, to="core", wide=True)
 def vector_norm(
     x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Dtype = None

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from minicompile.aot.decompositions.registry import Rule, decompose, formulas
-from minicompile.ops.dtypes import promote
 
 aten = torch.ops.aten
 
@@ -60,43 +59,6 @@ def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     return x.clone() if all(shift == 0 for shift in shifts) else x
 
 
-@decompose(aten.rot90.default, to="core")
-def rot90(x: Tensor, quarters: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-    quarters %= 4
-    x = x.flip([dims[1]]) if quarters in (1, 2) else x
-    x = x.flip([dims[0]]) if quarters in (2, 3) else x
-    return x.transpose(*dims).clone() if quarters % 2 else x.clone()
-
-
-@decompose(aten.diag_embed.default, to="core")
-def diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    size: list[Any] = list(x.shape[:-1])
-    for dim in sorted(dim % (x.dim() + 1) for dim in (dim1, dim2)):
-        size.insert(dim, x.shape[-1] + abs(offset))
-    return x.new_zeros(size).diagonal_scatter(x, offset, dim1, dim2)
-
-
-def regrouped(x: Tensor, parts: list[Any], order: Sequence[int], size: list[Any]) -> Tensor:
-    """The elements of x's last three dimensions split up, put in another order and joined again."""
-    lead = list(x.shape[:-3])
-    places = [*range(len(lead)), *(len(lead) + place for place in order)]
-    return x.reshape(lead + parts).permute(places).clone().reshape(lead + size)
-
-
-@decompose(aten.pixel_shuffle.default, to="core")
-def pixel_shuffle(x: Tensor, by: int) -> Tensor:
-    channels, height, width = x.shape[-3] // (by * by), *x.shape[-2:]
-    parts, size = [channels, by, by, height, width], [channels, height * by, width * by]
-    return regrouped(x, parts, (0, 3, 1, 4, 2), size)
-
-
-@decompose(aten.pixel_unshuffle.default, to="core")
-def pixel_unshuffle(x: Tensor, by: int) -> Tensor:
-    channels, height, width = x.shape[-3], x.shape[-2] // by, x.shape[-1] // by
-    parts, size = [channels, height, by, width, by], [channels * by * by, height, width]
-    return regrouped(x, parts, (0, 2, 4, 1, 3), size)
-
-
 def copied(view: Rule) -> Rule:
     """A view operator's copying variant."""
 
@@ -123,10 +85,6 @@ def column_less_row(x: Tensor) -> Tensor:
     return torch.arange(x.shape[-1], device=x.device) - rows
 
 
-def kept(x: Tensor, where: Tensor) -> Tensor:
-    return torch.where(where, x, torch.zeros([], dtype=x.dtype, device=x.device))
-
-
 @decompose(aten.diagonal_scatter.default, to="core")
 def diagonal_scatter(
     x: Tensor, new: Tensor, offset: int = 0, dim0: int = 0, dim1: int = 1
@@ -139,27 +97,10 @@ def diagonal_scatter(
     return found.movedim((-2, -1), (dim0, dim1))
 
 
-@decompose(aten.block_diag.default, to="core")
-def block_diag(blocks: list[Tensor]) -> Tensor:
-    dtype = promote(block.dtype for block in blocks)
-    blocks = [torch.atleast_2d(block).to(dtype) for block in blocks]
-    width, left, rows = sum(block.shape[1] for block in blocks), 0, []
-    for block in blocks:
-        right = width - left - block.shape[1]
-        rows.append(aten.constant_pad_nd.default(block, [left, right]))
-        left += block.shape[1]
-    return torch.cat(rows)
-
-
 @decompose(aten.linalg_cross.default, to="core")
 def cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     x, y = torch.broadcast_tensors(x, y)
     return x.roll(-1, dim) * y.roll(-2, dim) - x.roll(-2, dim) * y.roll(-1, dim)
-
-
-def placed(scatter: Rule) -> Rule:
-    """A gradient in its place among zeros."""
-    return lambda grad, size, *place: scatter(grad.new_zeros(size), grad, *place)
 
 
 formulas(
@@ -170,11 +111,6 @@ formulas(
         aten.squeeze.default: lambda x: x.squeeze([d for d, n in enumerate(x.shape) if n == 1]),
         aten.unbind.int: lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],
         aten.stack.default: lambda xs, dim=0: torch.cat([x.unsqueeze(dim) for x in xs], dim),
-        aten.tril.default: lambda x, diagonal=0: kept(x, column_less_row(x) <= diagonal),
-        aten.triu.default: lambda x, diagonal=0: kept(x, column_less_row(x) >= diagonal),
-        aten.slice_backward.default: placed(aten.slice_scatter.default),
-        aten.select_backward.default: placed(aten.select_scatter.default),
-        aten.diagonal_backward.default: placed(aten.diagonal_scatter.default),
     },
     wide=False,
 )
