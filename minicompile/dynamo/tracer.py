@@ -64,8 +64,6 @@ class Tracer(Calls):
         self.own_globals = function.__globals__
         self.inlined: dict[str, None] = {}
         self.log = InstructionLog()
-        self.definition: SourceLine | None = None
-        """Stands for the user's line while none of the user's code is running."""
         self.cut: int | None = None
         """The number of executed instructions after which to stop."""
         self.frame_at_cut: Frame | None = None
@@ -125,9 +123,7 @@ class Tracer(Calls):
         owner = self.tracker(function)
         if owner is None:
             return True
-        source = owner.source
-        while source.base is not None:
-            source = source.base
+        source = owner.source.root
         return source not in self.held and ("identity", source, None) not in self.guards
 
     def fix_cells(self, function: types.FunctionType) -> None:
@@ -148,8 +144,6 @@ class Tracer(Calls):
         frames = [] if self.frame is None else [*self.frame.outwards][::-1]
         path = frames[-1].module_path if frames else ""
         users = [frame for frame in frames if is_users(frame)]
-        if not users and self.definition is not None:
-            return (self.definition,), path
         return tuple(frame.line for frame in users or frames), path
 
     # -- imports
