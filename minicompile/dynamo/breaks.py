@@ -204,25 +204,41 @@ Cells: TypeAlias = tuple[types.CellType, ...]
 
 
 def native_step(
-    function: types.FunctionType,
-    closure: Cells,
-    resume: Resume,
-    state: State,
-    last: int | None = None,
+    function: types.FunctionType, closure: Cells, resume: Resume, state: State
 ) -> Callable[..., Any]:
-    """What runs one instruction of a frame natively, and gives what goes on there.
-
-    `last`: run all instructions up to that unit. Raises Unsupported where Python may branch before it.
-    """
-    last = state.point if last is None else last
-    after = successors(function.__code__, straight(function.__code__, state, last)[-1])
+    """What runs one instruction of a frame natively, and gives what goes on there."""
+    after = successors(function.__code__, state)
 
     def transfer(number: int, closure: Cells) -> Callable[..., Any]:
         going_on = resume(function, after[number], closure)
         return lambda *values: GoOn(going_on, values)
 
-    code = break_at(function.__code__, state, transfer, last)
+    code = break_at(function.__code__, state, transfer)
     return resume.watched(bind(code, function, closure))
+
+
+def native_piece(
+    function: types.FunctionType, closure: Cells, resume: Resume, state: State, last: int
+) -> Callable[..., Any]:
+    """What runs a frame natively from a state on to unit `last`. That runs alone, when what only the units
+    before it need has been dropped.
+
+    Raises Unsupported where Python may branch before that unit.
+    """
+    code = function.__code__
+    *before, end = straight(code, state, last)
+    names = live_names(code, last)
+    bound = tuple(name for name in end.bound if name in names)
+    step = native_step(function, closure, resume, State(last, end.stack, bound))
+    kept = [number for number, name in enumerate(end.bound) if name in names]
+
+    def to_step(*values: Any) -> GoOn:
+        return GoOn(step, (*map(values.__getitem__, kept), *values[len(end.bound) :]))
+
+    if not before:
+        return to_step
+    piece = break_at(code, state, lambda number, closure: to_step, before[-1].point)
+    return resume.watched(bind(piece, function, closure))
 
 
 @dataclass(frozen=True)
@@ -260,7 +276,7 @@ class Resume:
         if before is None or key not in before.entrances:
             return None
         try:
-            piece = native_step(uncut, closure, self, state, last)
+            piece = native_piece(uncut, closure, self, state, last)
         except Unsupported:
             return None
         before.entrances[key] = piece

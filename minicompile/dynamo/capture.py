@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import functools
 import gc
+import inspect
 import sys
 import types
 import weakref
@@ -51,6 +52,7 @@ from minicompile.dynamo.variables import (
     VariableTracker,
 )
 from minicompile.errors import Unsupported
+from minicompile.ops.origin import SourceLine
 from minicompile.shapes.env import no_asker
 
 
@@ -172,6 +174,7 @@ MAX_PLACES = 6
 
 def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the tracer, as far as that shall go."""
+    tracer.definition = definition_of(values.get("self"))
     facts, inference = settings.global_facts(), tracer.recorder.inference
     before = Modes.now(), settings.settings_now()
     rest = None
@@ -200,6 +203,15 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
             what = f"the frame leaves the {error} changed"
             raise refusal("mode-left-changed", what) from None
     return Traced(returned, rest, change)
+
+
+def definition_of(module: Any) -> SourceLine | None:
+    """Where a module's forward begins."""
+    forward = getattr(type(module), "forward", None)
+    if not isinstance(module, torch.nn.Module) or not isinstance(forward, types.FunctionType):
+        return None
+    code = inspect.unwrap(forward).__code__
+    return SourceLine(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
 @contextlib.contextmanager

@@ -253,10 +253,9 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 @means(type.__subclasses__)
 def subclasses(tracer: Calls, cls: type) -> Any:
     """The subclasses of a class, guarded: a program may define another one between two calls."""
-    found: list[type] = type.__subclasses__(cls)
     parts = (tracer.class_tracker(cls).source,)
     source = computed("{0}.__subclasses__()", parts, type.__subclasses__)
-    return tracer.imported(tracer.wrap(found, source, "its subclasses are read"))
+    return tracer.imported(tracer.wrap(type.__subclasses__(cls), source, "its subclasses are read"))
 
 
 means(type.__instancecheck__, type.__subclasscheck__, named=True)(

@@ -244,7 +244,7 @@ def build_map(frame: Frame, ins: Instruction) -> None:
 
 
 @bytecode("UNPACK_SEQUENCE", "UNPACK_EX")
-def unpack(frame: Frame, ins: Instruction) -> None:
+def unpack_sequence(frame: Frame, ins: Instruction) -> None:
     starred = ins.opname == "UNPACK_EX"
     before, after = (ins.arg & 255, ins.arg >> 8) if starred else (ins.arg, 0)
     items = frame.world.items(frame.stack.pop())

@@ -64,6 +64,8 @@ class Tracer(Calls):
         self.own_globals = function.__globals__
         self.inlined: dict[str, None] = {}
         self.log = InstructionLog()
+        self.definition: SourceLine | None = None
+        """Stands for the user's line while none of the user's code is running."""
         self.cut: int | None = None
         """The number of executed instructions after which to stop."""
         self.frame_at_cut: Frame | None = None
@@ -144,6 +146,8 @@ class Tracer(Calls):
         frames = [] if self.frame is None else [*self.frame.outwards][::-1]
         path = frames[-1].module_path if frames else ""
         users = [frame for frame in frames if is_users(frame)]
+        if not users and self.definition is not None:
+            return (self.definition,), path
         return tuple(frame.line for frame in users or frames), path
 
     # -- imports
