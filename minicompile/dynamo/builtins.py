@@ -43,6 +43,13 @@ from minicompile.dynamo.variables import (
 from minicompile.shapes.symnode import SYMBOLIC
 
 ORDERED = collections.OrderedDict
+DICT_WRITES = {
+    dict.__dict__[name]
+    for name in words(
+        "__init__ __setitem__ __delitem__ __ior__ update pop setdefault clear popitem"
+    )
+}
+"""Methods of dict that would change an OrderedDict behind its back."""
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
 
@@ -54,6 +61,8 @@ def means(*functions: Any, named: bool = False) -> Callable[[Meaning], Meaning]:
 
     def register(meaning: Meaning) -> Meaning:
         def rule(function: Any, tracer: Calls, args: Any, kwargs: dict[str, Any]) -> Any:
+            if function in DICT_WRITES and args and isinstance(args[0], ORDERED):
+                tracer.unsupported("outside-change", "a method of dict changes an OrderedDict")
             given = (tracer, function, *args) if named else (tracer, *args)
             try:
                 return meaning(*given, **kwargs)
@@ -418,17 +427,6 @@ def all_keys_method(tracer: Calls, method: Any, owner: Any, *args: Any, **option
     tracer.move_to_end(tracker, *now[moved:])
     return found
 
-
-def of_plain_dict(rule: CallRule, tracer: Calls, args: Any, kwargs: Any) -> Any:
-    """A method of dict that writes: called on an OrderedDict, it would change that behind its back."""
-    if args and isinstance(args[0], ORDERED):
-        tracer.unsupported("outside-change", "a method of dict changes an OrderedDict")
-    return rule(tracer, args, kwargs)
-
-
-for _name in words("__init__ __setitem__ __delitem__ __ior__ update pop setdefault clear popitem"):
-    _rule = call_rules.rules[dict.__dict__[_name]]
-    call_rules(dict.__dict__[_name])(functools.partial(of_plain_dict, _rule))
 
 means(list.append)(lambda tracer, target, item: tracer.extend(target, [item]))
 means(list.extend)(lambda tracer, target, items: tracer.extend(target, tracer.items(items)))

@@ -56,6 +56,14 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+PRODUCTS = words(
+    "matmul __matmul__ __rmatmul__ __imatmul__ mm bmm mv dot vdot inner addmm addmv addbmm baddbmm "
+    "chain_matmul tensordot einsum linear bilinear conv1d conv2d conv3d conv_transpose1d "
+    "conv_transpose2d conv_transpose3d"
+)
+"""Operators that refuse tensors of different dtypes when they run; their fakes don't."""
+
+
 def finished(
     graph: fx.Graph, placeholders: list[fx.Node], outputs: Iterable[Any], name: str
 ) -> Graph:
@@ -120,6 +128,14 @@ class Subgraph:
                 )
                 raise refusal("shared-memory", reason, self.line)
         return finished(self.graph, self.placeholders, outputs, name)
+
+
+def after_autocast(tensor: torch.Tensor) -> torch.dtype:
+    """The type that a product gets. Autocast leaves doubles and integers alone."""
+    device, dtype = tensor.device.type, tensor.dtype
+    casts = dtype.is_floating_point and dtype is not torch.float64
+    casts = casts and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if casts else dtype
 
 
 class Recorder:
@@ -242,6 +258,9 @@ class Recorder:
             self.keep_metadata(args[0])
         before = [tensor._version for tensor in tensors]
         name = target if op == "call_method" else getattr(target, "__name__", None)
+        dtypes = {after_autocast(tensor) for tensor in tensors} if name in PRODUCTS else ()
+        if len(dtypes) > 1:
+            self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
         targets = tensors_in(kwargs.get("out"))
         if not all(tensor.is_contiguous() for tensor in targets):
             what = f"{name} writes to an `out` that is not contiguous: some kernels ignore strides"
