@@ -3,9 +3,10 @@
     Op      := opname, arg | target, handler, position
     Handler := target, depth, lasti
 
-`assemble(code, disassemble(code))` gives the same bytecode, exception table and line table bit for bit. Jumps
-and handlers refer to `Op` objects, so instructions can be inserted anywhere: offsets, EXTENDED_ARG prefixes,
-inline caches and both tables are worked out again. An op without `handler` lies outside every try-block.
+`assemble(code, disassemble(code))` gives the same bytecode and exception table bit for bit, and the same
+positions, if not in the fewest bytes. Jumps and handlers refer to `Op` objects, so instructions can be
+inserted anywhere: offsets, EXTENDED_ARG prefixes, inline caches and both tables are worked out again. An op
+without `handler` lies outside every try-block.
 
 Unlike `bytecode.decode`, nothing is normalised: these are the running version's own instructions. Imports
 neither torch nor anything that does. In CPython: Python/assemble.c (3.11: compile.c), Objects/locations.md,
@@ -132,7 +133,7 @@ def assemble(code: CodeType, ops: list[Op], **fields: Any) -> CodeType:
     return code.replace(
         co_code=bytes(data),
         co_exceptiontable=exception_table(ops, starts, ends),
-        co_linetable=line_table(ops, starts, ends, first),
+        co_linetable=line_table(ops, ends, first),
         **fields,
     )
 
@@ -176,42 +177,26 @@ def exception_table(ops: list[Op], starts: list[int], ends: list[int]) -> bytes:
     return bytes(table)
 
 
-def line_table(ops: list[Op], starts: list[int], ends: list[int], line: int) -> bytes:
-    """`co_linetable`: locations as runs of at most eight code units, lines as steps from the one before.
+def line_table(ops: list[Op], ends: list[int], line: int) -> bytes:
+    """`co_linetable`: runs of at most eight code units, each with all of its location (kind 14) or none (15).
 
-    3.11 begins a run with every instruction, later versions only where the location changes.
+    A line is the difference from the one before.
     """
     table = bytearray()
     begin = 0
-    for position, op in enumerate(ops):
-        same = position + 1 < len(ops) and ops[position + 1].position == op.position
-        if same and VERSION >= (3, 12):
-            continue
-        while begin < ends[position]:
-            units = min(8, ends[position] - begin)
+    for op, end in zip(ops, ends):
+        first, last, *columns = op.position
+        while begin < end:
+            units = min(8, end - begin)
             begin += units
-            table += location_entry(op.position, units, line)
-            line = line if op.position[0] is None else op.position[0]
+            if first is None:
+                table += head(15, units)
+                continue
+            places = (0 if column is None else column + 1 for column in columns)
+            numbers = (signed(first - line), (last or first) - first, *places)
+            table += head(14, units) + b"".join(map(varint, numbers))
+            line = first
     return bytes(table)
-
-
-def location_entry(position: Position, units: int, line: int) -> bytes:
-    """One run, in the shortest form that fits: none, line only, short, one line, long."""
-    first, last, column, end = position
-    if first is None:
-        return head(15, units)
-    step = first - line
-    if column is None or end is None:
-        if last is None or last == first:
-            return head(13, units) + varint(signed(step))
-    elif last == first:
-        if step == 0 and column < 80 and 0 <= end - column < 16:
-            return head(column >> 3, units) + bytes([(column & 7) << 4 | end - column])
-        if 0 <= step < 3 and column < 128 and end < 128:
-            return head(10 + step, units) + bytes([column, end])
-    columns = (0 if column is None else column + 1, 0 if end is None else end + 1)
-    numbers = (signed(step), (last or first) - first, *columns)
-    return head(14, units) + b"".join(map(varint, numbers))
 
 
 def head(kind: int, units: int) -> bytes:

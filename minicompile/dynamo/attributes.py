@@ -44,6 +44,12 @@ OWN_LOOKUP = (threading.local, weakref.ProxyType, weakref.CallableProxyType)
 """Classes whose attributes C code looks up in a way of its own."""
 TUPLE_FIELD = type(vars(collections.namedtuple("Field", "x"))["x"])
 
+STANDS_FOR: dict[type, type] = {
+    torch.SymInt: int,
+    torch.SymFloat: float,
+    TracedGenerator: types.GeneratorType,
+}
+"""What Python sees in place of classes that only capture uses."""
 TENSOR_METADATA = words(
     "shape dtype device ndim layout requires_grad itemsize nbytes names is_cuda is_cpu is_sparse "
     "is_quantized is_meta is_nested is_mkldnn is_mps is_xpu is_sparse_csr is_mtia is_ipu is_vulkan "
@@ -76,7 +82,7 @@ class Attributes(Outside):
             if isinstance(value, type):
                 return self.class_attribute(value, name)
             if isinstance(value, OWN_LOOKUP):
-                return self.asked_attribute(value, name)
+                self.looks_up_itself(value, name)
             return self.generic_attribute(value, name)
         except AttributeError as error:
             if self.abort is not None or isinstance(value, types.ModuleType):
@@ -106,20 +112,6 @@ class Attributes(Outside):
         if definition is not MISSING:
             return self.bind_attribute(value, cls, cls, name, definition)
         return self.no_attribute(value, name)
-
-    def asked_attribute(self, value: Any, name: str) -> Any:
-        """An attribute that C code looks up in its own way: the object is asked, now and by a guard.
-
-        Not if its class, or what it stands for, may run Python code when it is asked.
-        """
-        owner = self.tracker(value)
-        if type(value) is not threading.local or owner is None:
-            what = f"the attribute {name!r} of a {{}}, which looks attributes up in its own way"
-            self.unsupported_kind("attribute-kind", what, value)
-        if not hasattr(value, name):
-            self.guard("no_attribute", owner.source, name, ABSENT)
-            self.no_attribute(value, name)
-        return self.wrap(getattr(value, name), Source("slot", name, owner.source))
 
     @staticmethod
     def is_data_descriptor(definition: Any) -> bool:
@@ -153,9 +145,12 @@ class Attributes(Outside):
         elif isinstance(value, types.MethodType):
             return self.load_attr(self.part(value, "__func__"), name)
         if self.may_be_there(value, name):
-            what = f"the attribute {name!r} of a {{}}, which looks attributes up in its own way"
-            self.unsupported_kind("attribute-kind", what, value)
+            self.looks_up_itself(value, name)
         raise error
+
+    def looks_up_itself(self, value: Any, name: str) -> NoReturn:
+        what = f"the attribute {name!r} of a {{}}, which looks attributes up in its own way"
+        self.unsupported_kind("attribute-kind", what, value)
 
     @staticmethod
     def may_be_there(value: Any, name: str) -> bool:
@@ -192,10 +187,10 @@ class Attributes(Outside):
     # -- class attributes and descriptors
 
     def wrap_class_attribute(self, cls: type, name: str, definition: Any) -> Any:
-        """A class attribute's raw value, guarded unless the class is written in C or made by the frame."""
+        """A class attribute's raw value, guarded unless the class is written in C."""
         owner = owner_of(cls, name)
         assert owner is not None
-        if self.is_made(owner) or not flags_of(cls) & HEAP_TYPE:
+        if not flags_of(owner) & HEAP_TYPE:
             return definition
         self.class_tracker(cls)
         return self.below(cls, "class_attribute", name, definition)
@@ -369,11 +364,11 @@ class Attributes(Outside):
         return self.bind_attribute(value, cls, cls, name, definition)
 
     def type_of(self, value: Any) -> Any:
-        """`type(value)`: the real class behind a fake tensor."""
+        """`type(value)`: the real class behind a fake tensor, a symbolic number or a generator."""
         if isinstance(value, torch.Tensor):
             owner = self.tracker(value)
             return torch.Tensor if owner is None or owner.real is None else type(owner.real)
-        return {torch.SymInt: int, torch.SymFloat: float}.get(type(value), type(value))
+        return STANDS_FOR.get(type(value), type(value))
 
     # -- tensors
 
@@ -384,9 +379,6 @@ class Attributes(Outside):
             return self.recorder.record("call_function", getattr, (fake, name), {})
         if name == "is_leaf" and (not fake.requires_grad or self.tracker(fake) is None):
             return fake.is_leaf
-        if name == "data":
-            self.recorder.data_of.setdefault(compat.storage_id(fake), self.recorder.places())
-            return self.recorder.record("call_method", "detach", (fake,), {})
         if name == "__class__":
             return self.type_of(fake)
         if hasattr(torch.Tensor, name):
@@ -408,16 +400,10 @@ class Attributes(Outside):
 
     def store_attr(self, value: Any, name: str, new: Any) -> None:
         if isinstance(value, torch.Tensor):
-            if name != "requires_grad":
-                self.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
-            self.recorder.switch_gradient(value, new)
-            return
+            self.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
         if isinstance(value, type):
-            if not self.is_made(value):
-                what = f"the class attribute {value.__name__}.{name} is set"
-                self.unsupported("class-change", what)
-            setattr(value, name, new)
-            return
+            what = f"the class attribute {value.__name__}.{name} is set"
+            self.unsupported("class-change", what)
         setter = find(type(value), "__setattr__")
         if setter is torch.nn.Module.__setattr__ and self.plain_module_store(value, name, new):
             self.store_instance(value, name, new)

@@ -127,7 +127,7 @@ def waits_for(caller: Frame, frame: Frame) -> bool:
     elif not isinstance(called, types.FunctionType):
         called = inspect.getattr_static(type(called), "__call__", None)
     plain = called is frame.function and not is_generator(frame.function.__code__)
-    return plain and caller.current.opname in CALLS and caller.namespace is None
+    return plain and caller.current.opname in CALLS
 
 
 def openers(frame: Frame, log: Log) -> list[int]:

@@ -7,18 +7,18 @@ The real compiler: torch/_dynamo/variables/builtin.py, polyfills/.
 from __future__ import annotations
 
 import abc
-import builtins
 import collections
 import functools
 import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
 from minicompile import compat
+from minicompile.dynamo.attributes import STANDS_FOR
 from minicompile.dynamo.calls import CallRule, Calls, call_rules
 from minicompile.dynamo.containers import Containers, python_method, unless_defined
 from minicompile.dynamo.interpreter import (
@@ -34,7 +34,6 @@ from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     FACTORY,
     MISSING,
-    builtin_base,
     is_constant,
     is_fixed,
     raw_base,
@@ -44,6 +43,13 @@ from minicompile.dynamo.variables import (
 from minicompile.shapes.symnode import SYMBOLIC
 
 ORDERED = collections.OrderedDict
+DICT_WRITES = {
+    dict.__dict__[name]
+    for name in words(
+        "__init__ __setitem__ __delitem__ __ior__ update pop setdefault clear popitem"
+    )
+}
+"""Methods of dict that would change an OrderedDict behind its back."""
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
 
@@ -55,6 +61,8 @@ def means(*functions: Any, named: bool = False) -> Callable[[Meaning], Meaning]:
 
     def register(meaning: Meaning) -> Meaning:
         def rule(function: Any, tracer: Calls, args: Any, kwargs: dict[str, Any]) -> Any:
+            if function in DICT_WRITES and args and isinstance(args[0], ORDERED):
+                tracer.unsupported("outside-change", "a method of dict changes an OrderedDict")
             given = (tracer, function, *args) if named else (tracer, *args)
             try:
                 return meaning(*given, **kwargs)
@@ -133,23 +141,9 @@ for _function, _operation in OPERATIONS.items():
     call_rules(_function)(operation(*_operation))
 
 
-def of_plain_dict(meaning: Meaning) -> Meaning:
-    """A method of dict: called on an OrderedDict, it would change that behind its back."""
-
-    @functools.wraps(meaning)
-    def run(tracer: Calls, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(owner, ORDERED):
-            tracer.unsupported("outside-change", "a method of dict changes an OrderedDict")
-        return meaning(tracer, owner, *args, **kwargs)
-
-    return cast(Meaning, run)
-
-
 for _cls in (list, tuple, dict, ORDERED, set, frozenset, collections.deque):
     for _name in BY_METHOD.keys() & _cls.__dict__.keys():
-        _meaning = BY_METHOD[_name]
-        writes = _cls is dict and _name not in words("__getitem__ __iter__ __len__ __contains__")
-        means(_cls.__dict__[_name])(of_plain_dict(_meaning) if writes else _meaning)
+        means(_cls.__dict__[_name])(BY_METHOD[_name])
 
 means(operator.not_)(lambda tracer, value: not tracer.truth(value))
 means(operator.is_not)(lambda tracer, a, b: not tracer.same(a, b))
@@ -178,26 +172,23 @@ def builtin_getattr(tracer: Calls, value: Any, name: str, default: Any = UNBOUND
 means(hasattr)(
     lambda tracer, value, name: builtin_getattr(tracer, value, name, MISSING) is not MISSING
 )
-means(object.__init__, object.__init_subclass__)(lambda tracer, /, *args, **kwargs: None)
+means(object.__init__)(lambda tracer, /, *args, **kwargs: None)
 means(super)(lambda tracer, *args: super(*args) if args else tracer.zero_argument_super())
 means(type)(
     lambda tracer, *args, **kwargs: (
         tracer.construct(type, args, kwargs) if len(args) > 1 else tracer.type_of(args[0])
     )
 )
-call_rules(builtins.__build_class__)(lambda tracer, args, kwargs: tracer.build_class(args, kwargs))
 means(callable)(lambda tracer, value: callable(value))
 
 
 @means(isinstance, issubclass, named=True)
 def check_class(tracer: Calls, check: Any, value: Any, classes: Any) -> bool:
     """isinstance or issubclass, with what metaclasses define in Python interpreted."""
-    if isinstance(value, SYMBOLIC):
+    if type(value) in STANDS_FOR:
         return check_class(tracer, issubclass, tracer.type_of(value), classes)
     if classes is compat.FakeTensor:
         return False  # the value is no fake when the program runs
-    if isinstance(value, TracedGenerator):
-        return check_class(tracer, issubclass, types.GeneratorType, classes)
     if isinstance(classes, tuple):
         return any(check_class(tracer, check, value, c) for c in tracer.imported(classes))
     if isinstance(classes, abc.ABCMeta):
@@ -282,16 +273,14 @@ def builtin_filter(tracer: Calls, function: Any, items: Any) -> Any:
 @means(reversed)
 @unless_defined("__reversed__")
 def builtin_reversed(tracer: Calls, value: Any) -> Any:
-    cls = tracer.type_of(value)
     if isinstance(value, torch.Tensor):
         return tracer.call(tracer.load_attr(value, "__reversed__"), (), {})
-    if not hasattr(cls, "__reversed__") and not hasattr(cls, "__getitem__"):
-        raise TypeError(f"{cls.__name__!r} object is not reversible")
-    if builtin_base(value) is None and python_method(value, "__getitem__") is not None:
+    base = raw_base(value)
+    if base is None and python_method(value, "__getitem__") is not None:
         return (tracer.subscript(value, i) for i in range(tracer.length(value) - 1, -1, -1))
-    if (base := raw_base(value)) is not None:
-        return iter(list(base.__iter__(tracer.inside(value)))[::-1])
-    return iter(tracer.items(value)[::-1])
+    if base in (None, set, frozenset):
+        return reversed(tracer.native_argument(value))  # may raise TypeError
+    return iter(list(base.__iter__(tracer.inside(value)))[::-1])
 
 
 def sort_keys(tracer: Calls, items: list[Any], key: Any) -> list[Any]:
@@ -362,8 +351,7 @@ def make_defaultdict(tracer: Calls, /, *args: Any, **kwargs: Any) -> Any:
     return made
 
 
-means(ORDERED.__init__, ORDERED.update)(Calls.fill_dict)
-means(dict.__init__, dict.update)(of_plain_dict(Calls.fill_dict))
+means(ORDERED.__init__, ORDERED.update, dict.__init__, dict.update)(Calls.fill_dict)
 
 
 @means(collections.defaultdict.__init__)
@@ -400,8 +388,6 @@ def dict_method(tracer: Calls, method: Any, owner: Any, *args: Any, **default: A
     tracker, name = tracer.tracker(owner), method.__name__
     if name != "get" and raw_base(owner) is ORDERED:
         tracer.check_overrides(owner)
-        if method.__objclass__ is dict:
-            tracer.unsupported("outside-change", "a method of dict changes an OrderedDict")
     args = (tracer.pinned(args[0]), *args[1:]) if args else ()
     if tracker is None or not 0 < len(args) < 3:
         return method(owner if tracker is None else {}, *args, **default)  # may raise TypeError
@@ -417,46 +403,29 @@ def dict_method(tracer: Calls, method: Any, owner: Any, *args: Any, **default: A
     return made
 
 
-def clear_dict(tracer: Calls, owner: Any) -> None:
-    tracker = tracer.tracker(owner)
-    if tracker is None:
-        raw_base(owner).clear(owner)
-        return
-    for key in tracer.dict_keys(tracker):
-        tracer.dict_delete(tracker, key)
-
-
-means(ORDERED.clear)(clear_dict)
-means(dict.clear)(of_plain_dict(clear_dict))
-
-
-def pop_item(tracer: Calls, owner: Any, *args: Any, **options: Any) -> Any:
-    tracker, base = tracer.tracker(owner), raw_base(owner)
-    if base is ORDERED:
+@means(
+    *(dict.clear, dict.popitem, ORDERED.clear, ORDERED.popitem, ORDERED.move_to_end),
+    named=True,
+)
+def all_keys_method(tracer: Calls, method: Any, owner: Any, *args: Any, **options: Any) -> Any:
+    """A method that looks at all keys: called on a copy with these keys, which the outside dict follows."""
+    if method is ORDERED.popitem:
         tracer.check_overrides(owner)
+    tracker, args = tracer.tracker(owner), tuple(map(tracer.pinned, args))
     if tracker is None:
-        return base.popitem(owner, *args, **options)
-    key, _ = base.fromkeys(tracer.dict_keys(tracker)).popitem(*args, **options)
-    item = tracer.dict_get(tracker, key)
-    tracer.dict_delete(tracker, key)
-    return key, item
-
-
-means(ORDERED.popitem)(pop_item)
-means(dict.popitem)(of_plain_dict(pop_item))
-
-
-@means(ORDERED.move_to_end)
-def move_to_end(tracer: Calls, owner: Any, key: Any, last: Any = True) -> None:
-    tracker, key, last = tracer.tracker(owner), tracer.pinned(key), tracer.truth(last)
-    if tracker is None:
-        ORDERED.move_to_end(owner, key, last)
-    elif tracer.dict_get(tracker, key) is MISSING:
-        raise KeyError(key)
-    elif last:
-        tracer.move_to_end(tracker, key)
-    else:  # the others move behind it
-        tracer.move_to_end(tracker, *(k for k in tracer.dict_keys(tracker) if k != key))
+        return method(owner, *args, **options)
+    before = tracer.dict_keys(tracker)
+    keys = raw_base(owner).fromkeys(before)
+    found = method(keys, *args, **options)  # may raise KeyError
+    if found is not None:  # popitem
+        found = found[0], tracer.dict_get(tracker, found[0])
+    for key in before:
+        if key not in keys:
+            tracer.dict_delete(tracker, key)
+    now, stay = list(keys), [key for key in before if key in keys]
+    moved = next((place for place, key in enumerate(now) if key is not stay[place]), len(now))
+    tracer.move_to_end(tracker, *now[moved:])
+    return found
 
 
 means(list.append)(lambda tracer, target, item: tracer.extend(target, [item]))

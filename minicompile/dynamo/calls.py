@@ -47,7 +47,6 @@ from minicompile.dynamo.variables import (
     lookup,
     mro_of,
     own_attributes,
-    owner_of,
     words,
 )
 from minicompile.ops.registry import Registry
@@ -83,7 +82,7 @@ MUTATING = words("append insert pop clear reverse add discard remove appendleft 
 """Methods that change a container, and read no other: `builtins.py` has the rest."""
 MAKES_ANOTHER = words("copy __copy__ __or__ __ror__ __add__ __mul__ __rmul__")
 """Methods that call the class of their owner."""
-SAFE_OBJECT_METHODS = words("__init_subclass__ __eq__ __ne__ mro __subclasses__ __instancecheck__")
+SAFE_OBJECT_METHODS = words("__eq__ __ne__ mro __subclasses__ __instancecheck__")
 RAW_CLASSES: tuple[type, ...] = (
     *(functools.partial, types.MethodType, types.SimpleNamespace),
     *(property, staticmethod, classmethod),
@@ -318,12 +317,6 @@ class Calls(Containers):
         if name == "stride" and any(args[0] is gradient for gradient in self.gradients):
             what = "the strides of a gradient are read"
             self.unsupported("tensor-attribute", what, "call contiguous() first")
-        if name == "detach_":
-            self.recorder.detach_in_place(*args)
-            return args[0]
-        if name == "requires_grad_":
-            self.recorder.switch_gradient(*args, **kwargs)
-            return args[0]
         return self.recorder.record("call_method", name, args, kwargs)
 
     # -- builtins and C functions
@@ -492,7 +485,7 @@ class Calls(Containers):
         if maker is object.__new__:
             return object.__new__(cls)
         if maker is type.__new__:
-            return self.make_class(*args, **kwargs)
+            self.unsupported("class-change", "a class is made")
         if issubclass(cls, BaseException):
             return maker(cls, *rest, **kwargs)
         bases = cls.__mro__[:-1]
@@ -505,20 +498,6 @@ class Calls(Containers):
             self.note_native(made)
             return made
         return self.run_native(functools.partial(maker, cls), rest, kwargs)
-
-    def make_class(self, meta: type, name: str, bases: Any, body: Any, **keywords: Any) -> type:
-        """What `type.__new__` does, where it would run no code of the user's."""
-        for base in bases:
-            owner = owner_of(base, "__init_subclass__")
-            if owner is not None and owner is not object and not is_fixed(owner):
-                self.unsupported("class-change", "a class with __init_subclass__ gets a subclass")
-        for item in body.values():
-            if python_method(item, "__set_name__") is not None and not is_fixed(type(item)):
-                self.unsupported("class-change", "an attribute with __set_name__ gets a class")
-        made: type = type.__new__(meta, name, bases, body, **keywords)
-        self.made_classes.append(made)
-        self.note_native(made)
-        return made
 
 
 CALL_KINDS: dict[type, Callable[..., Any]] = {

@@ -95,8 +95,8 @@ def capture_frame(
     values: dict[str, Any],
     dynamic: Dynamic,
     name: str,
-    resume: Resume | None,
-    resumed: bool,
+    resume: Resume | None = None,
+    resumed: bool = False,
     compiling: bool = True,
     fixed_modules: Collection[str] = (),
 ) -> CapturedFrame:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
@@ -39,9 +38,8 @@ from minicompile.dynamo.bytecode import (
 )
 from minicompile.dynamo.reasons import refusal
 
-Slot: TypeAlias = Literal["value", "null", "handled"]
-"""What a stack slot holds: an object; CPython's NULL; or, below an except-block's stack, what PUSH_EXC_INFO
-saved. For "handled" the parameter is the exception that the except-block handles."""
+Slot: TypeAlias = Literal["value", "null"]
+"""What a stack slot holds: an object, or CPython's NULL."""
 
 Transfer: TypeAlias = Callable[[int, tuple[CellType, ...]], Callable[..., Any]]
 """From the number of a successor and the frame's closure to the function that goes on there."""
@@ -141,8 +139,6 @@ def apply(op: Op, stack: list[Slot], bound: set[str], names: tuple[str, ...], ju
         stack.append("null")
     elif opname == "LOAD_FAST_AND_CLEAR":
         stack.append("value" if name in bound else "null")
-    elif opname == "PUSH_EXC_INFO":
-        stack.insert(-1, "handled")
     elif opname == "FOR_ITER":
         stack[-1:] = [] if jump else ["value", "value"]
     elif opname == "STORE_FAST":  # of a NULL: unbinds
@@ -243,20 +239,12 @@ class _Writer:
         out.append(self.op("RESUME"))
         for name, slot in zip(self.stack_names, self.state.stack):
             out += [self.op("PUSH_NULL")] if slot == "null" else self.move(name)
-            if slot == "handled":
-                out += [self.op("PUSH_EXC_INFO"), self.op("POP_TOP")]
         return out
 
     def leave(self, state: State, number: int, transfer: Transfer) -> list[Op]:
         """The epilogue: take the stack apart, from the top, and return what the resume function gives."""
-        out: list[Op] = []
         names = self.stack_names[: len(state.stack)]
-        for name, slot in reversed(list(zip(names, state.stack))):
-            if slot == "handled":
-                out += self.call([self.const(sys.exception)], [], 0)
-            out.append(self.op("STORE_FAST", name))
-            if slot == "handled":
-                out.append(self.op("POP_EXCEPT"))
+        out = [self.op("STORE_FAST", name) for name in reversed(names)]
         load = "LOAD_CLOSURE" if VERSION < (3, 13) else "LOAD_FAST"
         closure = [self.op(load, name) for name in self.code.co_freevars]
         closure.append(self.op("BUILD_TUPLE", len(closure)))

@@ -18,8 +18,8 @@ import time
 import types
 import warnings
 import weakref
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
 from minicompile.dynamo.sizes import Dynamic, shape_guards
-from minicompile.dynamo.variables import RefusedWrite, UserError
+from minicompile.dynamo.variables import UserError
 from minicompile.errors import (
     BackendError,
     MinicompileError,
@@ -85,16 +85,7 @@ def capture_alone(
         return captured(function, values, dynamic, name)
 
 
-def captured(
-    function: types.FunctionType,
-    values: dict[str, Any],
-    dynamic: Dynamic,
-    name: str,
-    resume: Resume | None = None,
-    resumed: bool = False,
-    compiling: bool = True,
-    fixed_modules: Collection[str] = (),
-) -> CapturedFrame:
+def captured(function: types.FunctionType, *given: Any) -> CapturedFrame:
     """`capture_frame`, for who holds the lock. Raises Unsupported where no frame can be captured."""
     if active := settings.active_modes():
         if device := settings.default_device():
@@ -107,8 +98,7 @@ def captured(
         raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
     _thread.capturing = True
     try:
-        given = function, values, dynamic, name, resume, resumed, compiling, fixed_modules
-        return capture_frame(*given)
+        return capture_frame(function, *given)
     finally:
         _thread.capturing = False
 
@@ -149,10 +139,6 @@ class Dispatcher:
         self.entries.clear()
         self.native: Callable[..., Any] | None = None
         """What runs the function in place of any version, as Python does."""
-        self.retired: list[Entry] = []
-        """Versions that no call is tried on any more."""
-        self.unfit = 0, 0
-        """How many calls versions had answered when one came that none fits, and how many came since."""
         self.entrances: dict[Any, Callable[..., Any]] = {}
         self.resumed: dict[Any, Dispatcher] = {}
         """What goes on after graph breaks, by bytecode and state."""
@@ -162,14 +148,8 @@ class Dispatcher:
             self.nested = NestedFrames(self)
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
-        self.raising: dict[Any, Any] = {}
-        """Those among them that a torch function refuses, and where."""
-        self.survived: set[Any] = set()
-        """Where eager went on after all: frames are cut there."""
         self.compiling = True
         """What `torch.compiler.is_compiling()` gives; False once it gave that to a frame that is cut."""
-        self.changed: Counter[Any] = Counter()
-        """How often the guards changed while a call with a fingerprint was captured."""
         self.breaks: dict[GraphBreak, None] = {}
         self.last_refusal: GraphBreak | None = None
         self.misses: list[Miss] = []
@@ -202,12 +182,7 @@ class Dispatcher:
         if found is not MISS:
             return found
         self.eager_calls += 1
-        key = fingerprint(arguments) if self.raising else None
-        found = self.eager(arguments)
-        if key in self.raising:
-            self.refused.discard(key)
-            self.survived.add(self.raising.pop(key))
-        return found
+        return self.eager(arguments)
 
     def answer(self, arguments: tuple[Any, ...], wait: bool = True) -> Any:
         """What a cache entry gives, one made meanwhile or one made now; MISS: run the frame in eager.
@@ -215,9 +190,8 @@ class Dispatcher:
         `wait`: for another thread that captures. User code never runs while the lock is held.
         """
         if self.stopped:
-            self.retire()
             return MISS
-        tried = 0
+        tried, dropped = 0, False
         while True:
             for entry in self.entries[tried:]:  # other threads may have made one
                 tried += 1
@@ -238,17 +212,12 @@ class Dispatcher:
             if made is None:
                 return MISS if self.native is None else GoOn(self.native, arguments)
             found = made.call(*arguments)
-            if found is not MISS or not self.disown(made, arguments):
+            if found is not MISS:
                 return found
-
-    def retire(self) -> None:
-        """Count a call that no version fits where no other will be made; after many, try none any more."""
-        hits = sum(entry.hits for entry in self.entries)
-        self.unfit = (hits, self.unfit[1] + 1 if self.unfit[0] == hits else 1)
-        if self.entries and self.unfit[1] == UNFIT_CALLS:
-            self.retired += self.entries
-            self.entries.clear()
-            self.note(refusal("recompile-limit", f"no version fits {UNFIT_CALLS} calls in a row"))
+            self.disown(made, arguments, dropped)
+            if dropped:
+                return MISS
+            dropped = True
 
     def can_capture(self) -> bool:
         """Can anything be captured with this Python and this torch? Raises Unsupported under `fullgraph`."""
@@ -356,7 +325,6 @@ class Dispatcher:
             frame = captured(self.function, values, *how, self.fixed_modules(values))
             if frame.stopped_by is not None and frame.asked_compiling:
                 root.compiling = False
-            self.raises(key, frame.stopped_by)
             capture = frame.capture
             if resumed and resume is not None and self.goes_natively(frame, resume):
                 return None
@@ -447,19 +415,6 @@ class Dispatcher:
                 found.append(failure)
         return found
 
-    def raises(self, key: Any, why: Unsupported | None) -> None:
-        """A call that a torch function refuses is eager's as a whole: an exception has eager's words then,
-        and what was written before is written. Raises Unsupported, unless eager has gone on there before."""
-        nested = self.above is not None and not self.is_resumed  # nobody hears how eager ended
-        if (
-            isinstance(why, RefusedWrite)
-            and not nested
-            and (why.reason, why.where) not in self.survived
-        ):
-            if not why.forgotten:
-                self.raising[key] = why.reason, why.where
-            raise why
-
     def refuse(self, key: Any, error: Unsupported) -> None:
         if error.id not in REASONS:  # from a room after capture
             error = refusal("later-stage", error.reason, error.where, error.hint)
@@ -487,26 +442,19 @@ class Dispatcher:
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
         warnings.warn("\n".join([*lines, *failure_lines(failures)]), stacklevel=7)
 
-    def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> bool:
+    def disown(self, entry: Entry, arguments: tuple[Any, ...], again: bool) -> None:
         """Drop an entry whose guards do not even hold for the call it was made for.
 
-        Return whether to capture again for the same call: caches that the first capture filled are full now.
+        `again`: the second one in a row; the first capture may have filled caches. Such calls run in eager.
         """
-        failure, key = entry.failure(self.values(arguments)), fingerprint(arguments)
+        failure = entry.failure(self.values(arguments))
         self.entries.remove(entry)
         why: Unsupported = refusal(
             "guards-changed", f"the guards changed while capturing: {failure}"
         )
-        self.changed[key] += 1
-        again = self.changed[key] % CAPTURES_PER_CALL != 0
-        if self.changed[key] == CAPTURES_PER_CALL * CALLS_THAT_CAPTURE:
-            self.refuse(key, why)
-        elif not again:
-            if self.fullgraph:
-                raise why
-            self.note(why)
         self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=graph_break(why))
-        return again
+        if again:
+            self.refuse(fingerprint(arguments), why)
 
     def another(
         self,
@@ -523,21 +471,20 @@ class Dispatcher:
 
     def answered(self) -> dict[int, int]:
         """How many calls each version has answered, by its number; 0: how many ran in eager."""
-        versions = enumerate((*self.retired, *self.entries), 1)
+        versions = enumerate(self.entries, 1)
         return {0: self.eager_calls, **{number: entry.hits for number, entry in versions}}
 
     def explanation(self) -> Explanation:
         """Calls are those of the function; the rest includes resume functions and nested frames."""
         below = self.nested.dispatchers if self.nested is not None else []
         own = Timeline(self.name, tuple(self.misses), self.answered())
-        entries = [*self.retired, *self.entries]
         rest = [dispatcher.explanation() for dispatcher in (*self.resumed.values(), *below)]
         return Explanation(
             name=self.name,
-            captures=sum((r.captures for r in rest), [e.capture for e in entries]),
+            captures=sum((r.captures for r in rest), [e.capture for e in self.entries]),
             breaks=list(dict.fromkeys(sum((r.breaks for r in rest), list(self.breaks)))),
             eager_calls=self.eager_calls,
-            compiled_calls=sum(entry.hits for entry in entries),
+            compiled_calls=sum(entry.hits for entry in self.entries),
             limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
             timelines=sum((r.timelines for r in rest), (own,)),
         )
@@ -553,10 +500,7 @@ def all_dispatchers() -> list[Dispatcher]:
         return list(_all)
 
 
-MAX_REFUSED, UNFIT_CALLS = 64, 32
-CAPTURES_PER_CALL, CALLS_THAT_CAPTURE = 2, 3
-"""Where guards change while a frame is captured: how often one call captures it, and how many calls do
-before such calls run in eager for good."""
+MAX_REFUSED = 64
 
 
 def compiled_function(dispatcher: Dispatcher) -> types.FunctionType:

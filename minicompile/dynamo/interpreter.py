@@ -70,7 +70,7 @@ class Frame:
 
     __slots__ = (
         *("world", "function", "program", "fast", "stack", "pc", "current", "result", "finished"),
-        *("handled", "parent", "depth", "namespace", "module_path"),
+        *("handled", "parent", "depth", "module_path"),
         *("called", "steps", "before_raise"),
     )
 
@@ -91,8 +91,6 @@ class Frame:
         """Steps of the whole interpreter when this frame's current instruction began, and when the
         instruction began whose exception it handles."""
         self.depth: int = parent.depth + 1 if parent is not None else 0
-        self.namespace: dict[str, Any] | None = None
-        """Locals of a class body; None in functions."""
         self.module_path: str = parent.module_path if parent is not None else ""
 
     @property
@@ -353,22 +351,6 @@ class Interpreter:
         cell = isinstance(first, types.CellType)
         instance = self.load_cell(first) if cell else self.realize(first)
         return super(cls, instance)
-
-    def build_class(self, args: Args, kwargs: Kwargs) -> Any:
-        """`class` statements: run the body on a fresh namespace, then call the metaclass."""
-        body, name = args[:2]
-        written = args[2:]
-        bases = types.resolve_bases(written)
-        meta, namespace, keywords = types.prepare_class(name, bases, kwargs)
-        if bases is not written:
-            namespace["__orig_bases__"] = written
-        frame = Frame(self, body, bind(self, body, (), {}))
-        frame.namespace = namespace
-        cell = frame.run()
-        cls = self.call(meta, (name, bases, namespace), keywords)
-        if isinstance(cell, types.CellType):
-            cell.cell_contents = cls
-        return cls
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         if value is DELETED:

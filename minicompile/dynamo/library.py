@@ -16,7 +16,6 @@ import functools
 import heapq
 import inspect
 import itertools
-import logging
 import re
 import sys
 import types
@@ -79,15 +78,6 @@ means(
 def exc_info(tracer: Calls) -> Any:
     error = tracer.frame.handling() if tracer.frame is not None else None
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
-
-
-@means(logging.getLogger)
-def get_logger(tracer: Calls, name: Any = None) -> Any:
-    """The logger of a name is always the same object."""
-    if not is_constant(name):
-        what = "a logger is looked up by something other than a constant"
-        tracer.unsupported("unusual-arguments", what)
-    return tracer.hold(logging.getLogger(name), "logger").value
 
 
 @means(inspect.signature)
@@ -263,12 +253,9 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 @means(type.__subclasses__)
 def subclasses(tracer: Calls, cls: type) -> Any:
     """The subclasses of a class, guarded: a program may define another one between two calls."""
-    found: list[type] = type.__subclasses__(cls)
-    if tracer.is_made(cls):
-        return found
     parts = (tracer.class_tracker(cls).source,)
     source = computed("{0}.__subclasses__()", parts, type.__subclasses__)
-    return tracer.imported(tracer.wrap(found, source, "its subclasses are read"))
+    return tracer.imported(tracer.wrap(type.__subclasses__(cls), source, "its subclasses are read"))
 
 
 means(type.__instancecheck__, type.__subclasscheck__, named=True)(
@@ -317,9 +304,6 @@ def set_setting(tracer: Calls, setter: Any, value: Any) -> Any:
     """Sets a setting now, and again when the graph runs, in calls that begin with it as it was."""
     read_setting(tracer, settings.SETTINGS[setter])
     return set_state(tracer, setter, value)
-
-
-means(torch.detach_)(lambda tracer, value: tracer.tensor_method("detach_", (value,), {}))
 
 
 @means(torch.set_grad_enabled)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -84,8 +84,6 @@ class NestedCode:
         self.frames, self.code = weakref.ref(frames), code
         self.dispatchers: dict[tuple[int, ...], Dispatcher] = {}
         """By what makes calls differ altogether: globals and cells, the module that it is a method of."""
-        self.last: tuple[Any, ...] = (nothing, nothing, nothing)
-        """The last answer of `dispatcher`, for the next call: weak references, also to what it was about."""
         self.entry: Any = self.answering()
 
     def answering(self) -> Callable[..., Any]:
@@ -116,28 +114,18 @@ class NestedCode:
     def dispatcher(self, function: types.FunctionType, first: Any) -> Dispatcher | None:
         """The one for a call; None when there are too many of this code."""
         module = first if isinstance(first, torch.nn.Module) else None
-        last_function, last_module, last = self.last
-        if function is last_function() and module is last_module() and last() is not None:
-            return cast("Dispatcher", last())
         key, frames = identity(function, module), self.frames()
         root = None if frames is None else frames.root()
-        found = self.dispatchers.get(key)
-        if root is not None and root.function.__code__ is self.code:  # it calls itself
-            found = root if key == identity(root.function, None) else found
+        if frames is None or root is None:
+            return None
+        if root.function.__code__ is self.code and key == identity(root.function, None):
+            return root  # it calls itself
         most = MAX_CLOSURES if module is None else MAX_MODULES
-        if (
-            found is None
-            and root is not None
-            and frames is not None
-            and len(self.dispatchers) < most
-        ):
+        if key not in self.dispatchers and len(self.dispatchers) < most:
             own = bind(self.code, function, function.__closure__ or ())
-            found = self.dispatchers[key] = root.another(own, one_module=module is not None)
-            frames.dispatchers.append(found)
-        if found is not None:
-            about = nothing if module is None else weakref.ref(module)
-            self.last = weakref.ref(function), about, weakref.ref(found)
-        return found
+            self.dispatchers[key] = root.another(own, one_module=module is not None)
+            frames.dispatchers.append(self.dispatchers[key])
+        return self.dispatchers.get(key)
 
     def missed(self, dispatcher: Dispatcher, arguments: tuple[Any, ...]) -> Any:
         """A call that no cache entry answered."""
@@ -152,10 +140,6 @@ class NestedCode:
             if frames and not dispatcher.breaks and dispatcher in frames.dispatchers:
                 frames.dispatchers.remove(dispatcher)  # nothing to tell
         return found
-
-
-def nothing() -> None:
-    """Stands for a weak reference to what is no more."""
 
 
 def pays(entry: Any) -> bool:

@@ -47,12 +47,6 @@ COPY_FREE_VARS             (--) fast[-arg:] = world.closure(frame.function)
 LOAD_DEREF                 (-- cell_contents(frame, ins))
 STORE_DEREF                (new --) world.store_cell(fast[arg], new)
 DELETE_DEREF               (--) cell_contents(frame, ins); world.store_cell(fast[arg], DELETED)
-LOAD_LOCALS                (-- frame.namespace)
-LOAD_NAME                  (-- find_name(frame, ins, frame.namespace))
-LOAD_FROM_DICT_OR_GLOBALS  (names -- find_name(frame, ins, names))
-STORE_NAME                 (new --) frame.namespace[named] = new
-DELETE_NAME                (--) del frame.namespace[named]
-SETUP_ANNOTATIONS          (--) frame.namespace.setdefault("__annotations__", {})
 IMPORT_NAME                (level, names -- world.import_name(frame, named, names, level))
 IMPORT_FROM                (-- world.import_from(stack[-1], named))
 
@@ -161,35 +155,22 @@ def cell_contents(frame: Frame, ins: Instruction) -> Any:
     try:
         return frame.world.load_cell(frame.fast[ins.arg])
     except ValueError:
-        if ins.value not in frame.program.code.co_freevars:
-            raise unbound(ins.value) from None
-        raise NameError(
-            f"cannot access free variable {ins.value!r} where it is not associated with a value "
-            "in enclosing scope"
-        ) from None
-
-
-def find_name(frame: Frame, ins: Instruction, namespace: Any) -> Any:
-    """A name in a class body."""
-    if ins.value in namespace:
-        return namespace[ins.value]
-    return frame.world.load_global(frame, ins.value)
+        raise unbound(frame, ins.value) from None
 
 
 # -- stack and locals
 
 
-def unbound(name: str) -> UnboundLocalError:
-    return UnboundLocalError(
-        f"cannot access local variable {name!r} where it is not associated with a value"
-    )
+def unbound(frame: Frame, name: str) -> NameError:
+    kind = NameError if name in frame.program.code.co_freevars else UnboundLocalError
+    return kind(f"cannot access local variable {name!r} where it is not associated with a value")
 
 
 @bytecode("LOAD_FAST")
 def load_fast(frame: Frame, ins: Instruction) -> None:
     value = frame.fast[ins.arg]
     if value is UNBOUND:
-        raise unbound(ins.value)
+        raise unbound(frame, ins.value)
     if value.__class__ is Lazy:
         value = frame.fast[ins.arg] = frame.world.realize(value)
     frame.stack.append(value)
@@ -198,7 +179,7 @@ def load_fast(frame: Frame, ins: Instruction) -> None:
 @bytecode("DELETE_FAST")
 def delete_fast(frame: Frame, ins: Instruction) -> None:
     if frame.fast[ins.arg] is UNBOUND:
-        raise unbound(ins.value)
+        raise unbound(frame, ins.value)
     frame.fast[ins.arg] = UNBOUND
 
 
@@ -209,16 +190,6 @@ def delete_fast(frame: Frame, ins: Instruction) -> None:
 def make_cell(frame: Frame, ins: Instruction) -> None:
     value = frame.world.realize(frame.fast[ins.arg])
     frame.fast[ins.arg] = types.CellType() if value is UNBOUND else types.CellType(value)
-
-
-@bytecode("LOAD_CLASSDEREF")
-def load_classderef(frame: Frame, ins: Instruction) -> None:
-    """3.12 pushes the namespace first (LOAD_LOCALS); in 3.11 it is the frame's."""
-    namespace: Any = frame.namespace
-    if frame.stack and frame.stack[-1] is namespace:
-        frame.stack.pop()
-    in_class = ins.value in namespace
-    frame.stack.append(namespace[ins.value] if in_class else cell_contents(frame, ins))
 
 
 # -- methods
@@ -272,26 +243,16 @@ def build_map(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(dict(zip(keys, flat[1::2], strict=True)))
 
 
-@bytecode("UNPACK_SEQUENCE")
+@bytecode("UNPACK_SEQUENCE", "UNPACK_EX")
 def unpack_sequence(frame: Frame, ins: Instruction) -> None:
-    items, wanted = frame.world.items(frame.stack.pop()), ins.arg
-    if len(items) < wanted:
-        raise ValueError(f"not enough values to unpack (expected {wanted}, got {len(items)})")
-    if len(items) > wanted:
-        raise ValueError(f"too many values to unpack (expected {wanted})")
-    frame.stack.extend(reversed(items))
-
-
-@bytecode("UNPACK_EX")
-def unpack_ex(frame: Frame, ins: Instruction) -> None:
-    before, after = ins.arg & 255, ins.arg >> 8
+    starred = ins.opname == "UNPACK_EX"
+    before, after = (ins.arg & 255, ins.arg >> 8) if starred else (ins.arg, 0)
     items = frame.world.items(frame.stack.pop())
-    if len(items) < before + after:
-        raise ValueError(
-            f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
-        )
     end = len(items) - after
-    frame.stack.extend(reversed([*items[:before], items[before:end], *items[end:]]))
+    if end < before or (end > before and not starred):
+        raise ValueError(f"{len(items)} values to unpack into {before + after} names")
+    rest = [items[before:end]] if starred else []
+    frame.stack.extend(reversed([*items[:before], *rest, *items[end:]]))
 
 
 # -- calls and functions
@@ -325,27 +286,25 @@ def make_function(frame: Frame, ins: Instruction) -> None:
     flags = [flag for flag in (1, 2, 4, 8) if ins.arg & flag]
     empty = tuple(types.CellType() for _ in code.co_freevars)  # until SET_FUNCTION_ATTRIBUTE
     made = types.FunctionType(code, frame.function.__globals__, closure=empty or None)
-    for flag, value in zip(flags, extras, strict=True):
+    for flag, value in reversed(list(zip(flags, extras, strict=True))):
         made = with_part(frame, made, flag, value)
     frame.stack.append(made)
+
+
+PARTS = {1: "__defaults__", 2: "__kwdefaults__", 4: "__annotations__"}
 
 
 def with_part(
     frame: Frame, function: types.FunctionType, flag: int, given: Any
 ) -> types.FunctionType:
+    """The function with one more part; its closure, which only a new function can get, comes first."""
     world = frame.world
     value: Any = world.mapping(given) if flag == 2 else tuple(world.items(given))
-    if flag == 1:
-        function.__defaults__ = value
-    elif flag == 2:
-        function.__kwdefaults__ = value
-    elif flag == 4:  # annotations come as a flat tuple of names and values
-        function.__annotations__ = dict(zip(value[::2], value[1::2], strict=True))
-    else:  # a closure can only be given to a new function
-        closed = types.FunctionType(function.__code__, function.__globals__, closure=value)
-        closed.__defaults__, closed.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-        closed.__annotations__ = function.__annotations__
-        return closed
+    if flag == 8:
+        return types.FunctionType(function.__code__, function.__globals__, closure=value)
+    if flag == 4:  # a flat tuple of names and values
+        value = dict(zip(value[::2], value[1::2], strict=True))
+    setattr(function, PARTS[flag], value)
     return function
 
 

@@ -37,7 +37,6 @@ from minicompile.dynamo.variables import (
     has_symbols,
     is_constant,
     is_fixed,
-    is_numpy_scalar,
     keys_of,
     parts_of,
     plain_dict,
@@ -61,8 +60,6 @@ class Outside(Interpreter):
         self.recorder = recorder
         self.trackers: dict[int, VariableTracker] = {}
         """Outside objects by id; a tensor's tracker is found by the id of the real tensor and of its fake."""
-        self.numbers: dict[int, VariableTracker] = {}
-        """NumPy's scalars: constants, but given back they are the caller's own objects."""
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.held: dict[Source, Any] = {}
         """Objects that guards and the result refer to directly."""
@@ -84,8 +81,6 @@ class Outside(Interpreter):
         self.natives: list[tuple[Any, int]] = []
         """Generators, classes and what native code made, each with the number of instructions executed
         before the captured frame's instruction that made it."""
-        self.made_classes: list[type] = []
-        """Classes that the frame defined."""
 
     # -- giving up
 
@@ -127,7 +122,7 @@ class Outside(Interpreter):
         self, kind: str, about: Source | tuple[Source, ...], expected: Any, reason: str
     ) -> None:
         """Rely on a fact about a value, or on a relation between several. The same fact is guarded once."""
-        index = (kind, about, expected if kind in ("absent", "no_attribute") else None)
+        index = (kind, about, expected if kind == "absent" else None)
         if index not in self.guards:
             sources = about if isinstance(about, tuple) else (about,)
             self.guards[index] = Guard(sources, kind, expected, reason, self.user_line())
@@ -151,10 +146,6 @@ class Outside(Interpreter):
             found = self.trackers[id(value)] = VariableTracker(value, source)
             self.guard_class(type(value))
         return found
-
-    def is_made(self, cls: type) -> bool:
-        """Whether the frame defined a class."""
-        return any(cls is made for made in self.made_classes)
 
     def class_tracker(self, cls: type) -> VariableTracker:
         return self.hold(cls, cls.__qualname__)
@@ -195,8 +186,6 @@ class Outside(Interpreter):
             if number is not None:
                 return number
             self.guard("equals", source, value, reason)
-            if is_numpy_scalar(value):
-                self.numbers.setdefault(id(value), VariableTracker(value, source))
             return value
         known = self.trackers.get(id(value))
         if known is not None:
@@ -260,7 +249,7 @@ class Outside(Interpreter):
 
     def guard_class(self, cls: type) -> None:
         """Rely on what a class defines, and on what it doesn't."""
-        if not flags_of(cls) & HEAP_TYPE or self.is_made(cls):
+        if not flags_of(cls) & HEAP_TYPE:
             return  # classes in C can't change
         source = self.class_tracker(cls).source
         if ("class", source, None) not in self.guards:
@@ -314,21 +303,16 @@ class Outside(Interpreter):
         if compat.has_forgotten_history(value):
             what = "a view that was made before its base required grad"
             self.unsupported("tensor-kind", what, "make the view after that change")
-        try:
-            _ = value.is_leaf
-        except RuntimeError:  # made in no_grad mode, and its base was changed outside of it
-            self.unsupported("tensor-kind", "a view that autograd refuses to use", "clone it")
         if value.is_conj() or value.is_neg():
             what = "a tensor with a lazy conjugate or negative"
             self.unsupported("tensor-kind", what, "call resolve_conj() or resolve_neg()")
         sizes = self.recorder.sizes
-        fake = None if sizes is None else sizes.fake(value, source)
-        if fake is None:
-            try:
+        try:
+            fake = None if sizes is None else sizes.fake(value, source)
+            if fake is None:
                 fake = self.recorder.mode.from_tensor(value, static_shapes=True)
-            except AssertionError:  # a view whose base was changed to require grad
-                what = "a view that was made before its base required grad"
-                self.unsupported("tensor-kind", what, "make the view after that change")
+        except (AssertionError, RuntimeError):  # its base was changed after or before no_grad mode
+            self.unsupported("tensor-kind", "a view that autograd refuses to use", "clone it")
         tracker = self.recorder.input(value, fake, source)
         self.trackers[id(value)] = self.trackers[id(fake)] = tracker
         self.guard("tensor", source, fake, "becomes an input of the graph")

@@ -112,7 +112,7 @@ outside-change: make the change outside of the compiled function
 iterator-from-outside: pass a list instead
     Advancing an iterator that was made outside uses it up, and nobody can look at what it will give.
 class-change: set up classes before the call
-    Classes are changed or made in a way that runs code of other classes.
+    A class is made or changed, which may run code of its bases and of its metaclass: Python does that.
 attribute-kind: read it before the call and pass the value in
     Reading or setting this attribute runs C code or a descriptor that capture does not know.
 own-equality: use numbers, strings or tuples of them as keys

@@ -105,17 +105,12 @@ class Rebuild:
             return f"out[{self.outputs.setdefault(recorder.lift(value), len(self.outputs))}]"
         if tracker is not None:
             return self.outside(tracker)
-        number = self.tracer.numbers.get(id(value))
-        if number is not None and number.value is value:
-            return self.outside(number)
         if is_constant(value) and not has_symbols(value):
             return self.code.constant(value)
         if id(value) in self.made:
             return self.made[id(value)]
         if (owner := self.tracer.namespaces.get(id(value))) is not None:
             return f"{self.expression(owner)}.__dict__"
-        if isinstance(value, type) and self.tracer.is_made(value):
-            self.refuse(value)
         if isinstance(value, IDENTITY_TYPES) and not isinstance(value, torch.nn.Module):
             return self.code.constant(value)
         return self.inside(value)

@@ -26,7 +26,6 @@ from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
 from minicompile.dynamo.variables import (
-    RefusedWrite,
     UserError,
     VariableTracker,
     is_constant,
@@ -179,9 +178,6 @@ class Recorder:
         """Whether the graph sets grad mode or autocast."""
         self.meets_inference = self.meets_gradients = False
         """Whether calls out of inference mode take inference tensors; give tensors that require grad."""
-        self.data_of: dict[int, list[int]] = {}
-        """Memory of tensors whose `.data` was read, and where the capture could end before that: graphs
-        hold `detach()` instead, whose writes autograd sees."""
 
     # -- inputs
 
@@ -275,24 +271,15 @@ class Recorder:
             self.refuse("tensor-memory", f"{name} resizes what is given as `out`")
         written = [t for t, version in zip(tensors, before) if t._version > version]
         self.check_inference(name, tensors, [*written, *targets], value)
-        for tensor in written if self.data_of else ():
-            if (places := self.data_of.get(compat.storage_id(tensor))) is not None:
-                what = (
-                    "memory is written to that `.data` has opened to writes behind autograd's back"
-                )
-                raise refusal("autograd-state", what, self.line(), places=places)
-        mutates = bool(written)
+        unseen = list(targets)  # not every composite operator gives them a new version
         if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
-            mutates = True  # fakes don't show it
-            self.updated |= {id(tensor) for tensor in tensors[1:] if not tensor.requires_grad}
-        if targets:  # not every composite operator gives them a new version
-            mutates = True
-            self.updated |= {id(tensor) for tensor in targets}
+            unseen += [tensor for tensor in tensors[1:] if not tensor.requires_grad]
         called = name or ""
         changes_lists = called.startswith(("_foreach_", "_fused_")) and called.endswith("_")
-        if tensors and not mutates and (changes_lists or value is None):  # versions don't show it
-            mutates = True
-            self.updated |= {id(tensor) for tensor in tensors}
+        if not written and not unseen and (changes_lists or value is None):
+            unseen = tensors
+        self.updated.update(map(id, unseen))
+        mutates = bool(written or unseen)
         given_back = not mutates and any(value is tensor for tensor in tensors)
         known = all(id(leaf) in self.nodes for leaf in tensors_in(value))
         if known and not mutates and not given_back:
@@ -352,15 +339,7 @@ class Recorder:
         except Exception as error:
             text = str(error).partition("\n")[0]
             what = f"{name} raised {type(error).__name__}: {text}"
-            first = args[0] if args else None
-            view = first if isinstance(first, torch.Tensor) and compat.is_view(first) else None
-            if view is None or (view.is_leaf and view.requires_grad):
-                raise refusal("exception", what, self.line(), kind=UserError) from error
-            refused = refusal("exception", what, self.line(), kind=RefusedWrite)
-            made_here = not any(tracker.value is view._base for tracker in self.inputs)
-            by_function = compat.creation_meta(view) == compat.VIEW_OF_FUNCTION
-            refused.forgotten = by_function or (made_here and not view.requires_grad)
-            raise refused from error
+            raise refusal("exception", what, self.line(), kind=UserError) from error
         finally:
             self.running = ""
         return value
@@ -380,29 +359,6 @@ class Recorder:
         self.stay_in_region()
         args = self.node_of(condition), "a condition of the program does not hold"
         self.finish(self.graph.call_function(CHECK, args), CHECK, None)
-
-    def switch_gradient(self, fake: torch.Tensor, requires_grad: bool = True) -> None:
-        """`requires_grad_` of a tensor that the frame made, which makes it a leaf."""
-        if fake.requires_grad is requires_grad and fake.is_leaf:
-            return
-        given = any(tracker.value is fake for tracker in self.inputs)
-        made_here = not given and self.nodes[id(fake)].graph is self.graph
-        if not made_here or not is_constant(requires_grad):
-            reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
-            hint = "call it on a tensor that is made there"
-            self.refuse("autograd-state", reason, hint)
-        if self.inference:
-            self.refuse("autograd-state", "`.requires_grad_()` is called in inference mode")
-        self.stay_in_region()
-        self.run("call_method", "requires_grad_", (fake, requires_grad), {})
-        node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
-        self.finish(node, "requires_grad_", fake)
-
-    def detach_in_place(self, fake: torch.Tensor) -> None:
-        """`detach_` of a tensor that the frame made; on one from outside, its owner would see it."""
-        if self.open or any(tracker.value is fake for tracker in self.inputs):
-            self.refuse("autograd-state", "`.detach_()` of a tensor from outside")
-        self.record("call_method", "detach_", (fake,), {})
 
     def refuse(
         self, id: str, what: str, hint: str = "", kind: type[Unsupported] = Unsupported

@@ -189,7 +189,6 @@ GUARD_KINDS = {
     "identity": GuardKind("{0} is {e}"),
     "equals": GuardKind("{0} == {e}"),
     "absent": GuardKind("{e} not in {0}", "not dict.__contains__({0}, {e})", "it there"),
-    "no_attribute": GuardKind("{0} has no attribute {e}", "not hasattr({0}, {e})", "it there"),
     "length": GuardKind("len({0}) == {e}", found="base_length({0})"),
     "keys": GuardKind("list({0}) == {e}", found="items_of({0})"),
     "members": GuardKind("members of {0} are {e}", found="items_of({0})"),

@@ -125,9 +125,7 @@ class Tracer(Calls):
         owner = self.tracker(function)
         if owner is None:
             return True
-        source = owner.source
-        while source.base is not None:
-            source = source.base
+        source = owner.source.root
         return source not in self.held and ("identity", source, None) not in self.guards
 
     def fix_cells(self, function: types.FunctionType) -> None:

@@ -57,13 +57,6 @@ class UserError(Unsupported):
     """The user's own code, or a torch function it calls, raises: eager will too, with its own exception."""
 
 
-class RefusedWrite(UserError):
-    """Autograd may have refused a write to a view, which depends on how that was made."""
-
-    forgotten = False
-    """Whether a graph that ended before the write would give a view that may be written to."""
-
-
 @dataclass(slots=True, eq=False)
 class VariableTracker:
     """An outside object: where it lives, and what the frame did to it."""

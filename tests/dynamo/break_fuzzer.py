@@ -10,7 +10,7 @@ import gc
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -44,7 +44,7 @@ class Cut:
     values: tuple[Any, ...]
 
     def stack(self) -> list[Any]:
-        """The stack's values, with the exception handled in "handled" slots and None for a NULL."""
+        """The stack's values, with None for a NULL."""
         values = iter(self.values[len(self.state.bound) :])
         return [None if slot == "null" else next(values) for slot in self.state.stack]
 
@@ -68,7 +68,7 @@ _natives: dict[tuple[CodeType, State], Any] = {}
 
 
 def one_unit(cut: Cut) -> Any:
-    """Run one unit: another Cut, or what the frame returns. An exception goes to the handler as a Cut."""
+    """Run one unit: another Cut, or what the frame returns, as it does where its handlers end."""
     code, state = cut.function.__code__, cut.state
     if (code, state) not in _steps:
         after = successors(code, state)
@@ -76,37 +76,11 @@ def one_unit(cut: Cut) -> Any:
         def transfer(number: int, closure: tuple[CellType, ...]) -> Callable[..., Cut]:
             return lambda *values: Cut(None, after[number], values)  # type: ignore[arg-type]
 
-        _steps[code, state] = break_at(code.replace(co_exceptiontable=b""), state, transfer)
-    step = bind(_steps[code, state], cut.function, cut.function.__closure__ or ())
-    got, error = next(alone(step, cut.values))
-    if error is not None:
-        return into_handler(cut, error)
+        _steps[code, state] = break_at(code, state, transfer)
+    got = bind(_steps[code, state], cut.function, cut.function.__closure__ or ())(*cut.values)
     if isinstance(got, Cut):
         got.function = cut.function
     return got
-
-
-def alone(step: Callable[..., Any], values: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
-    """Value or exception of a call that may leave an exception handled: that ends with a generator."""
-    try:
-        yield step(*values), None
-    except Exception as error:
-        yield None, error
-
-
-def into_handler(cut: Cut, error: Exception) -> Cut:
-    """What CPython does when a unit raises: cut the stack, push the exception, jump."""
-    code, state = cut.function.__code__, cut.state
-    all_units = pieces(code)
-    handler = all_units[state.point][-1].handler
-    if handler is None:
-        raise error
-    point = next(i for i, unit in enumerate(all_units) if unit[0] is handler.target)
-    pushed = [0, error] if handler.lasti else [error]
-    slots = (*state.stack[: handler.depth], *["value"] * len(pushed))
-    kept = [v for v, slot in zip(cut.stack()[: handler.depth], slots) if slot != "null"]
-    names = cut.values[: len(state.bound)]
-    return Cut(cut.function, State(point, slots, state.bound), (*names, *kept, *pushed))
 
 
 def natively(cut: Cut) -> Any:

@@ -8,7 +8,6 @@ later yield may give the same function other arguments. Arguments are made anew 
 from __future__ import annotations
 
 import collections
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -493,28 +492,6 @@ def the_order_of_a_set() -> Any:
     shrunk -= set(range(64)) - {7, 15, 23, 31}
     for chosen in ({7, 15, 23, 31}, {31, 23, 15, 7}, shrunk, {15, 7, 31, 23}, {0, 8}, {8, 0}):
         yield run, lambda chosen=chosen: (x, chosen)
-
-
-@program("no_attribute")
-def an_attribute_of_this_thread() -> Any:
-    local = threading.local()
-
-    def run(a: torch.Tensor) -> Any:
-        return a * getattr(local, "factor", 2), hasattr(local, "other")
-
-    def prepared(**attributes: int) -> Any:
-        def arguments() -> Any:
-            for name in ("factor", "other"):
-                if hasattr(local, name):
-                    delattr(local, name)
-            for name, value in attributes.items():
-                setattr(local, name, value)
-            return (x,)
-
-        return arguments
-
-    for attributes in ({}, {"factor": 5}, {"factor": 6}, {"other": 1}, {"factor": 5, "other": 1}):
-        yield run, prepared(**attributes)
 
 
 # -- relations between inputs

@@ -10,6 +10,7 @@ sys.path.insert(0, sys.argv[1])
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import os
 import re
@@ -245,7 +246,9 @@ REFUSED = {
 
 
 def opnames(code):
-    yield from (instruction.opname for instruction in decode(code).instructions)
+    """What functions consist of; Python runs modules and class bodies."""
+    if code.co_flags & inspect.CO_OPTIMIZED:
+        yield from (instruction.opname for instruction in decode(code).instructions)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from opnames(constant)

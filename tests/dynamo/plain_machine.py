@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import operator
 import types
 
@@ -53,8 +52,6 @@ class PlainMachine(Interpreter):
             return self.call_function(function, args, kwargs)
         if function is super and not args:
             return self.zero_argument_super()
-        if function is builtins.__build_class__:
-            return self.build_class(args, kwargs)
         return function(*args, **kwargs)
 
     def default(self, function, index):

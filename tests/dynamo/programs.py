@@ -557,17 +557,6 @@ def match2_program(a):
 
 
 @prog(x)
-def classinframe_program(a):
-    class Q(Base):
-        z = 4
-
-        def m(self):
-            return a * self.z
-
-    return Q(1).m(), Q(2)(a)
-
-
-@prog(x)
 def deepcopy_program(a):
     l = [1, [2, 3]]
     m = copy.deepcopy(l)
@@ -779,15 +768,16 @@ def exc_in_callee_program(a):
         return a + len(e.args), str(e)
 
 
+class Slotted:
+    __slots__ = ("u", "w")
+
+    def __init__(self, u):
+        self.u = u
+
+
 @prog(x)
 def slots_program(a):
-    class S:
-        __slots__ = ("u", "w")
-
-        def __init__(s, u):
-            s.u = u
-
-    s = S(a)
+    s = Slotted(a)
     s.w = 3
     return s.u * s.w
 
@@ -819,12 +809,16 @@ def ops_program(a):
     )
 
 
+class Remembering:
+    def __init__(self, a):
+        self.a = a
+
+    @functools.cached_property
+    def z(self):
+        return self.a * 2
+
+
 @prog(x)
 def cached_prop_program(a):
-    class K:
-        @functools.cached_property
-        def z(self):
-            return a * 2
-
-    k = K()
+    k = Remembering(a)
     return k.z, k.z is k.z

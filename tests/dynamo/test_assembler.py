@@ -1,4 +1,4 @@
-"""What is taken apart and put together is the same, bit for bit; what is inserted lands where it should."""
+"""What is taken apart and put together is the same; what is inserted lands where it should."""
 
 from __future__ import annotations
 

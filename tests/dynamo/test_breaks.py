@@ -102,11 +102,11 @@ def subclasses(a: torch.Tensor) -> Any:
 
 CASES = [
     (default_device, "default device"),
-    (subclasses, "__init_subclass__"),
+    (subclasses, "a class is defined"),
     (item, "`.item()`"),
     (branch, "branches on a tensor's data"),
     (prints, "print"),
-    (logs, "log message"),
+    (logs, "a logger is looked up"),
     (draws, "Random.random"),
     (times, "time.time"),
     (from_numpy, "numpy"),
@@ -114,7 +114,7 @@ CASES = [
     (data_dependent_shape, "depends on the tensor's data"),
     (addresses, "id()"),
     (own_metadata, "changes a tensor's storage"),
-    (gradients, "`.backward()`"),
+    (gradients, "`.requires_grad_()`"),
     (seeds, "random state"),
 ]
 

@@ -152,7 +152,7 @@ def count() -> int:
     return 1
 
 
-def test_a_frame_whose_guards_never_hold_is_tried_six_times_and_then_runs_in_eager() -> None:
+def test_a_frame_whose_guards_never_hold_is_tried_twice_and_then_runs_in_eager() -> None:
     def function(a: torch.Tensor) -> torch.Tensor:
         return a + counter[0] * 0 + count()
 
@@ -162,6 +162,6 @@ def test_a_frame_whose_guards_never_hold_is_tried_six_times_and_then_runs_in_eag
     found = explained(run)
     assert found.eager_calls == 5
     assert [each.id for each in found.breaks].count("guards-changed") >= 1
-    assert len(dispatcher(run).misses) == 6
+    assert len(dispatcher(run).misses) == 2
     with pytest.raises(Unsupported, match="guards changed"):
         compiled(function)(x)
