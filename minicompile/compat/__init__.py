@@ -77,6 +77,7 @@ from minicompile.compat.graphs import (
     tree_flatten,
     tree_leaves,
     tree_map,
+    tree_spread,
     tree_unflatten,
 )
 from minicompile.compat.guards import TENSOR_FACTS, tensor_facts, tensor_guards

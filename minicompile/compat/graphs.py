@@ -17,6 +17,8 @@ tree_flatten = take("torch.utils._pytree.tree_flatten", "capture")
 tree_leaves = take("torch.utils._pytree.tree_leaves", "capture")
 tree_map = take("torch.utils._pytree.tree_map", "capture")
 tree_unflatten = take("torch.utils._pytree.tree_unflatten", "capture")
+tree_spread = take("torch.utils._pytree._broadcast_to_and_flatten", "capture")
+"""Spread a prefix of a container over its leaves: what `torch.vmap` does with `in_dims`."""
 
 LazyGraphModule = take(
     "torch.fx._lazy_graph_module._LazyGraphModule", "speed", otherwise=fx.GraphModule

@@ -40,7 +40,6 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("default-dtype-or-device", "the default device is set", torch, "set_default_device"),
     ("default-dtype-or-device", "the default device is set", torch.device, "__enter__"),
     ("random-state", "the random state is changed", torch, "manual_seed seed set_rng_state"),
-    ("function-transform", "torch.func transforms", torch, "vmap"),
     ("function-transform", "torch.func transforms", torch.func, "grad grad_and_value vjp jvp"),
     ("function-transform", "torch.func transforms", torch.func, "jacrev jacfwd hessian linearize"),
     ("function-transform", "torch.func transforms", torch.func, "functional_call functionalize"),

@@ -1,4 +1,4 @@
-"""Functions that torch calls later: custom autograd functions and checkpoints."""
+"""Functions that torch calls later or with other tensors: custom autograd functions, vmap, scans."""
 
 from __future__ import annotations
 
@@ -412,6 +412,64 @@ def test_checkpoint_that_is_refused(options: dict[str, Any]) -> None:
     run = lenient(program)
     assert equal(outcome(both, X, Y, run)[0], outcome(both, X, Y, program)[0])
     assert explained(run).breaks
+
+
+# -- vmap
+
+
+def rows(a: torch.Tensor, b: torch.Tensor) -> Any:
+    return torch.vmap(lambda x, y: {"dot": (x * y).sum() + WEIGHT.sum(), "rest": x - y})(a, b)
+
+
+MAPPED: dict[str, Callable[..., Any]] = {
+    "dictionary": lambda a, b: tuple(rows(a, b).values()),
+    "columns": lambda a, b: torch.vmap(torch.dot, (1, 1))(a, b),
+    "columns out": lambda a, b: torch.vmap(lambda x: (x * 2, x.sum()), -1, (1, 0))(a)[0] + b,
+    "nested": lambda a, b: torch.vmap(torch.vmap(lambda x, y: x * y + a.sum()))(a, b),
+    "pairs": lambda a, b: torch.vmap(lambda p: p[0] @ p[1], in_dims=((0, 1),))((a, b.T)),
+    "shapes inside": lambda a, b: torch.vmap(lambda x: x.reshape(2, -1) * x.shape[0])(a),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", MAPPED)
+def test_vmap_is_part_of_the_graph(name: str, backend: str) -> None:
+    program = MAPPED[name]
+    run = compiled(program, backend=backend)
+    for a, b in [(X, Y), (Y, X)]:
+        (got, got_grads), (want, want_grads) = both(a, b, run), both(a, b, program)
+        assert close(got, want, backend) and close(got_grads, want_grads, backend)
+    assert explained(run).graph_count == 1
+
+
+def test_vmap_that_torch_refuses() -> None:
+    def program(a: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda x: x + torch.rand(()))(a)
+
+    ours, theirs = outcome(lenient(program), X), outcome(program, X)
+    assert ours[0] == theirs[0] == "raised" and equal(ours[1][1], theirs[1][1])
+
+
+def test_mapped_function_is_returned() -> None:
+    run = lenient(lambda a: (a * 2, torch.vmap(torch.sum)))
+    doubled, mapped = run(X)
+    assert equal(doubled, X * 2) and equal(mapped(X), torch.vmap(torch.sum)(X))
+
+
+@pytest.mark.parametrize("length", [1, 5, 8])
+def test_associative_scan(length: int) -> None:
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        def combine(left: Any, right: Any) -> Any:
+            return left[0] * right[0], right[0] * left[1] + right[1]
+
+        return associative_scan(combine, (a, b), dim=1, combine_mode="generic")[1]
+
+    a, b = torch.randn(2, length), torch.randn(2, length)
+    run = compiled(program)
+    assert equal(both(a, b, run), both(a, b, program))
+    assert explained(run).graph_count == 1
 
 
 def test_modules_made_after_torch_compile_ran(monkeypatch: pytest.MonkeyPatch) -> None:
