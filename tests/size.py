@@ -32,9 +32,9 @@ class Budget:
 
 
 BUDGETS = {
-    "core": Budget(272_000, 190_000),
-    "package": Budget(448_600, 350_000),
-    "tests": Budget(592_600, 420_000),
+    "core": Budget(259_300, 190_000),
+    "package": Budget(440_600, 350_000),
+    "tests": Budget(589_000, 420_000),
 }
 
 

@@ -50,6 +50,10 @@ def test_the_twelve_are_patterns_and_no_matrix_products():
     assert set(MEMORY_BOUND) <= set(PATTERNS)
     kinds = {case.kind for case in find_cases([], speed.KINDS, ["cache", "dram"])}
     assert kinds == set(speed.KINDS)
+    names = [case.name for case in find_cases([], ["pattern"], ["cache", "dram"])]
+    assert len(names) == len(set(names))
+    for name in MEMORY_BOUND:
+        assert f"{name}, cache" in names and f"{name}, dram" in names
 
 
 def test_what_runs_on_a_gpu_and_what_on_a_cpu():
@@ -122,6 +126,7 @@ def test_errors_see_nan_and_infinity():
     assert error_of([torch.tensor([nan, inf, -inf, 2.0])], exact) == 0
     for other in ([1.0, inf, -inf, 2.0], [nan, -inf, -inf, 2.0], [nan, inf, -inf, nan]):
         assert error_of([torch.tensor(other)], exact) == inf
+    assert error_of([torch.empty(0)], [torch.empty(0)]) == 0
     assert error_of([torch.ones(1)], [torch.ones(4)]) == inf
 
 
