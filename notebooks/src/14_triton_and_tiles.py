@@ -680,7 +680,7 @@ def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
 check("ex2")
 
 
-# %% name="ex2-wrong-no-column-mask" tags=["wrong"] kind="misconception" says="program 1 reads 2 elements behind"
+# %% name="ex2-wrong-no-column-mask" tags=["wrong"] kind="misconception" says="program 1 reads 2 elements"
 def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
     columns = tl.arange(0, RBLOCK)[None, :]
@@ -697,7 +697,7 @@ def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     tl.store(out_ptr + rows, tl.max(tile, 1)[:, None], rows < xnumel)
 
 
-# %% name="ex2-wrong-no-row-mask" tags=["wrong"] kind="visible-only" says="the rows, got program 1 writes 3 elements behind the rows"
+# %% name="ex2-wrong-no-row-mask" tags=["wrong"] kind="visible-only" says="program 1 writes 3 elements"
 def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
     columns = tl.arange(0, RBLOCK)[None, :]
@@ -706,7 +706,7 @@ def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     tl.store(out_ptr + rows, tl.max(tile, 1)[:, None])
 
 
-# %% name="ex2-wrong-no-row-mask-in-load" tags=["wrong"] kind="visible-only" says="program 1 reads 21 elements behind the rows"
+# %% name="ex2-wrong-reads-behind" tags=["wrong"] kind="visible-only" says="program 1 reads 21 elements"
 def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
     columns = tl.arange(0, RBLOCK)[None, :]

@@ -950,7 +950,7 @@ def worth_it(x):
     return torch.ops.lesson17.snake(x * 2) + 1
 
 
-# %% name="ex2-wrong-square" tags=["wrong"] kind="misconception" says="(f32[4]), bytes with the lowering: expected under 10%, got 20%"
+# %% name="ex2-wrong-square" tags=["wrong"] kind="misconception" says="expected under 10%, got 20%"
 def worth_it(x):
     return torch.ops.lesson17.snake(x[:, None] * x).sum(1)
 
