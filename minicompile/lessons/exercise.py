@@ -187,7 +187,9 @@ class Run:
         try:
             torch.testing.assert_close(got, expected, equal_nan=True, **how)
         except AssertionError:
-            raise Wrong(given_input, show(expected), show(got)) from None
+            shown = show(expected), show(got)
+            where = first_difference(expected, got, **how) if len(set(shown)) == 1 else ""
+            raise Wrong(given_input, shown[0], shown[1] + where) from None
 
     def rerun(
         self,
@@ -273,6 +275,16 @@ class Judging(Run):
         if isinstance(data, dict) and "raised" in data:
             raise Raised(str(data["raised"]))
         return wire.thaw(data)
+
+
+def first_difference(expected: torch.Tensor, got: torch.Tensor, **how: Any) -> str:
+    """Name the first place where two tensors of the same shape differ, and both numbers there."""
+    near = {"rtol": 1e-5, "atol": 1e-5} | how
+    places = (~torch.isclose(got, expected, equal_nan=True, **near)).nonzero().tolist()
+    if not places:
+        return ""
+    right, wrong = (tensor[tuple(places[0])].item() for tensor in (expected, got))
+    return f"; first difference at {places[0]}: expected {right:.6g}, got {wrong:.6g}"
 
 
 def expects(value: Any) -> Any:

@@ -191,6 +191,12 @@ def tall_and_turned(x: Tensor) -> Tensor:
     return y + 0
 
 
+def beyond_the_corner(x: Tensor) -> Tensor:
+    y = x.clone()
+    y.diagonal(5).mul_(2)
+    return y + 1
+
+
 Place = tuple[tuple[int, ...], tuple[Any, ...]]
 
 
@@ -223,13 +229,14 @@ def law(run: Run, answer: Any, view: Any, place: Place, dtype: torch.dtype) -> N
     level="implement",
     visible=lambda: [
         (((2, 4), (1, 1, 3)), ((3, 4), (1,)), middle_columns),
-        (((4,), (0, 0, 2)), ((4, 4), (0,)), above_the_diagonal),
+        (((4,), (0, 0, -2)), ((4, 3), (-1,)), above_the_diagonal),
     ],
     hidden=lambda: [
         (((2, 5), (1, 0, 5, 2)), ((4, 3), (-2,)), every_other),
         (((2, 3, 4), (2, -2, 9)), ((2, 3, 4), (1, 1, 2)), tall_and_turned),
-        (((3, 4), (0, 1, 2)), ((2, 3, 3), (0, 2, 0)), middle_columns),
+        (((3, 4), (0, None, 2)), ((2, 3, 3), (0, 2, 0)), middle_columns),
         (((2, 3, 4), (-2, 1, 3)), ((2, 3, 4), (1, -1, -3)), tall_and_turned),
+        (((2, 5), (1, 3, None, 2)), ((2, 3), (5,)), beyond_the_corner),
     ],
     forbidden=[
         "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter", "diag_embed",

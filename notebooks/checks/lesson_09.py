@@ -246,8 +246,8 @@ def is_cheaper(rows: int, inner: int, middle: int, columns: int) -> bool:
     "ex4",
     points=4,
     level="real",
-    visible=[(64, 8, 32, 8), (4, 8, 32, 8)],
-    hidden=[(40, 16, 2, 16), (8, 8, 8, 8), (16, 24, 64, 4), (20, 12, 8, 8)],
+    visible=[(64, 8, 32, 8), (4, 8, 32, 8), (8, 8, 8, 8)],
+    hidden=[(40, 16, 2, 16), (16, 24, 64, 4), (20, 12, 8, 8)],
     forbidden=["multi_dot"],
 )
 def products_of_products(run: Run, register_products: Callable[..., Any]) -> str:

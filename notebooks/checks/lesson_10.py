@@ -132,7 +132,7 @@ def turned_by_index(run: Run, quarter_turn: Callable[[Tensor], Tensor]) -> str:
     level="implement",
     visible=[
         ((4, 6), (4, 6), (4, 6), 1, torch.float32),
-        ((4, 6), (6,), (4, 1), 1, torch.float32),
+        ((4, 6), (6,), (4, 1), 2, torch.float32),
     ],
     hidden=[
         ((4, 6), (6,), (4, 1), -0.5, torch.float32),

@@ -74,6 +74,16 @@ def intermediate_returned(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, y * 2
 
 
+def shared_with_a_product(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.exp(x)
+    return y @ x, y * 2
+
+
+def scattered(x: Tensor) -> Tensor:
+    column = (x > 0).long()
+    return x.scatter_add(1, column, x).gather(1, column)
+
+
 def turned(x: Tensor) -> tuple[Tensor, Tensor]:
     y = torch.exp(x)
     return y.flip(0) * 2, y + 1
@@ -113,8 +123,8 @@ def corners(x: Tensor) -> tuple[Tensor, Tensor]:
     "ex1",
     points=2,
     level="read",
-    visible=[transposed_sum, chain],
-    hidden=[intermediate_returned, around_a_product, only_a_product, soft, normalized],
+    visible=[intermediate_returned, transposed_sum, chain],
+    hidden=[shared_with_a_product, around_a_product, only_a_product, soft, normalized],
     forbidden=["internal", "memory", "allocate", "blocks"],
 )
 def memory_is_saved(run: Run, in_registers: Callable[[Schedule], set[str]]) -> str:
@@ -197,7 +207,8 @@ class Asked(FusionPolicy):
         self.answer = can_fuse
         self.graph: LoopGraph | None = None
         self.nodes: list[SingleNode] = []
-        self.said: list[tuple[str, bool, Any]] = []
+        self.said: list[tuple[str, bool, Any, str]] = []
+        """The pair, the verdict, the reason, and what the answer gave if that is not two things."""
         self.groups: list[tuple[Group, Group, Group]] = []
 
     def can_fuse(self, producer: Any, consumer: Any, context: Any) -> tuple[bool, str]:
@@ -205,16 +216,19 @@ class Asked(FusionPolicy):
             self.graph, self.nodes = context.graph, make_nodes(context.graph)
         by_name = {node.name: node for node in self.nodes}
         p, c = ([by_name[n.name] for n in nest.nodes] for nest in (producer, consumer))
-        verdict, reason = self.answer(list(p), list(c), list(self.nodes))
+        said = self.answer(list(p), list(c), list(self.nodes))
+        both = isinstance(said, tuple | list) and len(said) == 2
+        verdict, reason = said if both else (said, None)
         pair = " -> ".join("+".join(node.name for node in group) for group in (p, c))
-        self.said.append((pair, bool(verdict), reason))
+        self.said.append((pair, bool(verdict), reason, "" if both else repr(said)))
         self.groups.append((p, c, self.nodes))
         return bool(verdict), reason if isinstance(reason, str) else ""
 
 
 def judge_verdicts(run: Run, asked: Asked, where: str) -> None:
     """Raises Wrong for the first verdict that is not what the rules say."""
-    for (pair, verdict, reason), groups in zip(run.seen(asked.said), asked.groups):
+    for (pair, verdict, reason, other), groups in zip(run.seen(asked.said), asked.groups):
+        run.that(not other, f"{where}{pair}", "(verdict, reason)", other)
         why = flaw(*groups)
         words = ("refusal", "fusion") if why else ("fusion", "refusal")
         what = f"{where}{pair}: {why or 'all three rules hold'}"
@@ -229,9 +243,9 @@ def judge_verdicts(run: Run, asked: Asked, where: str) -> None:
     "ex3",
     points=5,
     level="implement",
-    visible=[transposed_sum, around_a_product, soft],
+    visible=[transposed_sum, around_a_product, soft, around_two_products],
     hidden=[
-        around_two_products,
+        scattered,
         turned,
         parts,
         normalized,
@@ -250,7 +264,11 @@ def right_is_decided(run: Run, can_fuse: CanFuse) -> str:
     before = apart(transposed_sum, x), apart(block, h)
     asked = Asked(can_fuse)
     fusion_rule("policy")(lambda: asked)
-    with run.replaced("minicompile.scheduling.fusion:Fuser._cycle", lambda fuser, a, b: None):
+    fuser = "minicompile.scheduling.fusion:Fuser"
+    with (  # the scheduler's own refusals, so that the answer is asked first
+        run.replaced(f"{fuser}._cycle", lambda fuser, a, b: None),
+        run.replaced(f"{fuser}._hazard", lambda fuser, producer, consumer: None),
+    ):
         for function in run.cases:
             with contextlib.suppress(VerifyError):  # of two loops that may not be one kernel
                 apart(function, torch.randn(8, 8))

@@ -25,8 +25,8 @@ import triton.language as tl
 from triton.language.extra import libdevice
 """
 MOST_REGISTERS = 64
-BEHIND = 64
-"""Elements behind a result that must stay as they are."""
+BEHIND = 65536
+"""Elements behind a tensor that a kernel must neither read nor write."""
 UNTOUCHED = -77.0
 
 Function = Callable[..., torch.Tensor]
@@ -81,28 +81,80 @@ def write_kernels_by(answer: Rows) -> None:
     code_generator("triton")(module)
 
 
-def run_rows(
-    run: Run, answer: Rows, function: Function, x: torch.Tensor, tiles: Tiles
-) -> KernelSource:
-    """Run the answer on a tensor whose surroundings are watched, then in the pipeline."""
+def run_rows(run: Run, answer: Rows, function: Function, x: torch.Tensor, tiles: Tiles) -> int:
+    """Run the answer in watched memory, with given tiles and with the compiler's, then in the pipeline.
+
+    Gives the number of elements that it loads. The pipeline runs no answer that touches what lies outside.
+    """
+    from minicompile.runtime.interpreter import interpreter_tiles
+
     before = triton_kernel(function, x)
-    kernel, expected = kernel_by(before.plan, answer), function(x)
-    given = f"{answer.__name__} on {list(x.shape)} in tiles of {tiles.x} x {tiles.r}"
-    memory = torch.full((x.numel() + 65536,), 1e9)
-    memory[: x.numel()] = x.flatten()
-    result = torch.full((expected.numel() + 65536,), UNTOUCHED)
-    load_kernel(kernel, tiles)(memory, result)
-    got, behind = result[: expected.numel()], result[expected.numel() :]
-    touched = int((behind != UNTOUCHED).sum())
-    run.expect(touched, 0, f"{given}: elements written behind the result")
-    run.close(got.view(expected.shape), expected, given, rtol=1e-5, atol=1e-6)
+    plan, loads = before.plan, list[int]()
+    kernel, expected = kernel_by(plan, answer), function(x)
+    for chosen in (tiles, interpreter_tiles(plan, {}, plan.rows, plan.row_length)):
+        given = f"{answer.__name__} on {list(x.shape)} in tiles of {chosen.x} x {chosen.r}"
+        memory = torch.full((x.numel() + BEHIND,), 1e9)
+        memory[: x.numel()] = x.flatten()
+        result = torch.full((expected.numel() + BEHIND,), UNTOUCHED)
+        got = result[: expected.numel()]
+        with Watched(memory[: x.numel()], got) as watched:
+            load_kernel(kernel, chosen)(memory, result)
+        outside = run.seen(watched.outside)
+        run.that(
+            not outside, given, "programs that stay inside of the rows", ", ".join(outside[:3])
+        )
+        if outside:
+            return 0
+        run.close(got.view(expected.shape), expected, given, rtol=1e-5, atol=1e-6)
+        loads.append(watched.loaded)
     with mc.scoped():
         write_kernels_by(answer)
         after = triton_kernel(function, x)
         got = mc.compile(function, options=TRITON)(x)
     run.close(got, expected, f"{function.__name__} compiled, {list(x.shape)}", rtol=1e-5, atol=1e-6)
     run.changed(before.prelude + before.text, after.prelude + after.text, "the kernel")
-    return kernel
+    return loads[0]
+
+
+class Watched:
+    """While kernels are interpreted: elements loaded, and what programs touch outside of two tensors."""
+
+    def __init__(self, source: torch.Tensor, result: torch.Tensor) -> None:
+        self.loaded = 0
+        self.outside: list[str] = []
+        self.source, self.result = source, result
+
+    def note(self, builder: Any, verb: str, tensor: torch.Tensor, lanes: Any) -> None:
+        begin = tensor.data_ptr()
+        inside = (lanes >= begin) & (lanes < begin + tensor.numel() * tensor.itemsize)
+        if count := int((~inside).sum()):
+            where = "behind the rows" if (lanes >= begin).all() else "outside of the rows"
+            self.outside.append(f"program {builder.grid_idx[0]} {verb} {count} elements {where}")
+
+    def __enter__(self) -> Watched:
+        from minicompile.runtime import interpreter
+
+        watched = self
+
+        class Watching(interpreter.Builder):
+            def create_masked_load(self, pointers: Any, mask: Any, *others: Any) -> Any:
+                lanes = pointers.data[mask.data]
+                watched.loaded += lanes.size
+                watched.note(self, "reads", watched.source, lanes)
+                return super().create_masked_load(pointers, mask, *others)
+
+            def create_masked_store(
+                self, pointers: Any, value: Any, mask: Any, *others: Any
+            ) -> Any:
+                watched.note(self, "writes", watched.result, pointers.data[mask.data])
+                return super().create_masked_store(pointers, value, mask, *others)
+
+        self.patch = mock.patch.object(interpreter, "Builder", Watching)
+        self.patch.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.patch.stop()
 
 
 @lesson.exercise(
@@ -160,39 +212,9 @@ def softmax_keeps_its_row(run: Run, softmax_rows: Rows) -> str:
     """Large numbers, so that the maximum must be subtracted; each element is loaded once."""
     for shape, x, r, middle in run.cases:
         data = torch.randn(shape) * 5 + middle
-        with counted_loads() as counter:
-            run_rows(run, softmax_rows, row_softmax, data, Tiles(x, r))
-        run.expect(
-            counter.elements // 2, data.numel(), f"softmax of {list(shape)}: elements loaded"
-        )
+        loaded = run_rows(run, softmax_rows, row_softmax, data, Tiles(x, r))
+        run.expect(loaded, data.numel(), f"softmax of {list(shape)}: elements loaded")
     return "one load of each element, and softmax runs on your kernel"
-
-
-class Counter:
-    """Elements that an interpreted kernel has loaded."""
-
-    elements = 0
-
-
-class counted_loads:  # noqa: N801 (a context manager)
-    """Count the elements that loads ask for while kernels are interpreted."""
-
-    def __enter__(self) -> Counter:
-        from minicompile.runtime import interpreter
-
-        counter = Counter()
-
-        class Counting(interpreter.Builder):
-            def create_masked_load(self, pointers: Any, mask: Any, *others: Any) -> Any:
-                counter.elements += int(mask.data.sum())
-                return super().create_masked_load(pointers, mask, *others)
-
-        self.patch = mock.patch.object(interpreter, "Builder", Counting)
-        self.patch.start()
-        return counter
-
-    def __exit__(self, *error: object) -> None:
-        self.patch.stop()
 
 
 @lesson.exercise(
@@ -285,14 +307,10 @@ def softmax_in_two_sweeps(run: Run, online_softmax: Rows) -> str:
     for shape, x, r, middle in run.cases:
         falls = middle > 0  # its largest number comes first, else last
         data = torch.randn(shape).sort(dim=-1, descending=falls).values * 30 + middle
-        kernel = kernel_by(triton_kernel(row_softmax, data).plan, online_softmax)
-        result = torch.empty(data.shape)
-        with counted_loads() as counter:
-            load_kernel(kernel, Tiles(x, r))(data, result)
+        most = 2 * data.numel()
+        loaded = run.seen(run_rows(run, online_softmax, row_softmax, data, Tiles(x, r)))
         what = f"online_softmax of {list(shape)} in tiles of {x} x {r}, elements loaded"
-        loaded, most = run.seen(counter.elements), 2 * data.numel()
         run.that(loaded <= most, what, f"at most {most}", loaded)
-        run_rows(run, online_softmax, row_softmax, data, Tiles(x, r))
     return "two sweeps over long rows, and softmax runs on your kernel"
 
 
@@ -325,7 +343,7 @@ def few_rows_are_shared(run: Run, share: Callable[..., Any]) -> str:
         x = torch.randn(rows, length)
         [before] = compiled_kernels(function, x)
         with mc.scoped():
-            plan_rule("triton:split")(share)
+            plan_rule("triton:split", before="triton:launches", whole=True)(share)
             after = compiled_kernels(function, x)
             got = mc.compile(function, options=TRITON)(x)
         given = f"{function.__name__} of {rows} x {length}"

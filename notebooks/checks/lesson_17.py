@@ -118,8 +118,8 @@ def lower_snake(ctx: Any, x: Any) -> Any:
     "ex2",
     points=2,
     level="construct",
-    visible=[64],
-    hidden=[48, 200],
+    visible=[64, 4],
+    hidden=[48, 200, 1, 8],
     forbidden=["sin", "what_if", "options"],
 )
 def a_lowering_is_worth_it(run: Run, worth_it: Callable[..., Any]) -> str:

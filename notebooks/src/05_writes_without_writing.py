@@ -584,9 +584,10 @@ def build(x, pattern):
 # arguments, and gives the new base. It may not write and may not call a `..._scatter`: that is what
 # you are building.
 #
-# `slice(x, dim, start, end, step)` is `x[..., start:end:step, ...]` along `dim`. `diagonal(x, offset,
-# dim1, dim2)` shows the elements with column - row = `offset`, where `dim1` counts rows and `dim2`
-# columns; the diagonal is the last dimension of the part.
+# `slice(x, dim, start, end, step)` is `x[..., start:end:step, ...]` along `dim`: `start` and `end` may be
+# negative, `None` or far behind the end, as in Python. `diagonal(x, offset, dim1, dim2)` shows the elements
+# with column - row = `offset`, where `dim1` counts rows and `dim2` columns; the diagonal is the last
+# dimension of the part. `offset` may be negative, or so large that the diagonal is empty.
 
 # %% [markdown]
 # **You will need**
@@ -622,7 +623,10 @@ def build(x, pattern):
 
 # %% name="ex3-answer" tags=["answer"]
 def inverse_of_slice(base, new, dim=0, start=None, end=None, step=1):
-    """The base, its places start:end:step along `dim` replaced by `new`."""
+    """The base, its places start:end:step along `dim` replaced by `new`.
+
+    inverse_of_slice(torch.zeros(4), torch.ones(2), 0, -3, None, 2) gives tensor([0., 1., 0., 1.]).
+    """
     ### BEGIN SOLUTION
     places = torch.arange(base.shape[dim])[start:end:step]
     return base.index_copy(dim, places, new)
@@ -630,8 +634,13 @@ def inverse_of_slice(base, new, dim=0, start=None, end=None, step=1):
 
 
 def inverse_of_diagonal(base, new, offset=0, dim1=0, dim2=1):
-    """The base, its diagonal replaced by `new`, whose last dimension runs along it."""
+    """The base, its diagonal replaced by `new`, whose last dimension runs along it.
+
+    inverse_of_diagonal(torch.zeros(2, 2), torch.ones(1), -1) gives tensor([[0., 0.], [1., 0.]]).
+    """
     ### BEGIN SOLUTION
+    if not new.numel():
+        return base.clone()
     turned = base.movedim((dim1, dim2), (-2, -1))
     rows, columns = (torch.arange(turned.shape[dim]) for dim in (-2, -1))
     element = (rows - max(-offset, 0)).clamp(0, new.shape[-1] - 1)
@@ -655,7 +664,7 @@ def inverse_of_diagonal(base, new, offset=0, dim1=0, dim2=1):
     return torch.zeros_like(base)
 
 
-# %% name="ex3-wrong-square" tags=["wrong"] kind="visible-only" says="inverse_of_diagonal"
+# %% name="ex3-wrong-square" tags=["wrong"] kind="misconception" says="of [1, 2, 3, -8, 5"
 def inverse_of_slice(base, new, dim=0, start=None, end=None, step=1):
     places = torch.arange(base.shape[dim])[start:end:step]
     return base.index_copy(dim, places, new)
@@ -665,6 +674,21 @@ def inverse_of_diagonal(base, new, offset=0, dim1=0, dim2=1):
     rows, columns = torch.arange(base.shape[0]), torch.arange(base.shape[1])
     spread = new.index_select(0, rows.clamp(0, new.shape[0] - 1)).unsqueeze(1)
     return torch.where(columns - rows.unsqueeze(1) == offset, spread, base)
+
+
+# %% name="ex3-wrong-never-empty" tags=["wrong"] kind="visible-only" says="expected a result, got"
+def inverse_of_slice(base, new, dim=0, start=None, end=None, step=1):
+    places = torch.arange(base.shape[dim])[start:end:step]
+    return base.index_copy(dim, places, new)
+
+
+def inverse_of_diagonal(base, new, offset=0, dim1=0, dim2=1):
+    turned = base.movedim((dim1, dim2), (-2, -1))
+    rows, columns = (torch.arange(turned.shape[dim]) for dim in (-2, -1))
+    element = (rows - max(-offset, 0)).clamp(0, new.shape[-1] - 1)
+    spread = new.index_select(-1, element).unsqueeze(-1)
+    on_it = columns - rows.unsqueeze(-1) == offset
+    return torch.where(on_it, spread, turned).movedim((-2, -1), (dim1, dim2))
 
 
 # %% name="ex3-wrong-scatter" tags=["wrong"] kind="built-in" says="a use of diagonal_scatter"

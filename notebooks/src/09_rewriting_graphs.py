@@ -520,6 +520,7 @@ def register_two():
 # - A product of an n x k and a k x m matrix takes n * k * m multiplications.
 # - Examples that require grad, such as `torch.empty(2, 2, requires_grad=True)`, are matched together with
 #   their gradients: in training the backward reads the inner product, which then has an outside reader.
+#   Such a registration also fires in inference, so one is enough for both.
 
 # %% name="ex4-when"
 with mc.scoped():
@@ -582,6 +583,22 @@ def register_products():
         "products",
         search=lambda x, a, b: torch.mm(torch.mm(x, a), b),
         examples=[torch.empty(2, 2, requires_grad=True) for _ in "xab"],
+    )(lambda x, a, b: torch.mm(x, torch.mm(a, b)))
+
+
+# %% name="ex4-wrong-tie" tags=["wrong"] kind="misconception" says="(8, 8): expected 0 rewrites, got 1"
+def register_products():
+    def as_cheap(match):
+        x, a, b = match.values
+        (rows, inner), (_, middle), (_, columns) = x.shape, a.shape, b.shape
+        before = rows * inner * middle + rows * middle * columns
+        return inner * middle * columns + rows * inner * columns <= before
+
+    mc.register_pattern(
+        "products",
+        search=lambda x, a, b: torch.mm(torch.mm(x, a), b),
+        examples=[torch.empty(2, 2, requires_grad=True) for _ in "xab"],
+        when=as_cheap,
     )(lambda x, a, b: torch.mm(x, torch.mm(a, b)))
 
 

@@ -525,7 +525,7 @@ def quarter_turn(x):
 # %% [markdown]
 # **Exercise 3 · A lowering for addcmul** (solid, 3 points). `torch.addcmul(a, b, c, value=1)` is
 # `a + value * b * c`. The compiler's own rule is taken away: it calls the library now. Write
-# `lower_addcmul(ctx, a, b, c, value=1)`, so that it is one loop. It is registered for
+# `lower_addcmul(ctx, a, b, c, *, value=1)`, so that it is one loop. It is registered for
 # `aten.addcmul.default`, run on tables, rows and columns, and in a gated `Block`.
 
 # %% [markdown]
@@ -534,6 +534,8 @@ def quarter_turn(x):
 # - `elementwise(ctx, formula, a, b, c)`: a lazy value; it calls `formula(ops, x, y, z)` with one element of
 #   each, also if a row meets a table. The cell "own rule" above has one tensor, and a formula.
 # - `ops.add`, `ops.mul`: of two elements. `ops.constant(value, a.dtype)`: a number, for use with them.
+# - `value`: a Python `int` or `float`, given by name: `torch.addcmul(a, b, c, value=-0.5)` calls
+#   `lower_addcmul(ctx, a, b, c, value=-0.5)`.
 
 # %% [markdown]
 # <details><summary>Hint 1 of 2</summary>
@@ -574,10 +576,19 @@ def lower_addcmul(ctx, a, b, c, *, value=1):
     return elementwise(ctx, formula, a, b, c)
 
 
-# %% name="ex3-wrong-no-value" tags=["wrong"] kind="visible-only" says="value=-0.5: expected float32[4, 6] of"
+# %% name="ex3-wrong-no-value" tags=["wrong"] kind="misconception" says="value=2: expected float32[4, 6] of"
 def lower_addcmul(ctx, a, b, c, *, value=1):
     def formula(ops, x, y, z):
         return ops.add(x, ops.mul(y, z))
+
+    return elementwise(ctx, formula, a, b, c)
+
+
+# %% name="ex3-wrong-whole" tags=["wrong"] kind="visible-only" says="value=-0.5: expected float32[4, 6] of"
+def lower_addcmul(ctx, a, b, c, *, value=1):
+    def formula(ops, x, y, z):
+        product = ops.mul(ops.mul(ops.constant(int(value), a.dtype), y), z)
+        return ops.add(x, product)
 
     return elementwise(ctx, formula, a, b, c)
 

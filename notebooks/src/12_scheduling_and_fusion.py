@@ -390,11 +390,12 @@ their_nodes(one_between, square)
 #
 # - `schedule.kernels`: the fused nodes; the `nodes` of each are its members, a node's `name` is the buffer
 #   that it writes. `[[node.name for node in kernel.nodes] for kernel in trace.schedule.kernels]` gives
-#   `[['buf0', 'buf1'], ['buf2']]`.
+#   `[['buf0', 'buf1'], ['buf2']]`. Library calls are not among them.
 # - `schedule.before`: all nodes, library calls too. Each has `reads`:
 #   `[read.buffer for read in trace.schedule.before[1].reads]` gives `['buf0']`.
 # - `schedule.graph.returned`: the names of what the graph returns, `list(trace.schedule.graph.returned)`
 #   gives `['buf2']`.
+# - `schedule.memory` is not allowed here: it holds the answer.
 
 # %% [markdown]
 # <details><summary>Hint 1 of 2</summary>
@@ -412,7 +413,10 @@ their_nodes(one_between, square)
 
 # %% name="ex1-answer" tags=["answer"]
 def in_registers(schedule):
-    """Names of buffers that exist inside of one kernel only, as a set."""
+    """Names of buffers that exist inside of one kernel only, as a set.
+
+    in_registers(trace.schedule) gives {'buf0'}.
+    """
     ### BEGIN SOLUTION
     found = set()
     for kernel in schedule.kernels:
@@ -435,9 +439,22 @@ def in_registers(schedule):
     return members - set(schedule.graph.returned)
 
 
-# %% name="ex1-wrong-all-but-last" tags=["wrong"] kind="visible-only" says="expected [], got ['buf0']"
+# %% name="ex1-wrong-all-but-last" tags=["wrong"] kind="misconception" says="expected [], got ['buf0']"
 def in_registers(schedule):
     return {node.name for kernel in schedule.kernels for node in kernel.nodes[:-1]}
+
+
+# %% name="ex1-wrong-kernels-only" tags=["wrong"] kind="visible-only" says="expected [], got ['buf0']"
+def in_registers(schedule):
+    found = set()
+    for kernel in schedule.kernels:
+        members = {node.name for node in kernel.nodes}
+        for name in members - set(schedule.graph.returned):
+            loops = [node for other in schedule.kernels for node in other.nodes]
+            readers = {n.name for n in loops if name in {d.buffer for d in n.reads}}
+            if readers <= members:
+                found.add(name)
+    return found
 
 
 # %% name="ex1-wrong-plan" tags=["wrong"] kind="built-in" says="a use of internal"
@@ -534,7 +551,10 @@ fusion_rule("policy")(AlwaysCyclic)
 #
 # - `tuple(node.body.all_ranges.values())`: the extents of a node's loops.
 #   `tuple(trace.schedule.before[0].body.all_ranges.values())` gives `(8, 8)`.
-# - `node.reads`, `node.writes`: entries with a `buffer` and an `index` (None where it is unknown).
+# - `p`, `c`: lists of single nodes, such as `trace.schedule.before[:1]`. `nodes`: the list of all single
+#   nodes, like `trace.schedule.before`; those of `p` and `c` are among them.
+# - `node.reads`, `node.writes`: entries with a `buffer` and an `index`. It is None where the data decides
+#   which element it is, as in `x[i]`; such an index equals nothing, not even None.
 #   `[(place.buffer, str(place.index)) for place in trace.schedule.before[0].writes]` gives
 #   `[('buf0', '8*p0 + p1')]`.
 # - `nodes` may hold library calls, which have `reads` and `writes`, but no `body`; `p` and `c` hold loops
@@ -565,7 +585,11 @@ fusion_rule("policy")(AlwaysCyclic)
 
 # %% name="ex3-answer" tags=["answer"]
 def can_fuse(p, c, nodes):
-    """May the nodes of p and c run as one kernel? (verdict, reason)"""
+    """May the nodes of p and c run as one kernel? (verdict, reason)
+
+    With nodes = trace.schedule.before, can_fuse(nodes[:1], nodes[1:2], nodes)[0] gives True, and
+    can_fuse(nodes[:2], nodes[2:], nodes)[0] gives False.
+    """
     ### BEGIN SOLUTION
     if len({tuple(node.body.all_ranges.values()) for node in p + c}) > 1:
         return False, "their loops differ"
@@ -602,7 +626,7 @@ def can_fuse(p, c, nodes):
     return False, "two kernels are always right"
 
 
-# %% name="ex3-wrong-one-hop" tags=["wrong"] kind="visible-only" says="between: expected refusal, got fusion"
+# %% name="ex3-wrong-one-hop" tags=["wrong"] kind="misconception" says="between: expected refusal, got fusion"
 def can_fuse(p, c, nodes):
     if len({tuple(node.body.all_ranges.values()) for node in p + c}) > 1:
         return False, "their loops differ"
@@ -618,6 +642,30 @@ def can_fuse(p, c, nodes):
             if takes and {place.buffer for place in node.writes} & read:
                 return False, "a third node"
     return True, "fine"
+
+
+# %% name="ex3-wrong-two-nones" tags=["wrong"] kind="visible-only" says="None: expected refusal, got fusion"
+def can_fuse(p, c, nodes):
+    if len({tuple(node.body.all_ranges.values()) for node in p + c}) > 1:
+        return False, "their loops differ"
+    written = {place.buffer: place.index for node in p for place in node.writes}
+    for node in c:
+        for read in node.reads:
+            if read.buffer in written and read.index != written[read.buffer]:
+                return False, "another index"
+    through = set()
+    for node in nodes:
+        reads = {read.buffer for read in node.reads}
+        if node in c and reads & through:
+            return False, "a third node"
+        if node not in p and node not in c and reads & (through | written.keys()):
+            through |= {place.buffer for place in node.writes}
+    return True, "every element is read where it is written"
+
+
+# %% name="ex3-wrong-bare" tags=["wrong"] kind="misconception" says="expected (verdict, reason), got True"
+def can_fuse(p, c, nodes):
+    return len({tuple(node.body.all_ranges.values()) for node in p + c}) == 1
 
 
 # %% name="ex3-wrong-align" tags=["wrong"] kind="built-in" says="a use of align"
@@ -639,10 +687,12 @@ def can_fuse(p, c, nodes):
 # %% [markdown]
 # **You will need**
 #
-# - `context.flows(producer, consumer)`: the buffers that one writes and the other reads; empty where both
-#   only read the same.
-# - `context.saved(producer, consumer).total()`: the bytes that fusing saves. A score that returns just this
-#   is the built-in one, but for ties.
+# - `producer`, `consumer`: two kernels as far as they are fused, objects of class `LoopNest`. A score need
+#   only hand them to `context`. For `f` above, the first two are those of `buf0` and `buf1`.
+# - `context.flows(producer, consumer)`: the names of the buffers that one writes and the other reads, a set
+#   that is empty where both only read the same. For these two it is `frozenset({'buf0'})`.
+# - `context.saved(producer, consumer).total()`: the bytes that fusing saves, here `512`. A score that
+#   returns just this is the built-in one, but for ties.
 # - Tuples are compared from the left: `(True, 1) > (False, 9)` gives `True`.
 
 # %% [markdown]
@@ -662,7 +712,10 @@ def can_fuse(p, c, nodes):
 
 # %% name="ex4-answer" tags=["answer"]
 def score(producer, consumer, context):
-    """What is fused first."""
+    """What is fused first: a number, or a tuple of numbers.
+
+    The scheduler calls score(producer, consumer, context) for each pair and fuses the one with the highest.
+    """
     ### BEGIN SOLUTION
     saved = context.saved(producer, consumer).total()
     return bool(context.flows(producer, consumer)), saved
@@ -691,14 +744,15 @@ def score(producer, consumer, context):
 # %% [markdown]
 # **Exercise 5 · Right, but not wise** (hard, 3 points, optional). Find two loops that the scheduler keeps
 # apart, and that could be one kernel, which moves just as many bytes. Write `unwise(schedule)`: the
-# names of such a pair and the cause of the refusal, as `(a, b, cause)`. Try it with `what_if`, not
-# from the list of decisions.
+# names of two buffers that such loops write and the cause of the refusal, three strings `(a, b, cause)`. Try
+# it with `what_if`: `schedule.decisions` is not allowed here.
 
 # %% [markdown]
 # **You will need**
 #
-# - `schedule.what_if(fuse=[(a, b)])`: its `refused` is empty if the wish was granted; its `rows` have name,
-#   before and after, such as `("bytes moved", "512 B", "512 B")`.
+# - `schedule`: what `mc.trace(function, x).schedule` gives.
+# - `schedule.what_if(fuse=[(a, b)])`: its `refused` is empty if the wish was granted; its `rows` is a list
+#   of tuples of three strings, name, before and after, such as `("bytes moved", "512 B", "512 B")`.
 # - `schedule.why(a, b)`: `trace.schedule.why("buf1", "buf2").same_kernel` gives `False`, and its
 #   `decision.cause` is `trace.schedule.why("buf1", "buf2").decision.cause`: `'index_mismatch'`.
 # - `[node.name for kernel in schedule.kernels for node in kernel.nodes]`: the names of all loops.
@@ -719,7 +773,10 @@ def score(producer, consumer, context):
 
 # %% name="ex5-answer" tags=["answer"]
 def unwise(schedule):
-    """(a, b, cause): two loops whose fusion would be right and save nothing."""
+    """(a, b, cause): two loops whose fusion would be right and save nothing.
+
+    unwise(mc.trace(halves, x).schedule) gives ('buf0', 'buf1', 'no_saving').
+    """
     ### BEGIN SOLUTION
     names = [node.name for kernel in schedule.kernels for node in kernel.nodes]
     for i, a in enumerate(names):

@@ -631,8 +631,13 @@ def load_bytes(assembly):
 # - `tl.program_id(0)`: which program this is. `tl.arange(0, XBLOCK)[:, None]`: a column of numbers from
 #   zero; `tl.arange(0, RBLOCK)[None, :]`: a row.
 # - A column plus a row is a tile. Row `i`, column `j` lies at `in_ptr + i * rnumel + j`.
+# - `in_ptr`, `out_ptr`: pointers to the first float32 element of the rows and of the result, which has one
+#   element for each row. `xnumel`, `rnumel`: integers, the number of rows and of elements in each.
 # - `tl.load(place, mask, other=number)`: a tile; where the mask is false, nothing is read, and the tile
-#   holds `other`. Masks are joined by `&`.
+#   holds `other`. Masks are joined by `&`. Where the mask is true, memory must be yours, even if you don't
+#   use what is read.
+# - `float("-inf")`: the neutral element of a maximum, as 0 is that of a sum; `max(float("-inf"), -7.0)` gives
+#   `-7.0`.
 # - `tl.max(tile, 1)[:, None]`: the largest of each row, a column. `tl.store(place, value, mask)` writes it.
 
 # %% [markdown]
@@ -658,7 +663,10 @@ def load_bytes(assembly):
 
 # %% name="ex2-answer" tags=["answer"]
 def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
-    """The largest element of each row of this program's tile."""
+    """The largest element of each row of this program's tile.
+
+    `[[1., 3., 2.], [5., 4., 6.]]` at in_ptr, xnumel = 2, rnumel = 3: `[3., 6.]` at out_ptr.
+    """
     ### BEGIN SOLUTION
     rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
     columns = tl.arange(0, RBLOCK)[None, :]
@@ -672,7 +680,7 @@ def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
 check("ex2")
 
 
-# %% name="ex2-wrong-no-column-mask" tags=["wrong"] kind="misconception" says="expected float32[8]"
+# %% name="ex2-wrong-no-column-mask" tags=["wrong"] kind="misconception" says="program 1 reads 2 elements"
 def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
     columns = tl.arange(0, RBLOCK)[None, :]
@@ -689,13 +697,21 @@ def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     tl.store(out_ptr + rows, tl.max(tile, 1)[:, None], rows < xnumel)
 
 
-# %% name="ex2-wrong-no-row-mask" tags=["wrong"] kind="visible-only" says="result: expected 0, got 3"
+# %% name="ex2-wrong-no-row-mask" tags=["wrong"] kind="visible-only" says="program 1 writes 3 elements"
 def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
     rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
     columns = tl.arange(0, RBLOCK)[None, :]
     mask = (rows < xnumel) & (columns < rnumel)
     tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
     tl.store(out_ptr + rows, tl.max(tile, 1)[:, None])
+
+
+# %% name="ex2-wrong-reads-behind" tags=["wrong"] kind="visible-only" says="program 1 reads 21 elements"
+def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    columns = tl.arange(0, RBLOCK)[None, :]
+    tile = tl.load(in_ptr + rows * rnumel + columns, columns < rnumel, other=float("-inf"))
+    tl.store(out_ptr + rows, tl.max(tile, 1)[:, None], rows < xnumel)
 
 
 # %% name="ex2-wrong-helper" tags=["wrong"] kind="built-in" says="got a use of max_combine"

@@ -906,7 +906,7 @@ def kernels_of(trace, operator):
 
 # %% [markdown]
 # **Exercise 2 · Make it worth it** (solid, 2 points). Construct `worth_it(x)`: a function of a tensor
-# `f32[n]`, any `n`, that calls `torch.ops.lesson17.snake` once, for which the lowering of snake is
+# `f32[n]`, any `n` from 1 on, that calls `torch.ops.lesson17.snake` once, for which the lowering of snake is
 # worth most: with it all is one kernel, and that kernel moves less than a tenth of the bytes that
 # the kernels move without it. The result is for you to choose.
 
@@ -926,7 +926,8 @@ def kernels_of(trace, operator):
 #
 # <details><summary>Hint 2 of 2</summary>
 #
-# From n numbers come n times n, if a column meets a row; a sum makes them n again.
+# From n numbers come n times k, if a column meets a row of k numbers, such as `torch.arange(k)`; a sum makes
+# them n again. For which k is the part that is left small, whatever n is?
 #
 # </details>
 
@@ -935,7 +936,7 @@ def kernels_of(trace, operator):
 def worth_it(x):
     """One call of torch.ops.lesson17.snake; fused, it moves under a tenth of the bytes."""
     ### BEGIN SOLUTION
-    table = x[:, None] * x[None, :]
+    table = x[:, None] * torch.arange(32)
     return torch.ops.lesson17.snake(table).sum(-1)
     ### END SOLUTION
 
@@ -949,9 +950,14 @@ def worth_it(x):
     return torch.ops.lesson17.snake(x * 2) + 1
 
 
-# %% name="ex2-wrong-size" tags=["wrong"] kind="visible-only" says="shape '[64, 1]' is invalid"
+# %% name="ex2-wrong-square" tags=["wrong"] kind="misconception" says="expected under 10%, got 20%"
 def worth_it(x):
-    table = x.reshape(64, 1) * x.reshape(1, 64)
+    return torch.ops.lesson17.snake(x[:, None] * x).sum(1)
+
+
+# %% name="ex2-wrong-size" tags=["wrong"] kind="visible-only" says="shape '[-1, 4]' is invalid"
+def worth_it(x):
+    table = x.reshape(-1, 4).reshape(-1, 1) * torch.arange(32)
     return torch.ops.lesson17.snake(table).sum(-1)
 
 

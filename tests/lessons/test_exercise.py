@@ -104,6 +104,13 @@ def test_close_wants_numbers_shape_and_dtype(got: object, message: str):
     assert str(wrong.value) == f"g(x): {message}"
 
 
+def test_close_names_the_first_difference_of_tensors_that_are_shown_alike():
+    expected, got = torch.arange(12.0).view(4, 3), torch.arange(12.0).view(4, 3)
+    got[2, 1:] = 0
+    with pytest.raises(Wrong, match=r"; first difference at \[2, 1\]: expected 7, got 0$"):
+        run.close(got, expected, "g(x)")
+
+
 def test_close_takes_tolerances_and_knows_nan():
     run.close(
         torch.tensor([float("nan"), 1.1]), torch.tensor([float("nan"), 1.0]), "x", rtol=0.2, atol=0
