@@ -98,7 +98,7 @@ class Tracer(compat.TorchDispatchMode):
     def active(self) -> Iterator[None]:
         """Operators called inside are recorded. Composite ones arrive as what they are made of."""
         # torch's Python kernels of composites: in C++ batch norm hides that it mutates
-        kernels = compat.python_dispatcher(), compat.upsampling_as_in_eager()
+        kernels = compat.python_dispatcher(), compat.torch_kernels_as_in_eager()
         quiet = compat.quiet_fakes()  # the capture warned of what there is to warn of
         asked, composites = asking(self.env, self.asks), composites_as_in_eager()
         with self.mode, quiet, kernels[0], kernels[1], composites, self, asked:

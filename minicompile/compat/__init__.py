@@ -35,7 +35,7 @@ from minicompile.compat.dispatch import (
     onednn_linear,
     python_dispatcher,
     torch_decompositions,
-    upsampling_as_in_eager,
+    torch_kernels_as_in_eager,
 )
 from minicompile.compat.distributed import (
     COLLECTIVES,

@@ -44,5 +44,5 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
     if type(value) is dict and depth < 4:
         return tuple((str(key), fingerprint(item, depth + 1)) for key, item in value.items())
     if isinstance(value, torch.nn.Module):
-        return type(value), id(value), value.training, torch.is_grad_enabled()
+        return type(value), id(value), vars(value).get("training"), torch.is_grad_enabled()
     return type(value)

@@ -29,6 +29,7 @@ ASKED = {
 library's calls, which refuse when they run.)"""
 
 PUTS = {aten.index_put.default, aten.index_put_.default}
+ADDS = {aten.index_add.default, aten.index_add_.default}
 
 
 def check_arguments(
@@ -54,6 +55,12 @@ def check_arguments(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices
         ):
             values.expand(aten.index.Tensor(tensor, indices).shape)
+    elif op in ADDS:  # fakes broadcast
+        tensor, dim, index, source = args
+        rest = [list(x.shape) for x in (tensor, source)]
+        rows = [sizes.pop(dim) if sizes else 1 for sizes in rest]
+        if tensor.dim() != source.dim() or rest[0] != rest[1] or rows[1] != index.numel():
+            raise RuntimeError(f"{op} adds {list(source.shape)} to {list(tensor.shape)}")
     elif torch.Tag.pointwise in op.tags or op in ASKED:
         named = tuple((name, described(value)) for name, value in (kwargs or {}).items())
         with eagerly():

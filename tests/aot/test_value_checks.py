@@ -75,3 +75,14 @@ def test_the_checks_of_binary_cross_entropy_stay_in_its_graph() -> None:
     assert explanation.graph_count == 1 and not explanation.breaks
     with pytest.raises(RuntimeError, match="all elements of target should be between 0 and 1"):
         compiled(x, HALF + 0.6)
+
+
+def test_labels_behind_the_end_of_the_list_count_for_nothing() -> None:
+    def loss(x: Tensor) -> Tensor:
+        return F.multilabel_margin_loss(x, tensor([[0, 2, -1, 1], [-1, 2, 1, 3]]))
+
+    x = torch.randn(2, 4, requires_grad=True)
+    ours, theirs = (f(x) for f in (mc.compile(loss, backend="aot_eager"), loss))
+    torch.testing.assert_close(ours, theirs)
+    gradients = [torch.autograd.grad(result, x) for result in (ours, theirs)]
+    torch.testing.assert_close(*gradients)
