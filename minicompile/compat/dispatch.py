@@ -60,7 +60,7 @@ def python_kernels(tables: Mapping[Any, Mapping[Any, Any]]) -> Iterator[None]:
 
 
 def torch_kernels_as_in_eager() -> contextlib.AbstractContextManager[None]:
-    """Inside, upsampling is traced as the operators that eager runs, not as torch's Python kernels, and so is a
+    """Inside, upsampling is traced as the operators that eager runs, not as torch's Python kernels; so is a
     loss whose Python kernel counts labels behind the -1 that ends the list."""
     tables: dict[Any, dict[Any, Any]] = {}
     for name in (n for n in dir(torch.ops.aten) if "upsample_" in n or "multilabel_margin" in n):
