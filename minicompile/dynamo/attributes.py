@@ -400,7 +400,10 @@ class Attributes(Outside):
 
     def store_attr(self, value: Any, name: str, new: Any) -> None:
         if isinstance(value, torch.Tensor):
-            self.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
+            if name != "requires_grad":
+                self.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
+            self.recorder.switch_gradient(value, new)
+            return
         if isinstance(value, type):
             what = f"the class attribute {value.__name__}.{name} is set"
             self.unsupported("class-change", what)

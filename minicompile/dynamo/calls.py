@@ -317,6 +317,9 @@ class Calls(Containers):
         if name == "stride" and any(args[0] is gradient for gradient in self.gradients):
             what = "the strides of a gradient are read"
             self.unsupported("tensor-attribute", what, "call contiguous() first")
+        if name == "requires_grad_":
+            self.recorder.switch_gradient(*args, **kwargs)
+            return args[0]
         return self.recorder.record("call_method", name, args, kwargs)
 
     # -- builtins and C functions
