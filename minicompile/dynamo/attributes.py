@@ -190,7 +190,7 @@ class Attributes(Outside):
         """A class attribute's raw value, guarded unless the class is written in C."""
         owner = owner_of(cls, name)
         assert owner is not None
-        if not flags_of(owner) & HEAP_TYPE:
+        if not flags_of(cls) & HEAP_TYPE:
             return definition
         self.class_tracker(cls)
         return self.below(cls, "class_attribute", name, definition)
