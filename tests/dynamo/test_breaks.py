@@ -114,7 +114,7 @@ CASES = [
     (data_dependent_shape, "depends on the tensor's data"),
     (addresses, "id()"),
     (own_metadata, "changes a tensor's storage"),
-    (gradients, "`.requires_grad_()`"),
+    (gradients, "`.backward()`"),
     (seeds, "random state"),
 ]
 
