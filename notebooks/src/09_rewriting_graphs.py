@@ -646,8 +646,7 @@ def register_products():
 #
 # - `minicompile/passes/patterns.py`: what a pattern is, and the matcher.
 # - `minicompile/aot/passes/patterns.py`: tracing, confirming, replacing; `place_of` looks for writes.
-# - `minicompile/aot/passes/cleanup.py`: passes that aren't patterns; `minicompile/plugins/product_bias`: one
-#   in a plug-in.
+# - `minicompile/aot/passes/cleanup.py`: passes that aren't patterns.
 # - `torch/_inductor/pattern_matcher.py` and `torch/_inductor/fx_passes/post_grad.py`: the same in Inductor.
 #
 # **Where you are.** The model's graphs are as good as graphs get. The next lesson takes operators apart.

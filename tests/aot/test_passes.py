@@ -158,15 +158,6 @@ def traced(fn, inputs, dynamic=None, **options):
     return mc.trace(compiled, *inputs)
 
 
-def test_a_bias_that_only_attention_reads_stays_in_the_product():
-    def fn(x, w, b):
-        q, k, v = torch.addmm(b, x, w).view(2, 6, 3, 2, 4).unbind(2)
-        heads = (part.transpose(1, 2) for part in (q, k, v))
-        return F.scaled_dot_product_attention(*heads)
-
-    assert "addmm" in fired(run(fn, [rand(12, 8), rand(8, 24), rand(24)]))
-
-
 # Patterns from outside
 
 SQUARE = torch.empty(3, 2, requires_grad=True)
@@ -406,9 +397,7 @@ def test_passes_and_patterns_go_by_name():
         assert not fired(run(*program))
     assert fired(run(*program)) == {"cse", "pattern:relu_of_relu"}
     compiled = mc.compile(program[0], options={"disable_passes": ("csee",)})
-    with pytest.raises(
-        OptionError, match=r"no pass 'csee'; known: addmm, .*cse.*pattern:relu_of_relu"
-    ):
+    with pytest.raises(OptionError, match=r"no pass 'csee'; known: .*cse.*pattern:relu_of_relu"):
         compiled(rand(3))
 
 

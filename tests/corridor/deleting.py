@@ -37,14 +37,11 @@ from torch import fx
 from minicompile.codegen.plan import CodeLine
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import Origins
-from minicompile.options import Options
 from minicompile.pipeline_result import Trace
 
 DECISIONS = {
     "partitioner": "default",  # what the backward reads is saved, and nothing computed again
     "inline": "never",  # each value is computed once
-    # no bias goes into a product in one program alone
-    "plugins": tuple(name for name in Options().plugins if name != "product_bias"),
     "assert_indirect_indexing": False,  # nothing stays for the sake of a check
 }
 

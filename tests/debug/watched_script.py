@@ -1,6 +1,6 @@
 """The script that the documents' commands run: one compiled function, trained, called with two sizes.
 
-Two products follow each other, so that a post-grad pass has something to do; in-place operators, so that
+A parameter is copied, so that a post-grad pass has something to do; operators work in place, so that
 functionalization has; a parameter is named like one of them.
 """
 
@@ -20,7 +20,7 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = self.second(self.first(x))
-        hidden.mul_(2).add_(self.add_bias).sub_(1)
+        hidden.mul_(2).add_(self.add_bias.clone()).sub_(1)
         waves = (hidden * 2).exp().sin()
         return waves / waves.sum(dim=-1, keepdim=True), waves.cos()
 
