@@ -44,7 +44,6 @@ PUBLIC = {
     "mark_dynamic": "api",
     "export": "exporting.export",
     "Dim": "exporting.call",
-    "load_export": "exporting.saved",
     "aot_package": "exporting.package",
     "load_package": "exporting.load",
     "disable": "api",

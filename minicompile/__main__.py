@@ -150,7 +150,6 @@ COMMANDS = {
     "minify": elsewhere(
         "find the smallest graph in a script that fails, as a script of its own", "debug.minify"
     ),
-    "run": elsewhere("run an ahead-of-time package on tensors from a file", "exporting.load"),
     "lessons": elsewhere("copy the lesson notebooks into a folder of yours", "lessons.copies"),
     "grade": elsewhere(
         "grade the exercises of lesson notebooks, or of a folder of them", "lessons.grade"

@@ -5,17 +5,16 @@
     decides  what is an input and what is state; which of capture's guards are conditions on arguments, which
              are facts of the moment of export; which declared sizes the program takes as they are
 
-    call        an example call: whose frame is captured, which sizes are dynamic
+    call        an example call: the function that is captured, which sizes are dynamic
     results     how results are put together from the graph's outputs
     export      `mc.export`: captures once, separates state from inputs, turns guards into conditions
     exported    `Exported`: what it gives, how it is called
     conditions  the language of conditions and of the results' structure: read by `ast`, never run
-    saved       `save`, `mc.load_export`: readable text, and the state as safetensors
     package     `mc.aot_package`: the graph through the corridor, the sources, the C compilers
-    cuda        the same for a GPU: kernels as machine code, launches, what becomes of attention
     c_wrapper   the C function that runs the kernels; c/ has what is the same in all packages
     checks      sizes and checksums of a package's files; `safetensors` writes its weights
-    load        `mc.load_package`, `minicompile run`: checked, then called by ctypes
+    self_check  a new package is run once and compared with its export
+    load        `mc.load_package`: checked, then called by ctypes
     pictures    how exports and packages look in a notebook
 
 Read exported.py first, then export.py. The room stands above the corridor: it calls capture and AOT, and no

@@ -2,7 +2,7 @@
 
     int mc_check(const mc_tensor* in, int64_t* size)     the inputs are as the graph expects; finds the sizes
     int64_t mc_plan(const int64_t* size, int64_t* at)    where buffers lie in the one block of a call's memory
-    int mc_call(model, state, in, out, written, size, arena, at)
+    int mc_call(state, in, out, written, size, arena, at)
 
 Operators are those of c/operators.c; model.h has all names that the text expects.
 The real compiler: torch/_inductor/codegen/cpp_wrapper_cpu.py.
@@ -45,7 +45,7 @@ RESERVED = frozenset(
     alignas alignof asm auto bool break case char const constexpr continue default do double else enum extern
     false float for goto if inline int long nullptr register restrict return short signed sizeof static struct
     switch thread_local true typedef typeof union unsigned void volatile while linux unix
-    model state in out written size arena at code
+    state in out written size arena at code
     """.split()  # noqa: SIM905
 )
 
@@ -108,7 +108,7 @@ class CWriter:
         known = [f"    const int64_t {', '.join(sizes)};"] if sizes else []
         at = "const int64_t* size, int64_t* at"
         given = (
-            "mc_model* model, char* const* state, const mc_tensor* in, mc_tensor* out,\n"
+            "char* const* state, const mc_tensor* in, mc_tensor* out,\n"
             "    mc_written* written, const int64_t* size, char* arena, const int64_t* at"
         )
         text = [
@@ -295,10 +295,9 @@ class CWriter:
             for name in kernel.plan.workspace:
                 if name not in self.variables:
                     self._declare(name, f"(%s)(arena + at[{self.home[name]}])")
-            self.launch(kernel, node)
+            self._launch(kernel, node)
 
-    def launch(self, kernel: KernelSource, node: ScheduledNode) -> None:
-        """Write the call of a kernel."""
+    def _launch(self, kernel: KernelSource, node: ScheduledNode) -> None:
         plan = kernel.plan
         given = [self.variables[a.buffer] for a in plan.arguments]
         given += [self.length(symbol) for symbol in plan.sizes]
@@ -331,7 +330,7 @@ class CWriter:
         )
         where = f"{self.place(output)}, {c_dtype(layout)}, {layout.dtype.itemsize}, {rank}"
         shape = f"{self.lengths(layout.size)}, {self.lengths(layout.stride)}"
-        self.lines.append(f"    if (mc_give(model, {to}, {where}, {shape})) return 1;")
+        self.lines.append(f"    if (mc_give({to}, {where}, {shape})) return 1;")
         if number in self.written:
             source = self.written[number]
             own = f"state[{source}]" if source < self.state else f"in[{source - self.state}].data"

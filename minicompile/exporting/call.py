@@ -1,23 +1,21 @@
-"""An example call: whose frame is captured, where the user sees what lies in it, which sizes are dynamic."""
+"""An example call: the function that is captured, its arguments, which sizes are dynamic."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import inspect
 import keyword
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 
 from minicompile.aot.layout import is_dense
 from minicompile.dynamo.arguments import signature_of
-from minicompile.dynamo.module import call_module, calling
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import MARK
 from minicompile.errors import ExportError
@@ -75,6 +73,26 @@ def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
 ANY = inspect.signature(lambda *args, **kwargs: None)
 
 
+def signature_called(target: Any) -> inspect.Signature:
+    """The signature of a callable; C functions without one take anything."""
+    if isinstance(target, types.FunctionType):
+        return signature_of(target)
+    try:
+        return inspect.signature(target)
+    except ValueError:
+        return ANY
+
+
+def parameters(signature: inspect.Signature, defaults: bool = True) -> inspect.Signature:
+    """A signature without annotations, which may be objects; with or without defaults."""
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return inspect.Signature(plain if defaults else [p.replace(default=p.empty) for p in plain])
+
+
+FILE = "<minicompile export>"
+"""The file of the functions that are captured."""
+
+
 @dataclass
 class Call:
     """An example call, ready to be captured. `arguments`: what the user gave, by the parameters' names;
@@ -84,12 +102,6 @@ class Call:
     name: str
     signature: inspect.Signature
     arguments: dict[str, Any]
-    function: types.FunctionType
-    """The frame that is captured."""
-    owner: dict[str, Any]
-    """Its locals that are no arguments: the module, or the object of a method."""
-    stars: bool
-    """Whether it takes `*args, **kwargs` and hands them on."""
     dims: dict[str, Dim] = field(default_factory=dict)
 
     @classmethod
@@ -97,85 +109,57 @@ class Call:
         """Binds and checks. Raises ExportError."""
         if not isinstance(args, list | tuple):
             raise ExportError(f"args is a {type(args).__name__}: give a tuple of the arguments")
-        owner: dict[str, Any] = {}
-        function, stars = target, False
-        if isinstance(target, torch.nn.Module):
-            name, signature = type(target).__qualname__, inspect.signature(target.forward)
-            function, owner, stars = call_module, {"self": target}, True
-        elif isinstance(target, types.FunctionType):
-            name, signature = target.__qualname__, signature_of(target)
-        elif isinstance(getattr(target, "__func__", None), types.FunctionType):
-            function, name = target.__func__, target.__qualname__
-            first, *rest = signature_of(function).parameters.values()
-            owner, signature = {first.name: target.__self__}, inspect.Signature(rest)
-        else:
-            name, signature = getattr(target, "__name__", type(target).__name__), ANY
-            with contextlib.suppress(ValueError):  # of C functions there may be none
-                signature = inspect.signature(target)
-            function, stars = calling(target), True
-        name = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "exported"
+        module = isinstance(target, torch.nn.Module)
+        signature = signature_called(target.forward if module else target)
+        name = (
+            type(target).__name__ if module else getattr(target, "__name__", type(target).__name__)
+        )
+        name = re.sub(r"\W+", "_", name).strip("_") or "exported"
         name += "_" * keyword.iskeyword(name)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise ExportError(f"{name}: {error}") from None
         bound.apply_defaults()
-        found = cls(target, name, signature, {}, cast(Any, function), owner, stars)
         if "result" in signature.parameters:
             raise ExportError(
                 f"{name}: an export's results are called `result`: rename the parameter"
             )
-        found.check(bound.arguments)
         copies: dict[int, Any] = {}
         given = mapped(dict(bound.arguments), lambda x: copies.setdefault(id(x), example(x)))
-        found.arguments = given
-        found.declare(dynamic)
-        return found
+        call = cls(target, name, signature, given)
+        call.check(bound.arguments)
+        call.declare(dynamic)
+        return call
+
+    @property
+    def owner(self) -> str:
+        """The name under which the captured function finds the target: `self` for a module."""
+        name = "self" if isinstance(self.target, torch.nn.Module) else self.name
+        while name in self.signature.parameters:
+            name += "_"
+        return name
+
+    @functools.cached_property
+    def function(self) -> Any:
+        """The function that is captured: it has the target's parameters, and calls the target with them."""
+        stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
+        given = (
+            f"{n}={n}" if p.kind is p.KEYWORD_ONLY else stars.get(p.kind.name, "") + n
+            for n, p in self.signature.parameters.items()
+        )
+        text = f"def {self.name}{parameters(self.signature, defaults=False)}:\n"
+        text += f"    return {self.owner}({', '.join(given)})"
+        names: dict[str, Any] = {}
+        exec(compile(text, FILE, "exec"), names)
+        names[self.owner], function = self.target, names[self.name]
+        return function
 
     def bound(self, arguments: dict[str, Any]) -> inspect.BoundArguments:
         return inspect.BoundArguments(self.signature, collections.OrderedDict(arguments))
 
-    def frame(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The locals of the frame."""
-        if not self.stars:
-            return {**self.owner, **arguments}
-        bound = self.bound(arguments)
-        return {**self.owner, "args": bound.args, "kwargs": bound.kwargs}
-
-    @functools.cached_property
-    def moved(self) -> dict[Source, Source]:
-        """Where arguments lie in the frame -> where they lie for the user."""
-        found: dict[Source, Source] = {}
-        args, kwargs = Source("local", "args"), Source("local", "kwargs")
-        for name, parameter in self.signature.parameters.items() if self.stars else ():
-            here, place = Source("local", name), len(found)
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                for i in range(len(self.arguments[name])):
-                    found[Source("item", place + i, args)] = Source("item", i, here)
-            elif parameter.kind is parameter.VAR_KEYWORD:
-                for key in self.arguments[name]:
-                    found[Source("item", key, kwargs)] = Source("item", key, here)
-            elif parameter.kind is parameter.KEYWORD_ONLY:
-                found[Source("item", name, kwargs)] = here
-            else:
-                found[Source("item", place, args)] = here
-        return found
-
-    def renamed(self, source: Source) -> Source:
-        """Where the user sees what a source names; what is no argument starts at something held."""
-        if source in self.moved:
-            return self.moved[source]
-        if source.kind == "computed":
-            form, function, of = source.key
-            return replace(source, key=(form, function, tuple(map(self.renamed, of))))
-        if source.base is None:
-            return (
-                replace(source, kind="held") if self.stars or source.key in self.owner else source
-            )
-        return replace(source, base=self.renamed(source.base))
-
     def is_argument(self, source: Source) -> bool:
-        """Whether a source, renamed, lies in the arguments."""
+        """Whether a source lies in the arguments."""
         while source.base is not None:
             source = source.base
         return source.kind == "local"
@@ -187,12 +171,6 @@ class Call:
             dim = self.dims.get(env.wishes[symbol].removeprefix("dimension ").strip("'"), Dim.AUTO)
             found[symbol] = dim.min, dim.max
         return found
-
-    @property
-    def plain_signature(self) -> inspect.Signature:
-        """How the export is called: without annotations, which may be objects."""
-        given = self.signature.parameters.values()
-        return inspect.Signature([p.replace(annotation=p.empty) for p in given])
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Raises ExportError for an argument that is neither a tensor nor plain data."""

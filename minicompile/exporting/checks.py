@@ -14,7 +14,7 @@ from typing import Any
 
 from minicompile.errors import ExportError
 
-VERSION = 2
+VERSION = 3
 """Of the package's format and C interface: MC_VERSION in minicompile_package.h."""
 LAST = '"crc32_above": '
 PIECE = 1 << 24

@@ -1,10 +1,8 @@
 """What must hold of arguments, and how results are put together: expressions that are read, never executed.
 
-    condition  := x is f32 | x.dim() == 2 | x.size(1) == 16 | 2 <= x.size(0) <= 64 | x.size(0) == y.size(0)
-                | x.device == 'cpu' | flag == True | type(xs) is list | len(xs) == 2 | list(d) == ['a'] ...
-    structure  := {'logits': result[0], 'n': x.size(0) // 2, 'rest': (None, xs[1])} ...
-
-Sizes may be symbols: then a condition becomes a fact of their `ShapeEnv`.
+condition  := x is f32 | x.dim() == 2 | x.size(1) == 16 | 2 <= x.size(0) <= 64 | x.size(0) == y.size(0)
+            | x.device == 'cpu' | flag == True | type(xs) is list | len(xs) == 2 | list(d) == ['a'] ...
+structure  := {'logits': result[0], 'n': x.size(0) // 2, 'rest': (None, xs[1])} ...
 """
 
 from __future__ import annotations
@@ -36,12 +34,10 @@ ARITHMETIC: dict[type, Callable[..., Any]] = {
     ast.NotIn: lambda a, b: a not in b, ast.USub: operator.neg, ast.Not: operator.not_,
 }  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "len": len, "list": list, "min": torch.sym_min, "max": torch.sym_max, "float": float,
-    "slice": slice, "torch.device": torch.device, "torch.Size": torch.Size,
-    "OrderedDict": collections.OrderedDict,
+    "len": len, "list": list, "min": min, "max": max, "float": float, "torch.device": torch.device,
+    "torch.Size": torch.Size, "OrderedDict": collections.OrderedDict,
 }  # fmt: skip
 MEMBERS = ("size", "dim", "device")
-TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def class_name(cls: type) -> str:
@@ -49,10 +45,8 @@ def class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
 
 
-def same(left: Any, right: Any) -> Any:
-    """Equal in type and value; sizes may be symbolic. NaN is NaN, 0.0 is not -0.0."""
-    if isinstance(left, torch.SymInt) or isinstance(right, torch.SymInt):
-        return left == right
+def same(left: Any, right: Any) -> bool:
+    """Whether two values are equal in type and value. NaN is NaN, 0.0 is not -0.0."""
     if isinstance(left, torch.device):
         return str(left) == right
     if type(left) is float and type(right) is float:
@@ -83,7 +77,7 @@ class Expression:
             raise ExportError(f"not an expression: {text[:200]!r} ({error})") from None
 
     def __call__(self, names: Mapping[str, Any]) -> Any:
-        """Its value. `names`: arguments, symbols, `result`, classes. What it can't look at raises what Python
+        """Its value. `names`: arguments, `result`, classes. What it can't look at raises what Python
         raises for it."""
         return value_of(self.tree, names)
 
@@ -171,11 +165,9 @@ def value_of(node: ast.AST, names: Mapping[str, Any]) -> Any:
             return inner(node.value).device
         case ast.Attribute(value=ast.Name(id="torch")):
             found = getattr(torch, node.attr, None)
-            if isinstance(found, TORCH_CONSTANTS):
+            if isinstance(found, torch.dtype):
                 return found
         case ast.Call(func=ast.Attribute(attr="size", value=of), args=[axis], keywords=[]):
-            if (symbol := names.get(ast.unparse(node))) is not None:
-                return symbol
             return inner(of).shape[inner(axis)]
         case ast.Call(func=ast.Attribute(attr="dim", value=of), args=[], keywords=[]):
             return inner(of).dim()

@@ -28,12 +28,13 @@ from minicompile.aot.joint import trace
 from minicompile.aot.layout import same_sizes
 from minicompile.aot.levels import lower_to, verify
 from minicompile.api import explain
+from minicompile.debug.copies import Copier
 from minicompile.dynamo.dispatch import capture_alone
-from minicompile.dynamo.module import call_module, original_of
+from minicompile.dynamo.module import original_of
 from minicompile.dynamo.result import Capture, GraphInput, Guard
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.errors import ExportError, Unsupported, refusal_text
-from minicompile.exporting.call import Call, leaves, mapped
+from minicompile.exporting.call import FILE, Call, leaves, parameters
 from minicompile.exporting.conditions import always_holds, class_name, literal
 from minicompile.exporting.exported import Constraint, Exported, InputSpec, OutputSpec, Signature
 from minicompile.exporting.results import Structure
@@ -58,7 +59,7 @@ def export(
     dynamic_shapes  by argument name, or by position: for a tensor `{axis: Dim}` or one entry an axis, for a
                     container what it holds; None: static
 
-    To find every break of a program that is no single graph, it is run once, on copies of its tensors.
+    To find every break of a program that is no single graph, a copy of it is run once.
     Other sizes, numbers and structures are as in the example. Raises ExportError: with every graph break, for
     a declared size that the program narrows, for arguments and results that no file could hold.
     """
@@ -70,58 +71,37 @@ def export(
     call = Call.of(target, args, kwargs or {}, dynamic_shapes)
     try:
         with torch.no_grad():
-            frame, dynamic = call.frame(call.arguments), Dynamic(general=True)
-            captured = capture_alone(call.function, frame, dynamic, call.name)
+            dynamic = Dynamic(general=True)
+            captured = capture_alone(call.function, dict(call.arguments), dynamic, call.name)
     except Unsupported as error:
         raise every_break(call, error) from None
     capture = captured.capture
-    capture.inputs[:] = [replace(i, source=call.renamed(i.source)) for i in capture.inputs]
-    if (env := capture.shape_env) is not None:
-        env.symbols.update({s: call.renamed(source) for s, source in env.symbols.items()})
     structure = Structure(call, captured)
     graph, signature, state = functional(call, capture, structure)
     check_declared(call, capture.shape_env)
-    constraints, facts = conditions(call, capture)
     return Exported(
         name=call.name,
         graph=graph,
         signature=signature,
-        constraints=tuple(constraints),
+        constraints=conditions(call, capture),
         state=state,
         shape_env=capture.shape_env,
-        call=call.plain_signature,
+        call=parameters(call.signature),
         structure=structure.text,
         classes=structure.classes,
-        facts=tuple(facts),
     )
 
 
 def every_break(call: Call, error: Unsupported) -> ExportError:
-    """The error of a call that is no single graph: found by running it once with breaks, on copies of its
-    tensors; what it changes of a module's tensors is undone."""
-    tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    owner = call.target if isinstance(call.target, torch.nn.Module) else None
-    state = [] if owner is None else [*owner.parameters(), *owner.buffers()]
-    for x in state:
-        tensors[id(x)] = x, x.detach().clone()
-    copies: dict[int, Any] = {}
-
-    def copy(leaf: Any) -> Any:
-        tensor = isinstance(leaf, torch.Tensor)
-        return copies.setdefault(id(leaf), leaf.detach().clone() if tensor else leaf)
-
-    bound = call.bound(mapped(call.arguments, copy))
-    try:
-        with torch.no_grad():
-            breaks = list(explain(call.target)(*bound.args, **bound.kwargs).breaks)
-    finally:
-        with torch.no_grad():
-            for x, before in tensors.values():
-                x.copy_(before)
-    told = [refusal_text(b.reason, b.user_line, b.hint, b.id) for b in breaks]
-    told = list(dict.fromkeys(told)) or [str(error)]
-    lines = [f"{call.name} is no single graph; {count_text(len(told), 'place')} to mend:"]
-    for number, text in enumerate(told, 1):
+    """The error of a call that is no single graph: found by running a copy of it once, with breaks."""
+    copies = Copier()
+    target, bound = copies(call.target), call.bound(copies(call.arguments))
+    with torch.no_grad():
+        breaks = explain(target)(*bound.args, **bound.kwargs).breaks
+    texts = [refusal_text(b.reason, b.user_line, b.hint, b.id) for b in breaks]
+    texts = list(dict.fromkeys(texts)) or [str(error)]
+    lines = [f"{call.name} is no single graph; {count_text(len(texts), 'place')} to mend:"]
+    for number, text in enumerate(texts, 1):
         lines.append(f"{number}. " + text.replace("\n", "\n   "))
     return ExportError("\n".join(lines))
 
@@ -236,10 +216,8 @@ def arranged(
         check_written(call, output, node, inputs, placeholders(made))
     state = {i.target: state[i.target] for i in inputs if i.kind != "input"}
     state |= {name: value.clone() for name, value in state.items() if name in changed}
-    tied = {name: owned[id(tensor)][0] for name, tensor in every_name(call.target)}
-    tied = {name: first for name, first in tied.items() if name != first and first in state}
     gm = compat.graph_module(torch.nn.Module(), made, call.name)
-    return Graph(gm, call.name, "export"), Signature(tuple(inputs), tuple(outputs), tied), state
+    return Graph(gm, call.name, "export"), Signature(tuple(inputs), tuple(outputs)), state
 
 
 def free_name(name: str, taken: Mapping[str, Any]) -> str:
@@ -340,17 +318,14 @@ def cure(condition: Any, env: Any, about: list[Any]) -> str:
     return "no Dim (a static size), or mc.Dim.AUTO, which makes it a constraint"
 
 
-def conditions(call: Call, capture: Capture) -> tuple[list[Constraint], list[str]]:
-    """What each call must fulfil; the other guards, which are facts of the moment."""
+def conditions(call: Call, capture: Capture) -> tuple[Constraint, ...]:
+    """What each call must fulfil. Guards on anything but arguments are facts of the moment of export."""
     env = capture.shape_env
     found: dict[str, Constraint] = {}
-    facts: list[str] = []
     early = [g for g in capture.guards if g.kind != "shape"]  # some came after capture
-    guards = [replace(g, sources=tuple(map(call.renamed, g.sources))) for g in early]
-    for guard in (*guards, *(shape_guards(env))):
+    for guard in (*early, *shape_guards(env)):
         about = [call.is_argument(source) for source in guard.sources]
         if not any(about) or guard.kind in DROPPED:
-            facts.append(str(guard))
             continue
         if not all(about):
             raise ExportError(f"{call.name}: an argument is a tensor of the module: {guard}")
@@ -358,7 +333,7 @@ def conditions(call: Call, capture: Capture) -> tuple[list[Constraint], list[str
             continue
         for text, reason in texts(guard):
             line = guard.user_line
-            at = "" if line is None or line.file == call_module.__code__.co_filename else str(line)
+            at = "" if line is None or line.file == FILE else str(line)
             found.setdefault(text, Constraint(text, reason, at))
     for path, value in leaves(call.arguments):
         if not isinstance(value, torch.Tensor):
@@ -374,7 +349,7 @@ def conditions(call: Call, capture: Capture) -> tuple[list[Constraint], list[str
             found.setdefault(text, Constraint(text, "what the program was exported for"))
     for constraint in found.values():
         constraint.check(call.arguments)
-    return list(found.values()), facts
+    return tuple(found.values())
 
 
 DROPPED = ("strides", "different", "memory", "distinct", "class", "hooks", "global_state", "equals")

@@ -15,7 +15,6 @@ import functools
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -61,8 +60,6 @@ class Signature(Shown):
 
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
-    tied: Mapping[str, str] = field(default_factory=dict)
-    """Further names of tensors of the state -> the name that they have there."""
 
     @property
     def mutated(self) -> list[InputSpec]:
@@ -74,7 +71,6 @@ class Signature(Shown):
         takes, gives = (count_text(len(x), "value") for x in (self.inputs, self.outputs))
         lines = [f"takes {takes}, gives {gives}"]
         lines += [f"  input  {spec}" for spec in self.inputs]
-        lines += [f"  tied   {name} is {target}" for name, target in self.tied.items()]
         return "\n".join([*lines, *(f"  output {spec}" for spec in self.outputs)])
 
 
@@ -103,7 +99,7 @@ class Constraint(Shown):
 
 @dataclass(eq=False)
 class Exported(Shown):
-    """A program that was exported: `mc.export(fn, args)`, or `mc.load_export(path)`.
+    """A program that was exported: `mc.export(fn, args)`.
 
     A call gives what the function gave, as under `torch.no_grad()`. Raises ExportError, before anything runs,
     for arguments that do not fulfil the constraints.
@@ -124,8 +120,6 @@ class Exported(Shown):
     """How results are put together from the outputs: an expression."""
     classes: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The classes that `structure` names."""
-    facts: tuple[str, ...] = field(default=(), repr=False)
-    """What else was assumed when exporting: of the module, of globals. Not checked: none of them is left."""
 
     def __post_init__(self) -> None:
         nodes = placeholders(self.graph.gm.graph)
@@ -181,12 +175,6 @@ class Exported(Shown):
                 value = like.copy_(value)
             laid.append(value)
         return laid
-
-    def save(self, path: str | Path) -> Path:
-        """Write it to a folder: `program.py`, text to read, and `model.safetensors`. Gives the folder."""
-        from minicompile.exporting.saved import save
-
-        return save(self, Path(path))
 
     def __str__(self) -> str:
         total = sum(value.nbytes for value in self.state.values())

@@ -1,7 +1,6 @@
 """Ahead-of-time packages: an exported graph as a shared library that needs neither Python nor torch.
 
     lib<name>.so               kernels, operators and the C interface of minicompile_package.h
-    *.cubin                    a GPU's kernels (cuda.py), which the library loads
     model.safetensors          parameters, buffers, constants
     metadata.json              signature, constraints, sizes and checksums of all files
     model.c kernels.c ...      what the library was built from
@@ -15,7 +14,6 @@ from __future__ import annotations
 import platform
 import re
 import subprocess
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,14 +28,12 @@ from minicompile.aot.autograd import ahead_of_time, fake_mode_of
 from minicompile.codegen.cpp_ops import prelude
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.errors import BackendError, Unsupported, unknown
-from minicompile.exporting import cuda
 from minicompile.exporting.c_wrapper import DTYPES, Condition, CWriter, ModelSource, c_string
 from minicompile.exporting.checks import checksum, write_metadata
 from minicompile.exporting.conditions import signature_rows
 from minicompile.exporting.exported import Exported
 from minicompile.exporting.safetensors import write_safetensors
 from minicompile.exporting.self_check import check_built
-from minicompile.lowering.context import layout_of
 from minicompile.lowering.lower import lower
 from minicompile.ops import plugins
 from minicompile.ops.graph import Graph, copied, output_node, placeholders
@@ -58,11 +54,6 @@ library), `-ldl`, and this folder; not Python, not torch. `OMP_NUM_THREADS`: how
 `lib{name}.so` was built from the C files beside it: `model.c` is the graph. From Python:
 `mc.load_package(folder)`.
 """
-GPU = """
-It runs on an NVIDIA GPU of compute capability {capability}, by the driver (`libcuda.so.1`, or the file that
-`MINICOMPILE_CUDA_DRIVER` names). `*.cubin` are its kernels, `kernels.py` is their text.
-"""
-DEVICE = re.compile(r"\.device == '[\w:]+'$")
 AS_STRIDED = {torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default}
 LEVELS: dict[str, tuple[str, ...]] = {
     "x86-64-v4": ("avx2", "fma", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
@@ -72,102 +63,64 @@ LEVELS: dict[str, tuple[str, ...]] = {
 """Kinds of processors, as compilers name them, and what tells that a processor is of the kind."""
 
 
-def aot_package(
-    exported: Exported,
-    path: str | Path,
-    *,
-    cpu: str | None = None,
-    target: tuple[str, int] | None = None,
-) -> Path:
-    """Compile an exported graph into a folder, or a zip file if `path` ends so; gives the path.
+def aot_package(exported: Exported, path: str | Path, *, cpu: str | None = None) -> Path:
+    """Compile an exported graph into a folder; gives its path.
 
     `cpu`: the kind of x86 processor to compile for (a key of `LEVELS`); None: the best that this one is.
     Built by clang it runs on one thread: its OpenMP library is seldom installed.
-    `target`: ("cuda", 90) for a GPU of compute capability 9.0, named as for `trace.assembly`. Kernels are
-    compiled for it here, wherever the program was exported: the machine that builds needs no GPU and no CUDA,
-    the one that runs no compiler. None: the CPU, or the GPU that the program was exported with. What an
-    operator leaves to a device (a float32 product's precision) is as torch's settings say now.
-    Where this processor can run it, a package for a CPU is run once and compared with the export.
+    Where this processor can run it, the package is run once and compared with the export.
     Raises Unsupported for what a package can't do, with the user's line, and BackendError without a
     compiler, or if that made something else of the program.
     """
     path = Path(path)
     with TemporaryDirectory(prefix="minicompile_package_", dir=path.absolute().parent) as work:
-        folder = Path(work) / "package"
-        folder.mkdir()
-        _fill(folder, exported, cpu, target)
-        if path.suffix == ".zip":
-            packed = Path(work) / "package.zip"
-            with zipfile.ZipFile(packed, "w") as archive:  # stored: weights don't shrink
-                for file in sorted(folder.iterdir()):
-                    archive.write(file, file.name)
-            packed.replace(path)
-            return path
+        folder = Path(work)
+        _fill(folder, exported, cpu)
         path.mkdir(exist_ok=True)
         for file in sorted(folder.iterdir(), key=lambda file: file.name == "metadata.json"):
             file.replace(path / file.name)
     return path
 
 
-def _fill(folder: Path, exported: Exported, cpu: str | None, target: cuda.Target | None) -> None:
+def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
     name = re.sub(r"\W", "_", exported.name)
-    values = [node.meta["val"] for node in placeholders(exported.graph.gm.graph)]
-    target = cuda.target_of(target, {x.device for x in values if isinstance(x, Tensor)})
-    level, features = _processor("x86-64" if cpu is None and target else cpu)
+    level, features = _processor(cpu)
     held = [spec for spec in exported.signature.inputs if spec.kind != "input"]
     users = [spec for spec in exported.signature.inputs if spec.kind == "input"]
-    tensors = [exported.state[spec.target].cpu() for spec in held]
     usable = plugins.without_torch(Options().plugins)
-    options = Options(memory_pool=False, plugins=usable, **(cuda.OPTIONS if target else {}))
+    options = Options(memory_pool=False, plugins=usable)
     lowered = _Lowered(exported, options)
-    weights = {spec.target: tensor for spec, tensor in zip(held, tensors)}
+    weights = {spec.target: exported.state[spec.target] for spec in held}
     for constant in lowered.schedule.graph.constants:
         assert constant.value is not None
         weights[f"constant.{constant.name}"] = constant.value
     places = write_safetensors(folder / "model.safetensors", weights)
-    written = written_by_output(exported)
     env = exported.shape_env
-    kind = CWriter if target is None else cuda.CudaWriter
-    writer = kind(
+    source = CWriter(
         lowered.schedule,
         lowered.kernels,
         len(held),
         [spec.target for spec in users],
-        written,
+        written_by_output(exported),
         conditions_of(exported),
         env.simplified if env is not None else lambda size: size,
-    )
-    text, more = lowered.text, dict[str, int]()
-    if isinstance(writer, cuda.CudaWriter):
-        assert target is not None
-        (folder / "kernels.py").write_text(text, encoding="utf-8")
-        sources = [kernel for step in lowered.kernels.values() for kernel in step]
-        writer.cubins = cuda.machine_code(sources, target, options)
-        text, more = cuda.write_kernels(folder, writer.cubins.values(), target)
-    source = writer.write()
-    _write_sources(folder, text, source, places, [*weights], exported, name, features, more)
-    _build(folder, name, level, options, bool(target))
-    if target is None and {*features} <= {*processor_features().split()}:
+    ).write()
+    _write_sources(folder, lowered.text, source, places, [*weights], exported, name, features)
+    _build(folder, name, level, options)
+    if {*features} <= {*processor_features().split()}:
         check_built(folder, name, exported, lowered.schedule.graph.size_hints)
     mutated = {spec.target for spec in exported.signature.mutated}
-    capability = ".".join(map(str, divmod(target[1], 10))) if target else None
     facts = {
         "name": name,
         "made_by": f"minicompile {minicompile.__version__}",
         "cpu": features,
-        "cuda": capability,
         "call": signature_rows(exported.call),
         "inputs": [[spec.target, spec.target in mutated] for spec in users],
         "results": sum(spec.kind == "result" for spec in exported.signature.outputs),
         "structure": exported.structure,
-        "constraints": [
-            [c.condition, c.reason, c.line]
-            for c in exported.constraints
-            if target is None or not DEVICE.search(c.condition)  # the library looks at that
-        ],
+        "constraints": [[c.condition, c.reason, c.line] for c in exported.constraints],
     }
-    readme = (README + GPU if target else README).format(name=name, capability=capability)
-    (folder / "README.md").write_text(readme, encoding="utf-8")
+    (folder / "README.md").write_text(README.format(name=name), encoding="utf-8")
     write_metadata(folder, facts)
 
 
@@ -202,10 +155,8 @@ class _Lowered:
         if not all(isinstance(fake, Tensor) for fake in fakes):
             raise Unsupported("a package takes tensors: a number that varies can't be an input")
         mode = fake_mode_of(graph, fakes, exported.shape_env)
-        gpu = not options.library
-        if gpu:
-            fakes = cuda.on_one_device(graph, fakes, mode)
-            cuda.write_out(graph)
+        if gpus := {str(fake.device) for fake in fakes} - {"cpu"}:
+            raise Unsupported(f"a package runs on a CPU, not on {', '.join(gpus)}")
         if unknown := [str(fake.dtype) for fake in fakes if fake.dtype not in DTYPES]:
             raise Unsupported(f"a package has no {unknown[0]}")
         strided = any(node.target in AS_STRIDED for node in graph.nodes)
@@ -218,10 +169,6 @@ class _Lowered:
         if any(shared):
             _own_outputs(graph, shared[: len(shared) - aot.metadata.hidden])
             aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
-        results: Any = output_node(aot.forward.gm.graph).args[0]
-        if gpu and any(gaps := [has_gaps(result) for result in results]):
-            _own_outputs(graph, gaps)
-            aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
         loops = lower(aot.forward, options)
         self.schedule = schedule(loops, options)
         plans = make_plans(self.schedule, options)
@@ -233,13 +180,8 @@ class _Lowered:
                 exported.shape_env.evaluate(fact, why)
 
 
-def has_gaps(result: Any) -> bool:
-    """A result that isn't row-major without gaps."""
-    return isinstance(result, torch.fx.Node) and not layout_of(result.meta["val"]).is_contiguous()
-
-
 def _own_outputs(graph: Graph, shared: Sequence[bool]) -> None:
-    """Copy results that are an input or another result, see their memory, or have gaps."""
+    """Copy results that are an input or another result, or see their memory."""
     output = output_node(graph.gm.graph)
     (results,) = output.args
     assert isinstance(results, tuple | list)
@@ -271,7 +213,7 @@ def _processor(cpu: str | None) -> tuple[list[str], tuple[str, ...]]:
 
 def _write_sources(
     folder: Path, kernels: str, source: ModelSource, places: Mapping[str, tuple[int, int]],
-    names: Sequence[str], exported: Exported, name: str, features: Sequence[str], more: Mapping[str, int],
+    names: Sequence[str], exported: Exported, name: str, features: Sequence[str],
 ) -> None:  # fmt: skip
     weights = folder / "model.safetensors"
     bytes = weights.stat().st_size
@@ -284,7 +226,7 @@ def _write_sources(
         "MC_WRITES": writes, "MC_SIZES": source.sizes, "MC_PIECES": source.pieces,
         "MC_BYTES": bytes, "MC_HEADER": header,
         "MC_HEADER_CRC32": f"{checksum(weights, 0, header)}u",
-        "MC_DATA_CRC32": f"{checksum(weights, header)}u", **more,
+        "MC_DATA_CRC32": f"{checksum(weights, header)}u",
     }  # fmt: skip
     target = [f"// What {name} was compiled for, and what belongs to it.", ""]
     target += [f'#define MC_NAME "{name}"']
@@ -295,28 +237,22 @@ def _write_sources(
     table += [f"    {{{c_string(n)}, {places[n][0]}, {places[n][1]}}}," for n in names]
     table += ["    {0},", "};", ""]
     (folder / "target.h").write_text("\n".join(target), encoding="utf-8")
-    helpers = prelude(source.text) + "\n" if more else ""
-    (folder / "kernels.c").write_text(helpers + kernels, encoding="utf-8")
+    (folder / "kernels.c").write_text(kernels, encoding="utf-8")
     (folder / "model.c").write_text(source.text + "\n" + "\n".join(table), encoding="utf-8")
-    own = "cuda.c" if more else "cpu.c"
-    files = "minicompile_package.h", "minicompile_load.h", "model.h", "runtime.c", own, "main.c"
-    for file in files:
-        (folder / file).write_text((C_FILES / file).read_text(), encoding="utf-8")
-    if more:
-        return
-    operators = (C_FILES / "operators.c").read_text()
-    (folder / "operators.c").write_text(prelude(operators) + "\n" + operators, encoding="utf-8")
+    for file in C_FILES.iterdir():
+        text = file.read_text(encoding="utf-8")
+        helpers = prelude(text) + "\n" if file.name == "operators.c" else ""
+        (folder / file.name).write_text(helpers + text, encoding="utf-8")
 
 
-def _build(folder: Path, name: str, level: Sequence[str], options: Options, gpu: bool) -> None:
+def _build(folder: Path, name: str, level: Sequence[str], options: Options) -> None:
     """The compilers side by side, then the linker. Raises BackendError."""
     compiler = find_compiler(options)
     threads = "-fopenmp" if "clang" not in compiler.version else "-fopenmp-simd"
     base = [flag for flag in BASE_FLAGS if flag != "-shared"]
     native = [*level, threads]
-    flags: dict[str, Sequence[str]] = {"model": native, "runtime": [], "cuda" if gpu else "cpu": []}
-    if not gpu:
-        flags["operators"] = [*native, "-ffp-contract=fast"]
+    flags: dict[str, Sequence[str]] = {"model": native, "runtime": []}
+    flags["operators"] = [*native, "-ffp-contract=fast"]
     with TemporaryDirectory() as work:
         objects = [f"{work}/{part}.o" for part in flags]
         commands = [

@@ -30,7 +30,6 @@ shows_many(conditions, "constraint", f"{EXPORTED}.Constraint")
 def signature(found: Signature) -> str:
     specs: list[Any] = [*found.inputs, *found.outputs]
     rows = [[code(spec.name), text(spec.kind), code(spec.target)] for spec in specs]
-    rows += [[code(name), text("tied"), code(target)] for name, target in found.tied.items()]
     return table(("in the graph", "what it is", "where it is"), rows)
 
 

@@ -55,7 +55,7 @@ class Structure:
             raise ExportError(f"{call.name} leaves grad mode or autocast changed")
         owner = call.target if isinstance(call.target, torch.nn.Module) else None
         buffers = {} if owner is None else dict(owner.named_buffers(remove_duplicate=False))
-        places = {re.sub(r"\.(\d+)(?=\.)", r"[\1]", f"self.{n}"): n for n in buffers}
+        places = {re.sub(r"\.(\d+)(?=\.)", r"[\1]", f"{call.owner}.{n}"): n for n in buffers}
         for effect in capture.side_effects:
             place, _, _ = effect.partition(" = ")
             if place not in places:
@@ -67,15 +67,14 @@ class Structure:
         arguments = with_fakes(call, capture.inputs)
         self.paths = {id(value): path for path, value in leaves(arguments, containers=True)}
         self.paths |= {id(v): p for p, v in leaves(arguments) if isinstance(v, torch.Tensor)}
-        values = call.frame(arguments)
         names |= {"graph": lambda inputs: outs}
         names |= {"held_by": lambda inputs: (), "version": lambda stand: 0}
-        given = ", ".join(["inputs", *(f"L_{name}" for name in values)])
+        given = ", ".join(["inputs", *(f"L_{name}" for name in arguments)])
         run = generate(f"replay({given})", captured.lines, names)
         modules = [] if owner is None else list(owner.modules())
         before = [dict(module._buffers) for module in modules]
         try:
-            returned = run(stands, *values.values())
+            returned = run(stands, *arguments.values())
             if owner is not None and capture.side_effects:
                 self.find_assigned(owner, places)
         finally:

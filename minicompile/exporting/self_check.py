@@ -28,32 +28,25 @@ def check_built(folder: Path, name: str, exported: Exported, hints: Mapping[Any,
     `hints`: values of the symbolic sizes. Nothing is checked where the export itself refuses the input.
     """
     specs, state = exported.signature.inputs, exported.state
-    inputs = {
-        s.target: made_up(x, hints) for s, x in zip(specs, exported.layouts) if s.kind == "input"
-    }
-    inputs = {target: value.contiguous() for target, value in inputs.items()}
+    outputs = [output for output in exported.signature.outputs if output.kind == "result"]
+    given = [
+        made_up(x, hints).contiguous() if s.kind == "input" else state[s.target].clone()
+        for s, x in zip(specs, exported.layouts)
+    ]
     try:
         with torch.no_grad():
-            given = [inputs[s.target] if s.kind == "input" else state[s.target] for s in specs]
-            copies = [value.cpu().clone() for value in given]
-            expected = list(exported.run(exported.laid_out(copies)))
+            expected = exported.run(exported.laid_out([x.clone() for x in given]))
     except Exception:  # an index out of range, a matrix that has no inverse
         return
-    outputs = exported.signature.outputs
-    library = Library(folder, name, sum(output.kind == "result" for output in outputs))
+    cure = "try another compiler (CC), or cpu='x86-64' for simpler instructions"
     try:
-        results = iter(library.run(list(inputs.values())))
+        inputs = [x for s, x in zip(specs, given) if s.kind == "input"]
+        results = Library(folder, name, len(outputs)).run(inputs)
     except ExportError as error:
-        raise BackendError(
-            f"the package of {name} fails where the export does not: {error}"
-        ) from error
-    for output, value in zip(outputs, expected, strict=True):
-        found = next(results) if output.kind == "result" else inputs.get(output.target)
-        if found is not None and not alike(found, value):
-            cure = "another compiler (CC), or cpu='x86-64' for simpler instructions"
-            raise BackendError(
-                f"the package of {name} computes another {output.target}: try {cure}"
-            )
+        raise BackendError(f"the package of {name} fails: {error}; {cure}") from error
+    for output, result, value in zip(outputs, results, expected):
+        if not alike(result, value):
+            raise BackendError(f"the package of {name} computes another {output.target}: {cure}")
 
 
 def made_up(like: Tensor, hints: Mapping[Any, int]) -> Tensor:

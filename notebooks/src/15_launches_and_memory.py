@@ -360,9 +360,9 @@ exported = mc.export(gpt.eval(), (prompt,), dynamic_shapes=({1: tokens},))
 exported
 
 # %% [markdown]
-# `exported(prompt)` runs with eager operators; `exported.save(folder)` writes it down as text.
-# `mc.aot_package` compiles it to a *compiled package*: kernels, matrix products and a wrapper, now in
-# C, in one shared library, and the weights beside it. **Predict, then run:** what else will it need?
+# `exported(prompt)` runs with eager operators. `mc.aot_package` compiles it to a *compiled package*:
+# kernels, matrix products and a wrapper, now in C, in one shared library, and the weights beside it.
+# **Predict, then run:** what else will it need?
 
 # %% name="package" tags=["varies"]
 import subprocess

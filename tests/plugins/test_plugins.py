@@ -97,7 +97,7 @@ def test_a_rule_of_a_plugin_left_out_gives_way_to_the_core_s(monkeypatch: pytest
 
 COMMANDS = {
     "plugins": [],
-    "exporting": [["run", "package", "inputs"]],
+    "exporting": [],
     "bench": [["bench"], ["demo"], ["plugins"]],
     "lessons": [["lessons", "folder"], ["grade", "notebook"], ["demo"]],
 }

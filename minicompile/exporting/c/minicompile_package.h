@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define MC_VERSION 2
+#define MC_VERSION 3
 #define MC_MOST_DIMENSIONS 16
 #ifdef __cplusplus
 extern "C" {
@@ -34,15 +34,6 @@ const char* mc_error(void);
 
 void mc_free(mc_tensor* out, int outputs);
 void mc_close(mc_model* model);
-
-// A package for a GPU has all of these functions, too. mc_open takes the GPU of the thread's CUDA context, else the
-// first, and refuses one of another compute capability. Inputs lie where they are, in the host's memory or the GPU's
-// (cudaMalloc): the first are copied there. mc_run gives results in the host's memory.
-//
-// Only such a package has these two. The first works on a stream of the caller's (a CUstream; NULL: the default one),
-// and gives results in the GPU's memory, which the second gives back. It returns when all is done.
-int mc_run_on_gpu(mc_model* model, const mc_tensor* in, int inputs, mc_tensor* out, int outputs, void* stream);
-void mc_free_on_gpu(mc_model* model, mc_tensor* out, int outputs);
 
 #ifdef __cplusplus
 }

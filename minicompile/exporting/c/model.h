@@ -24,7 +24,7 @@ typedef struct {
 extern const mc_weight mc_weights[];
 int mc_check(const mc_tensor* in, int64_t* size);
 int64_t mc_plan(const int64_t* size, int64_t* at);
-int mc_call(mc_model* model, char* const* state, const mc_tensor* in, mc_tensor* out, mc_written* written,
+int mc_call(char* const* state, const mc_tensor* in, mc_tensor* out, mc_written* written,
     const int64_t* size, char* arena, const int64_t* at);
 
 // runtime.c. All give 1 and keep a text for mc_error where something is wrong, else 0.
@@ -37,23 +37,11 @@ size_t mc_bytes_of(const mc_tensor* tensor);
 // The weights' file: the header that was written, and data with its checksum. NULL, and a text, if it is another.
 char* mc_map_weights(const char* folder);
 
-// cpu.c or cuda.c: a result; on a GPU it has no gaps, and stays where it is until all kernels have run.
-int mc_give(mc_model* model, mc_tensor* out, const void* from, int dtype, int bytes, int ndim, const int64_t* shape,
+// A result, whose elements may lie in strided memory.
+int mc_give(mc_tensor* out, const void* from, int dtype, int bytes, int ndim, const int64_t* shape,
     const int64_t* strides);
-// cpu.c: elements of strided memory, one after the other.
+// Elements of strided memory, one after the other.
 void mc_gather(void* to, const void* from, int bytes, int ndim, const int64_t* shape, const int64_t* strides);
-
-// kernels.c of a package for a GPU: machine code beside the library, and what a launch of it needs.
-typedef struct {
-    const char *file, *function;
-    int64_t bytes;
-    uint32_t crc32;
-    unsigned threads, shared;
-} mc_kernel;
-
-extern const mc_kernel mc_kernels[];
-// cuda.c: runs a kernel. Arguments are numbers of 64 bits, of which a kernel may take the lower 32.
-int mc_launch(mc_model* model, int kernel, int64_t programs, const int64_t* arguments, int count);
 
 // operators.c takes structs by address: gcc 12 copies some constant ones wrongly with AVX-512 ({4, 4, 0, 0} as
 // {4, 4, 4, 4}) when they are passed by value.
