@@ -4,9 +4,9 @@
     mc.compile(fn, backend="torch_inductor")   our Capture -> torch's AOT and Inductor (`to_inductor`)
 
 The first is an entry point of the installed package; in a bare checkout give `torch.compile` the function
-itself. Dynamo's symbols become ours where they are sizes and sums and products of sizes; others are fixed,
-and what our rooms assume of them is guarded by Dynamo. A graph that they can't compile runs as it is: a
-warning says why, and `torch._dynamo.utils.counters["minicompile"]` counts it. The other way sizes are fixed.
+itself. A graph that our rooms can't compile runs as it is: a warning says why, and
+`torch._dynamo.utils.counters["minicompile"]` counts it. Sizes are plain numbers both ways: where one varies,
+each value is a graph of its own, which the guards of whoever captured it tell apart.
 The real compiler: torch/_dynamo/backends/registry.py, torch/_inductor/compile_fx.py.
 """
 
@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 
@@ -29,14 +28,12 @@ from minicompile.compat import torch_compiler
 from minicompile.compat.settings import restored_modes
 from minicompile.dynamo import dispatch, guards
 from minicompile.dynamo.result import Capture, GraphBreak, GraphInput, Source
-from minicompile.dynamo.sizes import LARGEST_INT, STATIC, Sizes
+from minicompile.dynamo.sizes import STATIC, Sizes
 from minicompile.errors import MinicompileError, OptionError, Unsupported
 from minicompile.ops.events import Compilation, Event, Failure, Watch
 from minicompile.ops.graph import Graph, copied, origins_of, placeholders, target_name
 from minicompile.ops.origin import NO_ORIGINS, Origin, SourceLine
 from minicompile.options import Options, make_options
-from minicompile.shapes.env import SMALLEST_SIZE, ordered
-from minicompile.shapes.expr import python_text
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
 NOT_USERS = tuple(str(Path(file).parent) for file in (torch.__file__, dispatch.__file__))
@@ -103,24 +100,16 @@ class Handover:
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], watch: Watch) -> None:
         self.gm, self.graph = gm, graph_of(gm, "captured", "torch.compile")
         nodes = placeholders(self.graph.gm.graph)
-        inputs = torch_compiler.backend_fakes(inputs)
-        symbolic = any(map(is_symbolic, inputs))
-        self.mode = compat.fake_mode(symbolic)
-        self.sizes = Sizes(self.mode, STATIC) if symbolic else None
-        self.convert = compat.fakes_again(self.mode)
-        self.symbols: dict[sympy.Symbol, tuple[sympy.Expr, torch.SymInt]] = {}
-        """Dynamo's symbols: ours, and Dynamo's size that is nothing but the symbol."""
+        self.plain = plain_values(compat.fake_mode())
         self.attributes: list[torch.Tensor] = []
         """Parameters and constants that Dynamo left in the module: inputs to us."""
         self.written: tuple[int, ...] = ()
         """Inputs that the graph changes, the numbers of those that the capture has."""
-        fakes = list(map(self.fake, inputs))
+        fakes = list(map(self.plain, torch_compiler.backend_fakes(inputs)))
         for node, fake in zip(nodes, fakes, strict=True):
             node.meta["val"] = fake
         fakes += self.lifted()
         storages = [compat.storage_id(x) for x in fakes if isinstance(x, torch.Tensor)]
-        if symbolic and len(set(storages)) < len(storages):
-            raise Unsupported("inputs with symbolic sizes share memory")
         nodes = placeholders(self.graph.gm.graph)
         for node in self.graph.nodes if not storages else ():
             if node not in nodes:  # rooms take their mode from the values, and Dynamo's is another
@@ -128,46 +117,8 @@ class Handover:
         given = [GraphInput(n.name, Source("local", n.name), f) for n, f in zip(nodes, fakes)]
         stacks = [origin.stack for node in self.graph.nodes for origin in origins_of(node)]
         name = stacks[0][0].function if stacks else "graph"
-        env = self.sizes.env if self.sizes is not None else None
         grad = torch.is_grad_enabled()
-        self.capture = Capture(
-            name, self.graph, given, [], grad_enabled=grad, shape_env=env, watch=watch
-        )
-
-    def fake(self, value: Any) -> Any:
-        """A fake of our mode for one of Dynamo's inputs; a number where that is fixed."""
-        if isinstance(value, torch.SymInt):
-            return self.size(value)
-        if isinstance(value, int | float | torch.SymFloat):
-            return float(value) if isinstance(value, torch.SymFloat) else value
-        plain = () if self.sizes is not None else (torch.Tensor, torch.nn.Parameter)
-        if type(value) not in (compat.FakeTensor, *plain):
-            raise Unsupported(f"an input of torch.compile's graph is a {type(value).__name__}")
-        if not is_symbolic(value):
-            return self.convert(value)
-        assert self.sizes is not None
-        layout = [*map(self.size, value.shape)], [*map(self.size, value.stride())]
-        return self.sizes.like(value, *layout)
-
-    def size(self, size: Any) -> Any:
-        """One of Dynamo's sizes in our symbols; fixed by a guard of Dynamo's where there is no such."""
-        if not isinstance(size, torch.SymInt):
-            return size
-        assert self.sizes is not None
-        expr, hint = size.node.expr, size.node.hint
-        if (
-            expr.is_Symbol
-            and expr not in self.symbols
-            and hint is not None
-            and hint >= SMALLEST_SIZE
-        ):
-            why = "symbolic in torch.compile's graph"
-            made = self.sizes.env.create_symbol(hint, Source("local", str(expr)), why)
-            self.symbols[expr] = made.node.expr, size
-        if expr.free_symbols <= self.symbols.keys() and expr.is_polynomial():
-            ours = {theirs: mine for theirs, (mine, _) in self.symbols.items()}
-            return self.sizes.env.number(expr.xreplace(ours))
-        return int(size)
+        self.capture = Capture(name, self.graph, given, [], grad_enabled=grad, watch=watch)
 
     def lifted(self) -> list[Any]:
         """Makes inputs of the module's tensors that the graph reads, and gives their fakes."""
@@ -184,7 +135,7 @@ class Handover:
                 if not isinstance(value, torch.Tensor):
                     raise Unsupported(f"torch.compile's graph reads a {type(value).__name__}")
                 self.attributes.append(value)
-                fakes.append(self.convert(value))
+                fakes.append(self.plain(value))
                 placeholder.meta = {**node.meta, "val": fakes[-1]}
                 node.replace_all_uses_with(placeholder)
                 graph.erase_node(node)
@@ -196,13 +147,7 @@ class Handover:
         watch.listeners.append(self.heard)
         watch.tell("capture", self.capture)
         with restored_modes():
-            try:
-                boxed = compile(self.capture)
-            except Unsupported:
-                if self.sizes is None or not self.sizes.env.guards:
-                    raise
-                boxed = compile(self.capture)  # with what is known of the sizes by now
-        self.guard()
+            boxed = compile(self.capture)
         expected = self.places(self.capture.fakes)
 
         def run(*given: Any) -> Any:
@@ -228,22 +173,27 @@ class Handover:
         rest = [x for i, x in enumerate(inputs) if i not in self.written and torch.is_tensor(x)]
         return guards.memory_places(len(changed), *changed, *rest)
 
-    def guard(self) -> None:
-        """Let Dynamo guard what our rooms assumed of the sizes."""
-        values = {str(ours): theirs for ours, theirs in self.symbols.values()}
-        known = {"max": torch.sym_max, "min": torch.sym_min, "float": torch.sym_float, **values}
-        holds = all(SMALLEST_SIZE <= value <= LARGEST_INT for value in values.values())
-        for fact in self.sizes.env.guards if self.sizes is not None else ():
-            condition = python_text(fact.condition, [*map(str, ordered(fact.condition))])
-            holds = holds and bool(eval(condition, {"__builtins__": {}}, known))
-        if not holds:
-            raise Unsupported("torch.compile's sizes are not what our rooms assumed of them")
+
+def plain_values(mode: Any) -> Callable[[Any], Any]:
+    """A function that makes fakes of a mode of tensors, and numbers of symbols; each is fixed by a guard."""
+    convert, like = compat.fakes_again(mode), Sizes(mode, STATIC).like
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return int(value) if isinstance(value, torch.SymInt) else float(value)
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if not isinstance(value, torch.Tensor) or type(value) not in KNOWN:
+            raise Unsupported(f"an input of a graph is a {type(value).__name__}")
+        layout = (*value.shape, *value.stride())
+        if not any(isinstance(number, torch.SymInt) for number in layout):
+            return convert(value)
+        return like(value, [*map(plain, value.shape)], [*map(plain, value.stride())])
+
+    return plain
 
 
-def is_symbolic(value: Any) -> bool:
-    """Whether a number, or a size or stride of a tensor, is symbolic."""
-    layout = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
-    return any(isinstance(number, torch.SymInt) for number in layout)
+KNOWN = (compat.FakeTensor, torch.Tensor, torch.nn.Parameter)
 
 
 @api.backends("torch_inductor")
@@ -257,19 +207,9 @@ def to_inductor(capture: Capture) -> BoxedCallable:
 
     Raises Unsupported with torch's error.
     """
-    env, mode = capture.shape_env, torch_compiler.torch_fake_mode()
-    convert, like = compat.fakes_again(mode), Sizes(mode, STATIC).like
+    env, plain = capture.shape_env, plain_values(torch_compiler.torch_fake_mode())
     for symbol in [*env.symbols] if env is not None else ():
         env.evaluate(symbol, "torch's Inductor is given plain sizes")
-
-    def plain(value: Any) -> Any:
-        """Numbers instead of symbols."""
-        if isinstance(value, torch.Tensor):
-            layout = [*map(plain, value.shape)], [*map(plain, value.stride())]
-            return like(value, *layout) if is_symbolic(value) else convert(value)
-        symbolic = isinstance(value, torch.SymInt | torch.SymFloat)
-        return value.node.hint if symbolic else value
-
     graph = copied(capture.graph)
     for node in graph.nodes:
         lines = [line for origin in origins_of(node) for line in origin.stack]
