@@ -3,9 +3,9 @@
     Minified := name, verdict, failure, tries, steps: [Step], before and program: Program
     Step     := reduction, and how much is left after it
 
-First the program is made a graph of its own: one that was captured from it or, if it is the capture that is
-wrong, all that torch did in eager. Then reductions propose smaller ones, each tried whole: compiled, run and
-compared. What fails in the same way is kept, until no proposal does. A reduction is a rule like others:
+The program is one of the graphs that were captured; a capture that is wrong itself is for `mc.bisect`.
+Reductions propose smaller programs, each tried whole: compiled, run and compared. What fails in the same way
+is kept, until no proposal does. A reduction is a rule like others:
 
     @reduction("twice the same")
     def once(program: Program) -> Iterator[Program | None]: ...
@@ -35,7 +35,6 @@ from minicompile.debug import script
 from minicompile.debug.bisect import NOTHING, attempt
 from minicompile.debug.copies import Copier
 from minicompile.debug.program import Program, TensorSpec, spec_of
-from minicompile.debug.tape import taped
 from minicompile.debug.variant import Case, Run, Variant
 from minicompile.dynamo.dispatch import Backend, plain_backend
 from minicompile.dynamo.result import Capture
@@ -357,7 +356,7 @@ def minify(
         return Minified(case.name, "it never fails")
     verdict = f"no graph of it fails by itself: {failure}; mc.bisect finds the rule that breaks it"
     result = shrunk(
-        case.name, programs(case), changed_settings(case.options, case.dynamic), verdict
+        case.name, captured_programs(case), changed_settings(case.options, case.dynamic), verdict
     )
     if script is not None and result.program is not None:
         result.path = Path(script)
@@ -377,13 +376,6 @@ def changed_settings(options: Options, dynamic: bool | None) -> dict[str, Any]:
         **({"options": differing} if differing else {}),
         **({} if dynamic is None else {"dynamic": dynamic}),
     }
-
-
-def programs(case: Case) -> Iterator[Program]:
-    """Each captured graph with the arguments of its calls, then all that is done in eager."""
-    yield from captured_programs(case)
-    if (whole := taped(case)) is not None:
-        yield whole
 
 
 def captured_programs(case: Case) -> Iterator[Program]:
