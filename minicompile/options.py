@@ -158,7 +158,7 @@ class Options:
     """`MINICOMPILE_COMPILE_DEBUG=1`: write every stage into `debug_dir` (debug/dump.py lists the files)."""
     debug_dir: str = field(default_factory=default_debug_dir)
     progress: bool = field(default_factory=lambda: switched_on("MINICOMPILE_PROGRESS", "1"))
-    """On a terminal or in a notebook, say what a compilation of over a second is doing."""
+    """On a terminal, say what a compilation is doing."""
 
     @property
     def cache_folder(self) -> Path:
