@@ -384,22 +384,18 @@ def stages_of(trace: Trace, found: dict[str, Point]) -> dict[str, Point]:
 
 
 def across(first: Trace, second: Trace, only: str | None) -> Diff:
-    """Two traces, stage by stage. A cause is a step that one of them took, or an earlier difference's."""
+    """Two traces, stage by stage."""
     traces = [stages_of(trace, points(trace)) for trace in (first, second)]
     only = only and place({**traces[0], **traces[1]}, only)
     chosen = [asdict(trace.capture.watch.of.options) for trace in (first, second)]
     changed = [name for name, value in chosen[0].items() if value != chosen[1][name]]
     facts = [(f"option {name}", str(chosen[0][name]), str(chosen[1][name])) for name in changed]
-    rows, beside = list[Row](), dict[int, Row]()
+    rows = list[Row]()
     for name in dict.fromkeys([*traces[0], *traces[1]]):
         ends = [stages.get(name, Point(name, [])) for stages in traces]
         facts.append((name, ends[0].count, ends[1].count))
         made = ends[1].beside(ends[0], name)
         differ = any(row.status != "same" for row in made)
-        if differ:
-            own = [history(end, stages.values()) for end, stages in zip(ends, traces)]
-            made = [replace(row, cause=origin(row, own, beside)) for row in made]
-        beside |= {id(p): row for row in made for p in (row.before, row.after) if p is not None}
         rows += made if name == only or (differ and not only) else []
         if name.endswith(".schedule"):
             facts += [(f"{name}: {what}", a, b) for (what, a), (_, b) in zip(*map(figures, ends))]
@@ -415,29 +411,3 @@ def figures(point: Point) -> list[tuple[str, str]]:
     moved = sum(cost.bytes for cost in costs_of(schedule))
     peak = schedule.memory.peak_bytes
     return [("bytes moved", bytes_text(moved)), ("memory peak", bytes_text(peak))]
-
-
-def history(end: Point, stages: Collection[Point]) -> tuple[dict[int, Row], dict[int, Row]]:
-    """What the steps since the stage before did, by what came of it and by what it was."""
-    rows = rows_along(end.path(stages))
-    return {id(row.after): row for row in rows}, {id(row.before): row for row in rows}
-
-
-def origin(row: Row, own: Sequence[Any], beside: dict[int, Row]) -> str:
-    """Why two traces differ here, and which of them a cause is of. `beside`: the rows of the stages before,
-    by the pieces on both sides."""
-    causes = dict[str, set[int]]()
-    for side, piece in enumerate((row.before, row.after)):
-        made = own[side][0].get(id(piece)) if piece is not None and row.status != "same" else None
-        earlier = beside.get(id(made.before)) if made is not None else None
-        if earlier is not None and earlier.status != "same":
-            causes.setdefault(earlier.cause, set()).update((0, 1))
-        elif made is not None:
-            causes.setdefault(made.cause, set()).add(side)
-        if earlier is not None and earlier.status == "same":
-            other = own[1 - side][1].get(id((earlier.after, earlier.before)[side]))
-            causes.setdefault(other.cause if other is not None else "", set()).add(1 - side)
-    here = {side for side, piece in enumerate((row.before, row.after)) if piece is not None}
-    names = ("before: ", "after: ")
-    marks = (names[min(s)] * (len(s) == 1 and s != here) for s in causes.values())
-    return "; ".join(mark + cause for mark, cause in zip(marks, causes) if cause)

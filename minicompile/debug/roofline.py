@@ -26,9 +26,9 @@ F32 = torch.float32
 CORES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
 """fp32 units of a multiprocessor by compute capability; 128 where it isn't listed."""
 COPIED = 32 * 2**20
-"""Bytes, more than caches hold."""
+"""Bytes of the copy that is timed: more than caches hold."""
 SIDE = 512
-"""Of the square matrices whose product is timed."""
+"""Rows and columns of the matrices whose product is timed."""
 
 
 @dataclass(frozen=True)

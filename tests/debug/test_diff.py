@@ -158,10 +158,7 @@ def test_a_pass_names_what_it_took_away_and_switched_off_it_took_nothing(traced:
     with pytest.raises(ValueError, match=r"nothing is called 'prims.cse'.*prims\.dead_code"):
         off.diff("prims.cse")
     between = traced.diff(off, "aot.forward")
-    assert [(r.status, r.cause.partition(" at ")[0]) for r in between.changes] == [
-        ("added", "before: prims.cse"),
-        ("changed", "before: prims.cse"),
-    ]
+    assert [row.status for row in between.changes] == ["added", "changed"]
 
 
 def test_a_stage_alone_is_compared_with_the_stage_before_it(traced: Trace) -> None:
@@ -241,9 +238,6 @@ def test_another_option_changes_what_comes_after_it(traced: Trace) -> None:
         peak = bytes_text(shown.schedule.memory.peak_bytes)
         assert facts["forward.schedule: memory peak"][at] == peak
     assert len(traced.kernels) < len(other.kernels)
-    for row in diff.changes:
-        if row.part.endswith(".schedule"):
-            assert "fused (" in row.cause
 
 
 def first_version(x, y):
@@ -282,12 +276,7 @@ def test_one_changed_line_changes_what_came_from_it() -> None:
         else:
             assert row.part.endswith((".wrapper", ".kernels")), str(row)
     [row] = [row for row in diff.changes if row.part == "capture"]
-    assert (
-        row.cause.startswith("before: capture at")
-        and "; after: capture at" in row.cause
-        and "cos" in row.before.text
-        and "tanh" in row.after.text
-    )
+    assert "cos" in row.before.text and "tanh" in row.after.text
 
 
 def test_numbers_that_shifted_are_no_change() -> None:
