@@ -76,11 +76,23 @@ def seconds_of(
 
 
 def in_fresh_process(
-    compiler: str, case: str, state: str, device: str, threads: int, cache: str, dtype: str
+    compiler: str,
+    case: str,
+    state: str,
+    device: str,
+    threads: int,
+    cache: str,
+    dtype: str,
+    **more: str,
 ) -> float:
-    """Seconds of a first call. Raises BackendError with what the process printed last."""
+    """Seconds of a first call; `more` is added to the environment. Raises BackendError with what the process
+    printed last."""
     what, given = f"{compiler} at {case}, {state},", (compiler, case, state, device, threads, dtype)
-    folders = {COMPILERS[compiler].cache_variable: cache, "TRITON_CACHE_DIR": f"{cache}/triton/0"}
+    folders = {
+        COMPILERS[compiler].cache_variable: cache,
+        "TRITON_CACHE_DIR": f"{cache}/triton/0",
+        **more,
+    }
     return float(in_new_python(what, TIMEOUT_SECONDS, seconds_of, *given, **folders))
 
 

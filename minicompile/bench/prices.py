@@ -14,7 +14,6 @@ import importlib.util
 import io
 import json
 import tempfile
-import time
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,8 +22,9 @@ from typing import Any
 import torch
 
 import minicompile
-from minicompile.bench.cases import Case, find_cases
-from minicompile.bench.machine import in_new_python, processor, versions
+from minicompile.bench.cases import OURS, Case, find_cases
+from minicompile.bench.first_calls import WARM_START, in_fresh_process
+from minicompile.bench.machine import processor, versions
 from minicompile.bench.timing import peak_bytes, time_in_turns
 from minicompile.errors import unknown
 from minicompile.ops.plugins import Plugin, available
@@ -191,23 +191,14 @@ def measure_start(plugin: Plugin, name: str, device: str) -> dict[str, Any]:
     found = []
     for plugins in choices(plugin).values():
         with tempfile.TemporaryDirectory() as cache:
-            around = {"MINICOMPILE_PLUGINS": ",".join(plugins), "MINICOMPILE_CACHE_DIR": cache}
-            case = name.removesuffix(SECOND)
-            runs = [in_new_python(name, 300, first_call, case, device, **around) for _ in range(2)]
-            found.append(round(1e3 * float(runs[1]), 1))
+            how = device, torch.get_num_threads(), cache, "bfloat16"
+            case, names = name.removesuffix(SECOND), ",".join(plugins)
+            runs = [
+                in_fresh_process(OURS, case, WARM_START, *how, MINICOMPILE_PLUGINS=names)
+                for _ in range(2)
+            ]
+            found.append(round(1e3 * runs[1], 1))
     return {"case": name, "first call ms": found}
-
-
-def first_call(name: str, device: str) -> float:
-    """Time the first call of a case in this process, in seconds."""
-    subject, *scale = name.split(", ")
-    cases = find_cases([subject], (), [scale[0] if scale else "large"])  # type: ignore[list-item]
-    [case] = [case for case in cases if case.name == name]
-    inputs = case.inputs(device, torch.bfloat16 if device == "cuda" else torch.float32)
-    step = case.step(minicompile.compile(case.subject.fn, dynamic=False, mode=case.mode), inputs)
-    begin = time.perf_counter()
-    step()
-    return time.perf_counter() - begin
 
 
 def ours() -> list[Plugin]:

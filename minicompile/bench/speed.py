@@ -45,11 +45,9 @@ from minicompile.bench.timing import (
     time_in_turns,
     time_text,
 )
-from minicompile.compat.torch_compiler import torch_kernel_count
 from minicompile.errors import MinicompileError, unknown
-from minicompile.extension import observer, scoped
+from minicompile.extension import scoped
 from minicompile.ops.display import bytes_text
-from minicompile.ops.events import Event
 from minicompile.options import environment
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -63,7 +61,7 @@ ROUNDINGS = 8
 
 @dataclass
 class Row:
-    """Measurements of one case: by compiler, seconds a call, kernels and peak bytes."""
+    """Measurements of one case: by compiler, seconds a call and peak bytes."""
 
     case: str
     kind: str
@@ -80,7 +78,6 @@ class Row:
     """The bandwidth that we reach, by that of a copy."""
     errors: dict[str, float] = field(default_factory=dict)
     """Largest difference to float64, by the largest number of a result."""
-    kernels: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -126,12 +123,10 @@ def measure(
     for name in compilers:
         try:
             with scoped():
-                count = kernel_counter(name)
                 compiled[name] = COMPILERS[name].compile(case.subject.fn, case.mode)
                 inputs = case.inputs(device, dtype)
                 for _ in range(WARM_CALLS + 1 if case.mode else 1):  # a CUDA graph's replay, too
                     results = case.results(compiled[name], inputs)
-                row.kernels[name] = count()
             row.errors[name] = error_of(results, exact)
             del results
             if isinstance(case.subject, Pattern):  # another module would be compiled anew
@@ -193,21 +188,6 @@ def measure_device(
             row.to_best = timings.ratio(OURS, min(rivals, key=timings.median))
 
 
-def kernel_counter(compiler: str) -> Callable[[], int]:
-    """Start counting the kernels that a compiler makes; inside of `scoped()`."""
-    if compiler == OURS:
-        kernels: list[int] = []
-
-        @observer("bench")
-        def count(event: Event) -> None:
-            if event.kind == "kernels":
-                kernels.append(len(event.subject))
-
-        return lambda: sum(kernels)
-    before = torch_kernel_count()
-    return lambda: torch_kernel_count() - before
-
-
 # -- the table
 
 
@@ -218,8 +198,8 @@ def mean_ratio(rows: Iterable[Row]) -> float:
 
 
 def table(rows: Sequence[Row], compilers: Sequence[str], gpu: bool) -> str:
-    """The rows as text. Ratios have quartiles; kernels and peak memory are torch.compile's and ours."""
-    head = ["time a call", *compilers, "of torch.compile", "of eager", "off by", "kernels", "peak"]
+    """The rows as text. Ratios have quartiles; peak memory is torch.compile's and ours."""
+    head = ["time a call", *compilers, "of torch.compile", "of eager", "off by", "peak"]
     head += [*(f"{name}, device" for name in compilers), "of best", "of a copy"] if gpu else []
     return table_text(head, [cells(row, compilers)[: len(head)] for row in rows])
 
@@ -237,7 +217,6 @@ def cells(row: Row, compilers: Sequence[str]) -> list[str]:
         str(row.to_theirs or ""),
         str(row.to_eager or ""),
         f"{row.errors[OURS]:.0e}" if OURS in row.errors else "",
-        "/".join(str(row.kernels[n]) for n in both),
         "/".join(bytes_text(row.peaks[n]) for n in both),
         *times(row.device_seconds),
         str(row.to_best or ""),

@@ -30,7 +30,6 @@ dynamo_config = later("torch._dynamo.config", "comparison")
 convert_frame = later("torch._dynamo.convert_frame", "comparison")
 size_history = later("torch._dynamo.pgo", "comparison")
 forget_code = later("torch._C._dynamo.eval_frame.reset_code", "comparison")
-inductor_metrics = later("torch._inductor.metrics", "comparison")
 
 Tell = Callable[[str, Any, str], None]
 """Takes a stage, its graph, its code: ("joint", fx.GraphModule, "") or ("lowered", GraphLowering, text)."""
@@ -159,8 +158,3 @@ def torch_original(target: Any) -> Any:
     """What was given to torch.compile, if the target is what that returned."""
     target = getattr(target, "_orig_mod", target)
     return getattr(target, "_torchdynamo_orig_callable", target)
-
-
-def torch_kernel_count() -> int:
-    """How many kernels Inductor has generated in this process."""
-    return int(inductor_metrics().generated_kernel_count)

@@ -80,7 +80,6 @@ def test_a_row_has_what_was_measured(without_torch):
     row = measure(small("softmax"), [EAGER, TORCH, OURS], "cpu", torch.float32, 0.01)
     assert not row.failures
     assert set(row.seconds) == {EAGER, TORCH, OURS} and min(row.seconds.values()) > 0
-    assert row.kernels[OURS] == 1 and row.kernels[EAGER] == 0
     assert row.errors[OURS] < 1e-6 and row.errors[EAGER] > 0
     assert row.peaks[EAGER] >= row.peaks[OURS] >= 2 * 2 * 16 * 16 * 4
     assert row.to_theirs is not None and row.to_theirs.low <= row.to_theirs.median

@@ -242,7 +242,7 @@ def test_colours_in_the_browser_are_those_of_python(show: Open, trace: Trace) ->
 
 
 def test_a_trace_of_36000_lines_opens_in_three_seconds(pages: Pages, tmp_path: Path) -> None:
-    """As many as a training step of a 12-layer GPT-2 has (tests/bench/explorer.py), all different."""
+    """As many as a training step of a 12-layer GPT-2 has, all different."""
     trace = example.trace()
     origins = [Origin(f"op{n}", "torch.relu", example.RELU.stack) for n in range(600)]
     for graph in trace.graphs.values():
