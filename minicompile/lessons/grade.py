@@ -22,7 +22,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from minicompile.errors import MinicompileError
 from minicompile.lessons.guard import refusal
@@ -110,7 +109,7 @@ def task(number: str, exercise: Outline, learner: Any) -> Task:
     cells = [code_cell(cell.source, cell["id"]) for cell in setup]
     sending = f"from minicompile.lessons.exercise import send\nsend({name!r}, {probe!r}, globals())"
     sent = {"name": "stdout", "output_type": "stream", "text": f"{name} sent\n"}
-    tags = {"tags": ["nbval-check-output"], "points": exercise.points, "last": True}
+    tags = {"tags": ["nbval-check-output"], "last": True}
     last = code_cell(sending, f"{name}-check", outputs=[sent], execution_count=1, metadata=tags)
     return Task([*cells, code_cell(text, answer["id"]), last], "", remark)
 
@@ -220,37 +219,6 @@ def as_csv(reports: Sequence[Report]) -> str:
     return out.getvalue()
 
 
-def as_junit(reports: Sequence[Report]) -> str:
-    """JUnit's XML: a suite for each notebook, a case for each exercise, points among its properties."""
-    root = ElementTree.Element("testsuites")
-    for report in reports:
-        suite = ElementTree.SubElement(root, "testsuite", name=report.notebook)
-        failures = 0
-        for grade in report.grades:
-            name = {"classname": f"lesson_{report.lesson}", "name": grade.exercise}
-            case = ElementTree.SubElement(suite, "testcase", name)
-            held = ElementTree.SubElement(case, "properties")
-            for key, value in (("earned", grade.earned), ("points", grade.points)):
-                ElementTree.SubElement(held, "property", name=key, value=str(value))
-            if grade.earned < grade.points:
-                failures += 1
-                ElementTree.SubElement(case, "failure", message=printable(grade.feedback))
-        if report.problem:
-            case = ElementTree.SubElement(suite, "testcase", classname="notebook", name="read")
-            ElementTree.SubElement(case, "error", message=printable(report.problem))
-        suite.set("tests", str(len(suite)))
-        suite.set("failures", str(failures))
-        suite.set("errors", str(int(bool(report.problem))))
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(
-        root, encoding="unicode"
-    )
-
-
-def printable(text: str) -> str:
-    """Text without characters that XML forbids."""
-    return "".join(c for c in text if c in "\t\n" or c >= " ")
-
-
 def as_html(reports: Sequence[Report]) -> str:
     """A page with a table for each notebook."""
     from minicompile.pipeline_result import page
@@ -291,7 +259,6 @@ def add_arguments(to: Any) -> None:
     to.add_argument("--jobs", type=int, default=2, help="notebooks at a time (default 2)")
     to.add_argument("--csv", help="write a table here, a row a notebook (a folder alone prints it)")
     to.add_argument("--html", help="write a page here")
-    to.add_argument("--junit", help="write JUnit's XML here")
 
 
 def found_in(given: str) -> list[tuple[str, Path]]:
@@ -326,7 +293,7 @@ def run(chosen: Any) -> int:
 
     with Helpers() as helpers, concurrent.futures.ThreadPoolExecutor(max(1, chosen.jobs)) as pool:
         reports = list(pool.map(functools.partial(one, helpers), named))
-    written = ((chosen.csv, as_csv), (chosen.html, as_html), (chosen.junit, as_junit))
+    written = ((chosen.csv, as_csv), (chosen.html, as_html))
     for where, writer in written:
         if where:
             Path(where).write_text(writer(reports), encoding="utf-8")

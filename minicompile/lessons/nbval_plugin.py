@@ -4,8 +4,7 @@ nbval starts a kernel by a command, waits as long as a cell may take where the k
 end where a cell never stops printing. Here a branch of the nursery (`lessons/nursery.py`) starts and stops
 kernels, a dead one is noticed within a second, and one that is past its time is killed. Each cell's outcome
 goes to a file descriptor, which no kernel inherits, as soon as it is known: a JSON object a line. The last
-one of a notebook brings the data that its kernel left in a file. A cell's points (its metadata) become
-properties of its test case in JUnit's report.
+one of a notebook brings the data that its kernel left in a file.
 """
 
 from __future__ import annotations
@@ -163,11 +162,9 @@ def data_in(folder: str) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, IPyNbCell):
-            data = item.cell.metadata
             # The verdict is printed; a warning, of a missing compiler say, is none.
             item.parent.skip_compare = (*item.parent.skip_compare, "stderr")
             item.name = item.cell.get("id", item.name)
-            item.user_properties += [("points", data.get("points", 0))]
 
 
 @pytest.hookimpl(wrapper=True)
