@@ -9,7 +9,7 @@
     results     how results are put together from the graph's outputs
     export      `mc.export`: captures once, separates state from inputs, turns guards into conditions
     exported    `Exported`: what it gives, how it is called
-    conditions  the language of conditions and of the results' structure: read by `ast`, never run
+    conditions  the language of conditions and of the results' structure
     package     `mc.aot_package`: the graph through the corridor, the sources, the C compilers
     c_wrapper   the C function that runs the kernels; c/ has what is the same in all packages
     checks      sizes and checksums of a package's files; `safetensors` writes its weights

@@ -1,4 +1,4 @@
-"""What must hold of arguments, and how results are put together: expressions that are read, never executed.
+"""What must hold of arguments, and how results are put together: expressions of a small language.
 
 condition  := x is f32 | x.dim() == 2 | x.size(1) == 16 | 2 <= x.size(0) <= 64 | x.size(0) == y.size(0)
             | x.device == 'cpu' | flag == True | type(xs) is list | len(xs) == 2 | list(d) == ['a'] ...
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import collections
-import functools
 import inspect
 import itertools
 import math
@@ -27,16 +26,6 @@ from minicompile.shapes.env import SMALLEST_SIZE
 from minicompile.shapes.expr import PYTHON_NUMBERS, loop_symbol
 
 DTYPES = {name: dtype for dtype, name in SHORT.items()}
-ARITHMETIC: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-    ast.NotIn: lambda a, b: a not in b, ast.USub: operator.neg, ast.Not: operator.not_,
-}  # fmt: skip
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "len": len, "list": list, "min": min, "max": max, "float": float, "torch.device": torch.device,
-    "torch.Size": torch.Size, "OrderedDict": collections.OrderedDict,
-}  # fmt: skip
 MEMBERS = ("size", "dim", "device")
 
 
@@ -54,6 +43,18 @@ def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and left == right
 
 
+def differ(left: Any, right: Any) -> bool:
+    """Whether two values are not the same."""
+    return not same(left, right)
+
+
+def has_dtype(value: Any, name: str) -> bool:
+    """Whether a value is a dense tensor of this dtype: `f32`, `torch.float32`."""
+    dtype = DTYPES.get(name) or getattr(torch, name.removeprefix("torch."), None)
+    dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return dense and value.dtype is dtype
+
+
 def literal(value: Any) -> str:
     """A number, string, other constant, or container of such, as a condition has it."""
     if type(value) is dict:
@@ -67,19 +68,21 @@ def literal(value: Any) -> str:
 
 
 class Expression:
-    """One expression of the language. Raises ExportError for a text that isn't one."""
+    """One expression of the language. Raises ExportError for a text that isn't Python."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.text, reader = text, Reader()
         try:
             self.tree = ast.parse(text, mode="eval").body
+            meaning = ast.Expression(reader.visit(ast.parse(text, mode="eval").body))
+            self.code = compile(ast.fix_missing_locations(meaning), "<condition>", "eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ExportError(f"not an expression: {text[:200]!r} ({error})") from None
+        self.constants = {"__builtins__": {}, **reader.constants}
 
     def __call__(self, names: Mapping[str, Any]) -> Any:
-        """Its value. `names`: arguments, `result`, classes. What it can't look at raises what Python
-        raises for it."""
-        return value_of(self.tree, names)
+        """Its value. `names`: arguments, `result`, classes. Raises what Python raises."""
+        return eval(self.code, self.constants, names)
 
     def holds(self, names: Mapping[str, Any]) -> bool:
         """Whether it is a true condition; not, if what it is about isn't there."""
@@ -95,19 +98,54 @@ class Expression:
             sides = [self.tree.left, *self.tree.comparators]
             if isinstance(self.tree.ops[0], ast.Is):
                 sides.pop()
-        told = []
-        for side in sides:
-            if isinstance(side, ast.Constant | ast.List):
-                continue
+        texts = []
+        for side in map(ast.unparse, sides):
             try:
-                if isinstance(side, ast.Call) and dotted(side.func) == "type":
-                    what = class_name(type(value_of(side.args[0], names)))
-                else:
-                    what = describe(value_of(side, names))
+                value = describe(Expression(side)(names))
             except Exception as error:  # whatever the argument's class raises
-                what = f"not there ({type(error).__name__})"
-            told.append(f"{ast.unparse(side)} is {what}")
-        return ", ".join(told)
+                value = f"not there ({type(error).__name__})"
+            texts.append(f"{side} is {value}" * (value != side))
+        return ", ".join(filter(None, texts))
+
+
+class Reader(ast.NodeTransformer):
+    """Makes Python of an expression. `constants`: its functions and dtypes, by names that no argument has."""
+
+    def __init__(self) -> None:
+        self.constants: dict[str, Any] = {}
+
+    def constant(self, name: str, value: Any) -> ast.Name:
+        self.constants[f"{name} "] = value
+        return ast.Name(f"{name} ", ast.Load())
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        name = dotted(node.func)
+        self.generic_visit(node)
+        if name in FUNCTIONS:
+            node.func = self.constant(name, FUNCTIONS[name])
+        elif getattr(node.func, "attr", "") not in MEMBERS:
+            node.func = ast.Name(name, ast.Load())  # a class of the results
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        name, dtype = dotted(node), getattr(torch, node.attr, None)
+        if name.startswith("torch.") and isinstance(dtype, torch.dtype):
+            return self.constant(name, dtype)
+        return self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """`is` asks for a class, a dtype, or the same object; `==` for the type, too."""
+        right, op = node.comparators[0], node.ops[0]
+        name, of_type = dotted(right), dotted(getattr(node.left, "func", node)) == "type"
+        self.generic_visit(node)
+        values: list[ast.expr] = [node.left, node.comparators[0]]
+        if isinstance(op, ast.Is) and (of_type or name in DTYPES or name.startswith("torch.")):
+            test = same if of_type else has_dtype
+            return ast.Call(self.constant("is", test), [node.left, ast.Constant(name)], [])
+        if isinstance(op, ast.Eq | ast.NotEq):
+            test = same if isinstance(op, ast.Eq) else differ
+            return ast.Call(self.constant(test.__name__, test), values, [])
+        return node
 
 
 def dotted(node: ast.AST) -> str:
@@ -129,74 +167,6 @@ def classes_of(structure: Expression) -> dict[str, Any]:
         elif isinstance(node, ast.Call) and space and not node.args and short not in MEMBERS:
             found[name] = collections.namedtuple(short, [str(k.arg) for k in node.keywords])  # type: ignore[misc]
     return found
-
-
-def value_of(node: ast.AST, names: Mapping[str, Any]) -> Any:
-    """An expression's value. Raises ExportError for what the language hasn't got."""
-    inner = functools.partial(value_of, names=names)
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.Name() if node.id in names:
-            return names[node.id]
-        case ast.Tuple():
-            return tuple(map(inner, node.elts))
-        case ast.List():
-            return list(map(inner, node.elts))
-        case ast.Dict() if None not in node.keys:
-            return {inner(k): inner(v) for k, v in zip(node.keys, node.values, strict=True) if k}
-        case ast.Subscript():
-            return inner(node.value)[inner(node.slice)]
-        case ast.UnaryOp() if type(node.op) in ARITHMETIC:
-            return ARITHMETIC[type(node.op)](inner(node.operand))
-        case ast.BinOp() if type(node.op) in ARITHMETIC:
-            return ARITHMETIC[type(node.op)](inner(node.left), inner(node.right))
-        case ast.BoolOp():
-            test = all if isinstance(node.op, ast.And) else any
-            return test(map(inner, node.values))
-        case ast.Compare():
-            left = node.left
-            for op, right in zip(node.ops, node.comparators):
-                if not compared(op, left, right, names):
-                    return False
-                left = right
-            return True
-        case ast.Attribute(attr="device"):
-            return inner(node.value).device
-        case ast.Attribute(value=ast.Name(id="torch")):
-            found = getattr(torch, node.attr, None)
-            if isinstance(found, torch.dtype):
-                return found
-        case ast.Call(func=ast.Attribute(attr="size", value=of), args=[axis], keywords=[]):
-            return inner(of).shape[inner(axis)]
-        case ast.Call(func=ast.Attribute(attr="dim", value=of), args=[], keywords=[]):
-            return inner(of).dim()
-        case ast.Call(func=function) if name := dotted(function):
-            call = FUNCTIONS.get(name) or (names.get(name) if "." in name else None)
-            if callable(call):
-                given = {str(k.arg): inner(k.value) for k in node.keywords}
-                return call(*map(inner, node.args), **given)
-    raise ExportError(f"not part of the language of conditions: {ast.unparse(node)[:200]!r}")
-
-
-def compared(op: ast.cmpop, left: ast.expr, right: ast.expr, names: Mapping[str, Any]) -> Any:
-    """One comparison. `is` asks for a class, for a type of tensor elements, or for the same object."""
-    if isinstance(op, ast.Is):
-        if isinstance(left, ast.Call) and dotted(left.func) == "type":
-            return class_name(type(value_of(left.args[0], names))) == dotted(right)
-        value, name = value_of(left, names), dotted(right)
-        if name in DTYPES or name.startswith("torch."):
-            dtype = DTYPES.get(name) or getattr(torch, name.removeprefix("torch."), None)
-            dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
-            return dense and value.dtype is dtype
-        return value is value_of(right, names)
-    values = value_of(left, names), value_of(right, names)
-    if isinstance(op, ast.Eq | ast.NotEq):
-        equal = same(*values)
-        return equal if isinstance(op, ast.Eq) else not equal
-    if type(op) not in ARITHMETIC:
-        raise ExportError(f"not part of the language of conditions: {type(op).__name__}")
-    return ARITHMETIC[type(op)](*values)
 
 
 def signature_rows(call: inspect.Signature) -> list[tuple[str, ...]]:
@@ -235,6 +205,11 @@ def always_holds(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, Any]) -> 
     return bool(condition.func(sides[0] - sides[1], 0) == sympy.true)
 
 
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "len": len, "list": list, "min": min, "max": max, "float": float, "torch.device": torch.device,
+    "torch.Size": torch.Size, "OrderedDict": collections.OrderedDict,
+    "type": lambda value: class_name(type(value)),
+}  # fmt: skip
 MANY = 2000
 """From so many combinations of sizes on they are not tried one by one."""
 EXACT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv}

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import sympy
 import torch
 from torch import fx
 from torch._ops import OpOverload
@@ -296,26 +295,12 @@ def check_declared(call: Call, env: Any) -> None:
         at = f"\n  at {fact.line}" if fact.line else ""
         dims = " and ".join(sorted(named[s] for s in about))
         told.append(
-            f"{dims}: the program needs {condition} ({fact.reason}){at}\n  "
-            f"declare {cure(fact.condition, env, about)}"
+            f"{dims}: the program needs {condition} ({fact.reason}){at}\n  declare limits within which it "
+            "holds, one Dim for equal sizes, mc.Dim.AUTO, which makes it a constraint, or no Dim"
         )
     if told:
         lines = [f"{call.name} narrows what dynamic_shapes declares:", *dict.fromkeys(told)]
         raise ExportError("\n".join(lines))
-
-
-def cure(condition: Any, env: Any, about: list[Any]) -> str:
-    """What to declare instead."""
-    [symbol, *others] = about
-    if isinstance(condition, sympy.Eq) and others:
-        return "one Dim for both"
-    if symbol in env.fixed:
-        return f"no Dim: the size is {env.hints[symbol]} whatever is given"
-    if not others and isinstance(condition, sympy.Ge | sympy.Gt | sympy.Le | sympy.Lt | sympy.Ne):
-        low, high = env.ranges[symbol]
-        limits = f"min={low}" + ("" if high is None else f", max={high}")
-        return f"limits within which it holds (now {limits}), or no Dim"
-    return "no Dim (a static size), or mc.Dim.AUTO, which makes it a constraint"
 
 
 def conditions(call: Call, capture: Capture) -> tuple[Constraint, ...]:

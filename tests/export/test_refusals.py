@@ -87,12 +87,12 @@ def test_the_users_own_error_stays_what_it_is():
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda x: x if x.size(0) == 4 else x * 2, ("x.size(0) == 4", "no Dim")),
-        (lambda x: x + torch.ones(4), ("x.size(0)", "4", "no Dim")),
-        (lambda x: x * 2 if x.size(0) < 9 else x, ("x.size(0) < 9", "limits")),
-        (lambda x: x * 2 if x.size(0) > 3 else x, ("x.size(0) > 3", "limits")),
-        (lambda x: x.view(-1, 2), ("x.size(0) % 2", "AUTO")),
-        (lambda x: torch.zeros(64)[: x.size(0)] + x, ("x.size(0) <= 64", "limits", "max=64")),
+        (lambda x: x if x.size(0) == 4 else x * 2, ("x.size(0) == 4",)),
+        (lambda x: x + torch.ones(4), ("x.size(0)", "4")),
+        (lambda x: x * 2 if x.size(0) < 9 else x, ("x.size(0) < 9",)),
+        (lambda x: x * 2 if x.size(0) > 3 else x, ("x.size(0) > 3",)),
+        (lambda x: x.view(-1, 2), ("x.size(0) % 2",)),
+        (lambda x: torch.zeros(64)[: x.size(0)] + x, ("x.size(0) <= 64",)),
     ],
 )
 def test_a_guard_that_narrows_a_declared_size_is_named(function, words):
