@@ -256,7 +256,7 @@ LESSONS_ON_A_ROOM = {
     "lessons.bugs": {"lowering.rules.common"},
     "lessons.cache": {"codegen.phases"},
     "lessons.pictures": {"bench.prices", "runtime.reference"},
-    "lessons.replay": {"codegen.generate", "runtime.load", "plugins.cuda_graphs.replay"},
+    "lessons.replay": {"codegen.generate", "runtime.load"},
     "lessons.stepping": {"dynamo.interpreter", "dynamo.tracer"},
 }
 """Modules of lessons whose subject is the inside of a room, or the price list."""

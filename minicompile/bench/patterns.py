@@ -56,10 +56,6 @@ class Input:
     below: str = ""
     constant: bool = False
     """Never asked for a gradient."""
-    read: str = ""
-    """The dimensions of what is read of it, where that is less than all."""
-    again: bool = True
-    """Does the backward have to read it, or something of its size, once more?"""
     positive: bool = False
 
 
@@ -97,29 +93,6 @@ class Pattern:
         gradients = torch.autograd.grad(sources, wanted, down) if wanted else ()
         return [*outputs, *gradients, *inputs]
 
-    def bytes_read(self, inputs: list[Tensor], scale: Scale, again: bool = False) -> int:
-        """What a forward reads of its inputs, or `again` the backward."""
-        found = 0
-        for given, tensor in zip(self.inputs, inputs, strict=True):
-            if given.again or not again:
-                numbers = math.prod(shape_of(given.read or given.dims, scale))
-                found += tensor.itemsize * min(tensor.numel(), numbers)
-        return found
-
-    def bytes_moved(self, inputs: list[Tensor], scale: Scale) -> int:
-        """What no implementation can do without: every input read once, every result written once, and inputs
-        that change. If inputs require gradients, the backward as well: what it needs of the inputs, what
-        comes down, and the gradients. Runs in eager, and changes inputs as the pattern does."""
-        before = [tensor.detach().clone() for tensor in inputs]
-        results = self.run(self.fn, inputs)[: -len(inputs)]
-        changed = [now for now, old in zip(inputs, before, strict=True) if not now.equal(old)]
-        written = {tensor.data_ptr(): tensor.nbytes for tensor in (*results, *changed)}
-        moved = self.bytes_read(inputs, scale) + sum(written.values())
-        if any(tensor.requires_grad for tensor in inputs):
-            moved += self.bytes_read(inputs, scale, again=True)
-            moved += sum(result.nbytes for result in results if result.requires_grad)
-        return moved
-
 
 def shape_of(dims: str, scale: Scale) -> list[int]:
     return [SIZES[dim][SCALES.index(scale)] for dim in dims.split()]
@@ -154,7 +127,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, (x.shape[-1],), weight, bias)
 
 
-@pattern("B T D", Input("B T D", again=False), "D", training=True)
+@pattern("B T D", "B T D", "D", training=True)
 def rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """As in a Llama block: the sum goes on as the next residual."""
     whole = x + residual
@@ -223,9 +196,8 @@ def next_token_loss(x: Tensor, words: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(x, words), labels)
 
 
-@pattern("B T D", Input("B T D", below="2", again=False), training=True)
+@pattern("B T D", Input("B T D", below="2"), training=True)
 def bce_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The gradient is of one difference for each logit: 8 bytes of a label needn't be read again."""
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
 
 
@@ -272,7 +244,7 @@ def upsample_bilinear(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)
 
 
-@pattern(Input("B T", below="V"), Input("V D", read="B T D"), "T D", "D", "D", training=True)
+@pattern(Input("B T", below="V"), "V D", "T D", "D", "D", training=True)
 def embedding_sum(
     tokens: Tensor, words: Tensor, places: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:

@@ -2,8 +2,8 @@
 
 For each case all compilers' results are compared with float64 first; then calls are timed in turns, and the
 ratios of times that were measured side by side are what counts. `--first` adds first calls in fresh processes
-(bench/first_calls.py). With `--gpu` patterns are also timed on the device alone, and their bytes a second are
-compared with those of a copy. The exit code is 1 if a result of ours is wrong, or if we fail.
+(bench/first_calls.py). With `--gpu` patterns are also timed on the device alone. The exit code is 1 if a
+result of ours is wrong, or if we fail.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from minicompile.bench.patterns import SCALES, Pattern
 from minicompile.bench.timing import (
     CACHES,
     Ratio,
-    copy_bandwidth,
     device_timer,
     geometric_mean,
     l2_bytes,
@@ -72,10 +71,6 @@ class Row:
     device_seconds: dict[str, float] = field(default_factory=dict)
     to_best: Ratio | None = None
     """Our device time by that of the faster of the others."""
-    bytes_moved: int = 0
-    """Bytes that every implementation has to move."""
-    near_copy: float | None = None
-    """The bandwidth that we reach, by that of a copy."""
     errors: dict[str, float] = field(default_factory=dict)
     """Largest difference to float64, by the largest number of a result."""
     peaks: dict[str, int] = field(default_factory=dict)
@@ -102,11 +97,11 @@ def measure(
     device: str,
     dtype: torch.dtype,
     seconds: float,
-    bandwidth: float | None = None,
+    on_device: bool = False,
 ) -> Row:
     """Measure one case by all compilers: right first, then fast. An exception of a compiler is its result.
 
-    With the `bandwidth` of a copy, in bytes a second, a pattern's device time is taken too.
+    `on_device`: a pattern's device time is taken too.
     """
     row = Row(case.name, case.kind)
     torch.compiler.reset()
@@ -148,9 +143,9 @@ def measure(
     if OURS in steps:
         row.to_theirs = timings.ratio(OURS, TORCH) if TORCH in steps else None
         row.to_eager = timings.ratio(OURS, EAGER) if EAGER in steps else None
-    if bandwidth is not None and isinstance(case.subject, Pattern):
+    if on_device and isinstance(case.subject, Pattern):
         fns = {name: compiled[name] for name in steps}
-        measure_device(row, case, fns, device, dtype, seconds, bandwidth)
+        measure_device(row, case, fns, device, dtype, seconds)
     return row
 
 
@@ -166,13 +161,10 @@ def measure_device(
     device: str,
     dtype: torch.dtype,
     seconds: float,
-    bandwidth: float,
 ) -> None:
     """Measure device times of a pattern, on copies of its inputs that fill the L2 cache CACHES times."""
-    assert isinstance(case.subject, Pattern)
-    inputs = case.inputs(device, dtype)
-    copies = 1 + CACHES * l2_bytes(device) // case.subject.bytes_read(inputs, case.scale)
-    row.bytes_moved = case.subject.bytes_moved(inputs, case.scale)
+    read = sum(tensor.nbytes for tensor in case.inputs(device, dtype))
+    copies = 1 + CACHES * l2_bytes(device) // read
     timers = {}
     for name, fn in compiled.items():
         try:
@@ -182,10 +174,8 @@ def measure_device(
             row.failures[name] = failure_text(failure)
     timings = run_in_turns(timers, seconds)
     row.device_seconds = {name: timings.median(name) for name in timers}
-    if OURS in timers:
-        row.near_copy = row.bytes_moved / row.device_seconds[OURS] / bandwidth
-        if rivals := [name for name in timers if name != OURS]:
-            row.to_best = timings.ratio(OURS, min(rivals, key=timings.median))
+    if OURS in timers and (rivals := [name for name in timers if name != OURS]):
+        row.to_best = timings.ratio(OURS, min(rivals, key=timings.median))
 
 
 # -- the table
@@ -200,7 +190,7 @@ def mean_ratio(rows: Iterable[Row]) -> float:
 def table(rows: Sequence[Row], compilers: Sequence[str], gpu: bool) -> str:
     """The rows as text. Ratios have quartiles; peak memory is torch.compile's and ours."""
     head = ["time a call", *compilers, "of torch.compile", "of eager", "off by", "peak"]
-    head += [*(f"{name}, device" for name in compilers), "of best", "of a copy"] if gpu else []
+    head += [*(f"{name}, device" for name in compilers), "of best"] if gpu else []
     return table_text(head, [cells(row, compilers)[: len(head)] for row in rows])
 
 
@@ -220,7 +210,6 @@ def cells(row: Row, compilers: Sequence[str]) -> list[str]:
         "/".join(bytes_text(row.peaks[n]) for n in both),
         *times(row.device_seconds),
         str(row.to_best or ""),
-        f"{row.near_copy:.0%}" if row.near_copy is not None else "",
     ]
 
 
@@ -299,12 +288,10 @@ def run_cases(
     rows: list[Row] = []
     threads, gpu = torch.get_num_threads(), device == "cuda"
     where = torch.cuda.get_device_name() if gpu else f"CPU, {threads} threads"
-    bandwidth = copy_bandwidth(device) if gpu else None
-    copied = f": a copy moves {bandwidth / 1e12:.2f} TB/s" if bandwidth is not None else ""
-    print(f"{dtype} on {where}{copied}", flush=True)
+    print(f"{dtype} on {where}", flush=True)
     with environment(KINETO_LOG_LEVEL="6"):  # torch.profiler tells when it starts and stops
         for case in cases:
-            row = measure(case, compilers, device, DTYPES[dtype], seconds, bandwidth)
+            row = measure(case, compilers, device, DTYPES[dtype], seconds, gpu)
             print(f"{row.case}: {row.to_theirs} of {TORCH}, {row.to_eager} of {EAGER}", flush=True)
             for name, why in row.failures.items():
                 print(f"{row.case}: {name}: {why}", flush=True)
@@ -318,6 +305,6 @@ def run_cases(
     calls = measure_first_calls(device, threads, dtype, first) if first else []
     return {
         **circumstances(device),
-        "device": where, "threads": threads, "dtype": dtype, "copy_bandwidth": bandwidth,
+        "device": where, "threads": threads, "dtype": dtype,
         "cases": [asdict(row) for row in rows], "first_calls": [asdict(call) for call in calls],
     }  # fmt: skip

@@ -144,17 +144,6 @@ def device_timer(calls: Sequence[Callable[[], object]]) -> Timer:
     return timer
 
 
-COPIED = 256 << 20
-"""Bytes of a copy."""
-
-
-def copy_bandwidth(device: str) -> float:
-    """Bytes a second that a copy of COPIED bytes reads and writes: the roof for memory-bound kernels."""
-    pairs = [torch.ones(2, COPIED, dtype=torch.int8, device=device) for _ in range(2)]
-    calls = [partial(pair[0].copy_, pair[1]) for pair in pairs]
-    return 2 * COPIED / run_in_turns({"copy": device_timer(calls)}, 0.0).median("copy")
-
-
 def geometric_mean(ratios: Iterable[float]) -> float:
     """Of positive numbers; NaN of none."""
     found = list(ratios)

@@ -37,34 +37,3 @@ def test_a_pattern_gives_eager_s_numbers_in_triton_at_any_size(name: str) -> Non
     options = {"device_codegen": "triton"}
     eager, ours = both(name, options=options, dynamic=True)
     torch.testing.assert_close(ours, eager, rtol=2e-5, atol=2e-5)
-
-
-BYTES = 4 * 2 * 16 * 24
-"""A tensor of "B T D" for tests; a row of it is D numbers."""
-ROW = 4 * 24
-
-
-@pytest.mark.parametrize(
-    ("name", "training", "moved"),
-    [
-        ("softmax_4k", False, 2 * BYTES),
-        ("layer_norm", False, 2 * BYTES + 2 * ROW),
-        # forward: x, weight, bias, out; backward: x, weight, bias, out's gradient, and those of all three
-        ("layer_norm", True, 2 * BYTES + 2 * ROW + 3 * BYTES + 4 * ROW),
-        # the sum is an output, and the backward needs no more than that; both summands' gradients are one
-        ("rms_norm", True, 4 * BYTES + ROW + 4 * BYTES + 2 * ROW),
-        # forward: logits, labels of 8 bytes, loss; backward: as much as the logits, loss's gradient, logits'
-        ("bce_loss", True, BYTES + 2 * BYTES + 4 + BYTES + 4 + BYTES),
-        ("square_sum", False, 4 * 2 * 16 * 40 + 4),
-        # of the table no more than a row for each token; places, weight, bias
-        ("embedding_sum", False, 8 * 2 * 16 + 2 * BYTES + BYTES // 2 + 2 * ROW),
-        # parameters and both averages change, gradients don't
-        ("adamw_step", False, 7 * 4 * (40 * 40 + 40)),
-    ],
-)
-def test_bytes_that_have_to_be_moved(name: str, training: bool, moved: int) -> None:
-    pattern = PATTERNS[name]
-    inputs = pattern.make_inputs("cpu", torch.float32, "small")
-    if not training:
-        inputs = [tensor.detach() for tensor in inputs]
-    assert pattern.bytes_moved(inputs, "small") == moved
