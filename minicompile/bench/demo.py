@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from minicompile.bench import first_calls
 from minicompile.bench.cases import COMPILERS, EAGER, OURS, TORCH
-from minicompile.bench.machine import circumstances, table_text
+from minicompile.bench.machine import table_text
 from minicompile.errors import MinicompileError
 from minicompile.lessons.model import GPT
 from minicompile.lessons.train import Trainer, TrainResult
@@ -91,7 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help='"cpu" (default) or "cuda"')
     add("--steps", type=int, default=STEPS, help=f"AdamW steps (default {STEPS})")
     add("--threads", type=int, default=threads, help="CPU threads of each")
-    add("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
 
 
 def run(
@@ -124,8 +121,6 @@ def run(
     for standing in standings:
         if standing.error:
             print(f"{standing.name}: {standing.error}")
-    if chosen.json is not None:
-        chosen.json.write_text(as_json(standings, device, chosen.steps, chosen.threads))
     first = [standing.result.losses[:FIRST_STEPS] for standing in (ours, eager)]
     wrong = bool(ours.error) or largest_difference(*first) > ALLOWED
     if wrong and not ours.error:
@@ -141,16 +136,3 @@ def check_device(name: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise MinicompileError("--device cuda needs a CUDA GPU and a CUDA build of torch")
     return name
-
-
-def as_json(standings: Sequence[Standing], device: str, steps: int, threads: int) -> str:
-    """Everything measured, for a file."""
-    rows: list[dict[str, Any]] = []
-    for standing in standings:
-        losses = standing.result.losses
-        rows.append({"name": standing.name, "losses": losses, "error": standing.error})
-        rows[-1] |= {"cold_seconds": standing.cold_seconds}
-        rows[-1] |= {"step_ms": standing.result.step_ms} if losses else {}
-    where = circumstances(device.partition(":")[0])
-    facts = {**where, "steps": steps, "device": device, "threads": threads, "contestants": rows}
-    return json.dumps(facts, indent=2) + "\n"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,21 +83,17 @@ def cold(name: str, device: str, threads: int, cache: str) -> float:
     ],
 )
 def test_the_command_fails_where_ours_is_wrong(
-    ours: Compiler, code: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    ours: Compiler, code: int, said: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setitem(COMPILERS, TORCH, off_by(0.0))
     monkeypatch.setitem(COMPILERS, OURS, ours)
     monkeypatch.setattr(demo, "GPT", lambda: GPT(SMALL))
-    file = tmp_path / "facts.json"
-    chosen = argparse.Namespace(device="cpu", steps=6, threads=torch.get_num_threads(), json=file)
+    chosen = argparse.Namespace(device="cpu", steps=6, threads=torch.get_num_threads())
     assert demo.run(chosen, cold) == code
     out = capsys.readouterr().out
     assert said in out and "no C++ compiler" in out
-    contestants = json.loads(file.read_text())["contestants"]
-    assert [c["name"] for c in contestants] == [EAGER, TORCH, OURS]
-    assert [len(c["losses"]) for c in contestants[:2]] == [6, 6]
-    assert contestants[2]["cold_seconds"] == 2.0 and contestants[1]["cold_seconds"] is None
+    assert ("2.0 s" in out) is (code == 0 or "WRONG" in said)
 
 
 def test_a_missing_gpu_and_an_unknown_device_are_one_sentence(monkeypatch: pytest.MonkeyPatch):
