@@ -38,7 +38,6 @@ from minicompile.ops.graph import Graph
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
-from minicompile.runtime import reference as _reference  # noqa: F401  registers the interpreter
 from minicompile.runtime.load import start_loading
 from minicompile.scheduling.groups import Buckets, output_groups
 from minicompile.scheduling.schedule import schedule

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from torch import fx
@@ -24,7 +24,7 @@ from minicompile import provenance
 from minicompile.aot.result import AotResult, Partition
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.dynamo.result import Capture, GraphBreak
-from minicompile.errors import MinicompileError, OptionError
+from minicompile.errors import OptionError
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.display import Registered, Several, Shown, bytes_text, count_text, to_html
 from minicompile.ops.events import Event
@@ -32,9 +32,6 @@ from minicompile.ops.graph import Graph
 from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
 from minicompile.scheduling.schedule import Explained
-
-if TYPE_CHECKING:
-    from minicompile.runtime.assembly import Assembly
 
 COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
 """The stages after AOT."""
@@ -117,8 +114,9 @@ class Trace(Shown):
 
     explore, diff, steps = Registered(), Registered(), Registered()
     """The stages side by side; what differs between two of them or between traces; every pass and stage."""
-    roofline, fusion_steps = Registered(), Registered()
-    """What each kernel moves and computes, and its least time; every question of the scheduler in order."""
+    roofline, fusion_steps, assembly = Registered(), Registered(), Registered()
+    """What each kernel moves and computes, and its least time; every question of the scheduler in order; what
+    a GPU that needn't be here makes of Triton kernels."""
 
     @classmethod
     def watching(cls, capture: Capture) -> Trace:
@@ -176,20 +174,6 @@ class Trace(Shown):
                     yield from provenance.of_graph(f"aot.{name}", graph, self.aot.partition)
         for name, compiled in self.graphs.items():
             yield from compiled.pieces(name)
-
-    def assembly(self, target: tuple[str, int | str] = ("cuda", 90)) -> Several[Assembly]:
-        """What each Triton kernel becomes on a GPU that needn't be here: TTIR, TTGIR, LLVM IR, PTX, SASS.
-
-        Raises MinicompileError where no kernel is Triton's, BackendError without Triton.
-        """
-        from minicompile.runtime.assembly import cross_compile
-
-        every = [kernel for compiled in self.graphs.values() for kernel in compiled.kernels]
-        ours = [kernel for kernel in every if kernel.language == "triton"]
-        if not ours:
-            how = "trace mc.compile(fn, options={'device_codegen': 'triton'}) and they are"
-            raise MinicompileError(f"no kernel of {self.name} is Triton's, which have PTX: {how}")
-        return Several(cross_compile(kernel, target) for kernel in ours)
 
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""

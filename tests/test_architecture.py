@@ -256,7 +256,7 @@ STANDS_ON = {
 LESSONS_ON_A_ROOM = {
     "lessons.bugs": {"lowering.rules.common"},
     "lessons.cache": {"codegen.phases"},
-    "lessons.pictures": {"bench.prices", "runtime.reference"},
+    "lessons.pictures": {"bench.prices"},
     "lessons.replay": {"codegen.generate", "runtime.load", "plugins.cuda_graphs.replay"},
     "lessons.stepping": {"dynamo.interpreter", "dynamo.tracer"},
 }

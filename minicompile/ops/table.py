@@ -8,10 +8,14 @@ codegen/common.py (OpOverrides) and dtype_propagation.py.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+
+from minicompile.ops import philox
 
 ResultType = Literal["same", "bool", "float", "random"]
 
@@ -66,6 +70,19 @@ POINTWISE: dict[str, OpSpec] = {
     for arity, result, flops, names in TABLE
     for name in names.split()
 }
+
+OTHERWISE_NAMED: dict[str, Callable[..., Any]] = {
+    "floordiv": functools.partial(torch.div, rounding_mode="floor"),
+    "truncdiv": functools.partial(torch.div, rounding_mode="trunc"),
+    "truediv": torch.true_divide,
+    "fma": lambda a, b, c: torch.addcmul(c, a, b),
+    "lshift": torch.bitwise_left_shift,
+    "rshift": torch.bitwise_right_shift,
+    "rand": philox.rand,
+    "randn": philox.randn,
+}
+EAGER = {name: OTHERWISE_NAMED.get(name) or getattr(torch, name) for name in POINTWISE}
+"""Eager's own function for each operation: what a printer must match."""
 
 BOOL_AS_LOGIC = {
     "add": "logical_or",

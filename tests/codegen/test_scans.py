@@ -12,10 +12,10 @@ from torch import Tensor
 
 import minicompile as mc
 from minicompile.codegen.generate import plan_rule
+from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.lowering.context import lowering
 from minicompile.lowering.rules.scans import scan
 from minicompile.ops.registry import scoped
-from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.gpu_kernel import Tiles
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program

@@ -89,7 +89,7 @@ class FakeGpu:
             self.failed.append(error)
 
     def _run(self, cubin: Cubin) -> Callable[..., None]:
-        from minicompile.runtime import interpreter
+        from minicompile.debug import triton_interpreter as interpreter
 
         kernel = cubin.kernel
         function, namespace = execute(kernel.name, kernel.module)
@@ -106,7 +106,7 @@ class FakeGpu:
         return run
 
     def _values(self, types: Iterable[str], given: Any) -> Iterable[Any]:
-        from minicompile.runtime.interpreter import scalar
+        from minicompile.debug.triton_interpreter import scalar
 
         for kind, place in zip(types, given):
             if kind.startswith("*"):

@@ -30,11 +30,11 @@ import torch
 from minicompile.codegen import cpp_rules
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.debug.reference import run_reference
 from minicompile.lowering.ir import Layout, LoopGraph, Pointwise, Reduction, Scan, Scatter
 from minicompile.options import Options
 from minicompile.plugins.column_reductions import choose
 from minicompile.runtime.load import kernel_loader, load_wrapper
-from minicompile.runtime.reference import run_reference
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same, size_symbol
 from tests.scheduling.building import (

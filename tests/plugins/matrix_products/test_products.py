@@ -14,6 +14,7 @@ from torch import Tensor
 import minicompile as mc
 from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule
 from minicompile.codegen.printing import kernel_template
+from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lowering.ir import Template
 from minicompile.ops.registry import scoped, without
@@ -22,7 +23,6 @@ from minicompile.pipeline_result import CompiledStages
 from minicompile.plugins.matrix_products.autotune import candidates, load_candidate
 from minicompile.plugins.matrix_products.template import ProductPrinter
 from minicompile.plugins.matrix_products.tiles import product_of
-from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.gpu_kernel import Tiles, planned_tiles
 from tests.torch_versions import torch_has
 
