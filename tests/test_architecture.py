@@ -49,7 +49,6 @@ ABOVE = {
     "plugins",
     "pipeline",
     "pipeline_result",
-    "provenance",
     "__main__",
     "exporting",
 }

@@ -16,6 +16,7 @@ from minicompile.debug import (  # noqa: F401
     limit,
     logs,
     progress,
+    provenance,
     roofline,
     torch_bridge,
     why,

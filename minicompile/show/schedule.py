@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from minicompile.codegen.plan import CodeLine
+from minicompile.debug.provenance import operation_line
 from minicompile.debug.why import Answer, WhatIf
 from minicompile.lowering.ir import Operation
 from minicompile.ops.display import bytes_text, count_text
-from minicompile.provenance import operation_line
 from minicompile.scheduling.nodes import (
     ExternKernelSchedulerNode,
     FusedSchedulerNode,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import fx
 
+from minicompile.debug.provenance import operation_kind, operation_line
 from minicompile.errors import VerifyError
 from minicompile.lowering.context import LoweringContext, lowering
 from minicompile.lowering.ir import ComputedBuffer, Layout, LoopGraph, Pointwise, Scan, verify
@@ -19,7 +20,6 @@ from minicompile.lowering.value import TensorValue
 from minicompile.ops.graph import Graph
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
-from minicompile.provenance import operation_kind, operation_line
 from minicompile.show.loops import operation_row
 from tests.lowering.conftest import check, check_each, lowered
 
