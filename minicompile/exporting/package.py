@@ -118,7 +118,7 @@ def _fill(folder: Path, exported: Exported, cpu: str | None, target: cuda.Target
     users = [spec for spec in exported.signature.inputs if spec.kind == "input"]
     tensors = [exported.state[spec.target].cpu() for spec in held]
     usable = plugins.without_torch(Options().plugins)
-    options = Options(memory_pool=False, plugins=usable, **(cuda.OPTIONS if target else {}))
+    options = Options(plugins=usable, **(cuda.OPTIONS if target else {}))
     lowered = _Lowered(exported, options)
     weights = {spec.target: tensor for spec, tensor in zip(held, tensors)}
     for constant in lowered.schedule.graph.constants:

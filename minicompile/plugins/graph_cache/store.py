@@ -320,7 +320,7 @@ def keep(
     sources = [kernel for _, modules in graphs for m in modules for kernel in m.kernels]
     if any(source.plan.device.type != KIND for source in sources):
         return
-    if any("empty_in_arena" in wrapper.text for wrapper, _ in graphs):
+    if any("empty_large" in wrapper.text for wrapper, _ in graphs):
         return
     found: list[Any] = []
     for wrapper, modules in graphs:
