@@ -275,14 +275,8 @@ class ReferenceOps(Ops):
         return found.to(dtype).reshape([*self.rows, *[1] * len(self.columns)])
 
     def scan(self, kind: ScanKind, value: torch.Tensor) -> torch.Tensor:
-        flat = self.flat(value)
-        if kind in ("max", "min", "argmax", "argmin"):
-            found = (torch.cummax if kind.endswith("max") else torch.cummin)(flat, -1)
-            scanned = found.indices if kind in POSITIONS else found.values
-        else:
-            name = {"sum": "cumsum", "prod": "cumprod"}.get(kind, "logcumsumexp")
-            scanned = getattr(torch, name)(flat, -1).to(value.dtype)
-        return scanned.reshape(self.extents)
+        scanned: torch.Tensor = getattr(torch, f"cum{kind}")(self.flat(value), -1)
+        return scanned.to(value.dtype).reshape(self.extents)
 
     def pointwise(self, name: str, *values: torch.Tensor) -> torch.Tensor:
         dtype = result_dtype(name, tuple(v.dtype for v in values))

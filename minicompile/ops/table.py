@@ -99,12 +99,12 @@ BOOL_AS_LOGIC = {
 """Arithmetic on bools is logic: printers need to know no other."""
 
 ReductionKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
-ScanKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "logsumexp"]
+ScanKind = Literal["sum", "prod"]
 POSITIONS = ("argmax", "argmin")
-"""Reductions that find a place: the first of the best elements. A scan finds the last one so far."""
+"""Reductions that find a place: the first of the best elements."""
 
 
-def reduction_identity(kind: ReductionKind | ScanKind, dtype: torch.dtype) -> float | int | bool:
+def reduction_identity(kind: ReductionKind, dtype: torch.dtype) -> float | int | bool:
     """The value that changes nothing: what an accumulator starts with and a masked lane holds.
 
     argmax and argmin give that of max and min; their position starts at 0.
@@ -114,7 +114,7 @@ def reduction_identity(kind: ReductionKind | ScanKind, dtype: torch.dtype) -> fl
     if kind in ("sum", "prod"):
         neutral = 1 if kind == "prod" else 0
         return float(neutral) if dtype.is_floating_point else neutral
-    low = kind in ("max", "argmax", "logsumexp")
+    low = kind in ("max", "argmax")
     if dtype.is_floating_point:
         return float("-inf") if low else float("inf")
     if dtype is torch.bool:
