@@ -117,7 +117,8 @@ def _fill(folder: Path, exported: Exported, cpu: str | None, target: cuda.Target
     held = [spec for spec in exported.signature.inputs if spec.kind != "input"]
     users = [spec for spec in exported.signature.inputs if spec.kind == "input"]
     tensors = [exported.state[spec.target].cpu() for spec in held]
-    usable = plugins.without_torch(Options().plugins)
+    selected, every = Options().plugins, plugins.available()
+    usable = tuple(name for name in selected if not every[name].needs_torch)
     options = Options(plugins=usable, **(cuda.OPTIONS if target else {}))
     lowered = _Lowered(exported, options)
     weights = {spec.target: tensor for spec, tensor in zip(held, tensors)}

@@ -27,7 +27,7 @@ from minicompile.ops.generated import define
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.runtime import cpp, triton
-from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
+from minicompile.runtime.gpu_kernel import gpu_kernels
 
 Kernels = dict[str, Callable[..., None]]
 KernelLoader = Callable[[KernelModule, Options], Callable[[], Kernels]]
@@ -129,14 +129,6 @@ def start_loading(
         return call
 
     return finish
-
-
-def start_kept(
-    wrapper: WrapperSource, kernels: Mapping[str, GpuKernel], options: Options
-) -> Callable[[], BoxedCallable]:
-    """The same for a graph that the disk had; what comes back waits for its kernels and loads the wrapper."""
-    wait = triton.start_kernels(kernels, options)
-    return lambda: load_wrapper(wrapper, wait())
 
 
 def empty_strided(
