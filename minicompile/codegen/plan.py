@@ -131,7 +131,7 @@ class KernelPlan(Shown):
     template: str = ""
     """What prints the kernel, where `reduction` doesn't tell."""
     details: Any = None
-    """What the rule that chose `template` tells it."""
+    """Facts for `template`, from the rule that chose it."""
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
