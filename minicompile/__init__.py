@@ -19,6 +19,8 @@ FILLED_BY.update(
     observer=("minicompile.debug.register",),
     option_check=("minicompile.debug.register",),
     backend=("minicompile.debug.register",),
+    code_generator=("minicompile.debug.reference",),
+    kernel_loader=("minicompile.debug.reference",),
 )
 RULES_OF_TOOLS = {
     "log_channel": "debug.logs",

@@ -7,10 +7,7 @@ bench/, lessons/ and exporting/ may be deleted from the package.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import dataclasses
-import inspect
 import os
 import shutil
 import sys
@@ -18,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minicompile import errors, tool
-from minicompile.errors import MinicompileError, unknown
+from minicompile import tool
+from minicompile.errors import MinicompileError
 from minicompile.ops.files import why_unsafe
-from minicompile.options import CHOICES, Options
+from minicompile.options import Options
 
 
 @dataclass(frozen=True)
@@ -33,71 +30,14 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 
 
-def elsewhere(help: str, module: str) -> Command:
-    """A command whose `run` and `add_arguments` stand in a module, which is imported when one is needed."""
+def elsewhere(help: str, module: str, run: str = "run", adds: str = "add_arguments") -> Command:
+    """A command whose two functions stand in a module, which is imported when one is needed."""
 
     return Command(
         help,
-        lambda chosen: int(tool(module).run(chosen)),
-        lambda to: tool(module).add_arguments(to),
+        lambda chosen: int(getattr(tool(module), run)(chosen)),
+        lambda to: getattr(tool(module), adds)(to),
     )
-
-
-def option_docs() -> dict[str, str]:
-    """Each option's docstring: the string that follows its field in the source of `Options`."""
-    body = ast.parse(inspect.getsource(Options)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for field, after in zip(body.body, body.body[1:]):
-        match field, after:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(doc))):
-                docs[name] = doc
-    return docs
-
-
-def show_options(chosen: argparse.Namespace) -> int:
-    """Every option with its value here, what it can be, and what it does."""
-    docs, here = option_docs(), Options()
-    for field in dataclasses.fields(Options):
-        choices = ", ".join(map(repr, CHOICES.get(field.name, ())))
-        allowed = f"  (one of {choices})" if choices else ""
-        print(f"{field.name} = {getattr(here, field.name)!r}{allowed}")
-        for line in docs.get(field.name, "").splitlines():
-            print(f"    {line.strip()}")
-    return 0
-
-
-def show_errors(chosen: argparse.Namespace) -> int:
-    """Every kind of error and every reason to run in eager, with cause and cure, as Markdown."""
-    from minicompile.dynamo.reasons import REASONS
-
-    kinds = [kind for kind in vars(errors).values() if "id" in getattr(kind, "__dict__", ())]
-    raised = [(f"{kind.id} ({kind.__name__})", inspect.getdoc(kind), kind.cure) for kind in kinds]
-    eager = [(id, reason.explanation, reason.fix) for id, reason in REASONS.items()]
-    print(
-        "# Errors\n\n`minicompile errors` prints this. Every error has its id as the attribute `id`."
-    )
-    for title, rows in (("Errors", raised), ("Reasons why Python runs something itself", eager)):
-        print(f"\n## {title}")
-        for name, cause, cure in rows:
-            print(f"\n**{name}**: {str(cause).splitlines()[0]}  \nCure: {cure}")
-    return 0
-
-
-def show_rules(chosen: argparse.Namespace) -> int:
-    """Every registry with its meaning; the rules of one if it is named."""
-    from minicompile import extension, pipeline  # noqa: F401 (they fill the registries)
-    from minicompile.ops.registry import ALL, key_name
-
-    if chosen.registry is None:
-        for name, registry in sorted(ALL.items()):
-            print(f"{name:<14} {len(registry):>5} rules  {registry.doc}")
-        return 0
-    if chosen.registry not in ALL:
-        raise unknown("registry", chosen.registry, sorted(ALL))
-    for key in sorted(map(key_name, ALL[chosen.registry])):
-        print(key)
-    return 0
 
 
 def run_cache(chosen: argparse.Namespace) -> int:
@@ -133,12 +73,14 @@ COMMANDS = {
         "time patterns and models: eager, torch.compile, minicompile", "bench.speed"
     ),
     "plugins": elsewhere("the price list: what each plug-in costs and buys", "bench.prices"),
-    "options": Command("list every option with its value and meaning", show_options),
-    "errors": Command("list every error and break with cause and cure", show_errors),
-    "rules": Command(
-        "list the registries, or the rules of one",
-        show_rules,
-        lambda to: to.add_argument("registry", nargs="?", help="list the rules of this registry"),
+    "options": elsewhere(
+        "list every option with its value and meaning", "debug.listings", "show_options"
+    ),
+    "errors": elsewhere(
+        "list every error and break with cause and cure", "debug.listings", "show_errors"
+    ),
+    "rules": elsewhere(
+        "list the registries, or the rules of one", "debug.listings", "show_rules", "add_registry"
     ),
     "cache": Command(
         "show or clear the folder of compiled code",

@@ -30,7 +30,6 @@ from minicompile.ops.display import Several
 from minicompile.ops.registry import Registry
 from minicompile.options import Options, environment, make_options
 from minicompile.pipeline_result import Trace
-from minicompile.runtime.arena import ARENA
 
 __all__ = [
     "allow_in_graph", "backends", "compile", "disable", "explain", "fresh_cache", "mark_dynamic", "reset",
@@ -254,9 +253,12 @@ class _Traced(BaseException):
 
 def reset() -> None:
     """Forget every compiled version and all counts, of all compiled functions, and the memory they kept."""
+    from minicompile.runtime.load import allocator
+
     for dispatcher in all_dispatchers():
         dispatcher.clear()
-    ARENA.clear()
+    for keeper in allocator.values():
+        keeper.clear()
 
 
 @contextlib.contextmanager

@@ -126,10 +126,9 @@ class Options:
     and an index out of range reads or overwrites whatever is there."""
     memory_budget: float | None = None
     """From 0 (the backward recomputes all that it can) to 1 (like "default"). None: nothing expensive."""
-    memory_pool: bool | None = None
-    """A graph's intermediates share one allocation. None: where that saves much and raises no peak."""
     arena_bytes: int = 1 << 30
-    """Most memory on the CPU that the process keeps for later calls, in pieces of 8 MiB and more. 0: none."""
+    """Most memory on the CPU that the process keeps for later calls, in pieces of 8 MiB and more. 0: none.
+    (plugins/memory_arena)"""
     verify: bool = False
     """Run each IR's verifier between stages."""
     recompile_limit: int = 8

@@ -24,23 +24,28 @@ from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.decompositions import decomposition
 from minicompile.aot.parts import backward_of
-from minicompile.aot.result import AotResult, BoxedCallable, Differentiated, RuntimeMetadata
+from minicompile.aot.result import (
+    AotResult,
+    BoxedCallable,
+    Differentiated,
+    OutputGroup,
+    RuntimeMetadata,
+)
 from minicompile.aot.runtime import assemble, differentiated, interpret
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.plan import KernelModule
 from minicompile.codegen.wrapper import generate_wrapper
 from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
-from minicompile.lowering.ir import InputBuffer, LoopGraph, View
+from minicompile.lowering.ir import LoopGraph
 from minicompile.lowering.lower import lower
 from minicompile.ops import plugins
 from minicompile.ops.graph import Graph
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
-from minicompile.runtime import reference as _reference  # noqa: F401  registers the interpreter
 from minicompile.runtime.load import start_loading
-from minicompile.scheduling.groups import Buckets, output_groups
+from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
 
 # Now rather than in the first call: our rules, and what torch imports for its first fake mode.
@@ -70,6 +75,16 @@ around_compile: Registry[Callable[[Capture, Options, Compile], Program]] = Regis
 """A rule calls what it is given to compile, or doesn't, and may change the program that comes back."""
 
 
+Grouping = Callable[[Schedule], tuple[list[OutputGroup], str]]
+
+output_groups: Registry[Callable[[Capture, AotResult, LoopGraph, Sequence[int]], Grouping | None]]
+output_groups = Registry(
+    "output_groups", "name -> what says which of a backward's results come out before its end"
+)
+"""A rule gets the capture, its graphs, the forward's loops and which gradients the backward takes. What it
+gives gets the backward's schedule."""
+
+
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     """Every room after capture. `capture.watch` hears what each one made."""
     compile: Compile = compile_program
@@ -97,8 +112,10 @@ def compile_program(capture: Capture, options: Options) -> Program:
     backwards, abouts = [], []
     for graph, takes in backward_of(aot):
         tell = partial(capture.watch.tell, graph=graph.name)
-        buckets = ddp_buckets(capture, aot, forward.stages.loops, takes)
-        backwards.append(compile_graph(graph, options, None, tell, buckets))
+        rules = plugins.rules(output_groups, options.plugins).values()
+        groupings = (rule(capture, aot, forward.stages.loops, takes) for rule in rules)
+        grouping = next(filter(None, groupings), None)
+        backwards.append(compile_graph(graph, options, None, tell, grouping))
         abouts.append(differentiated(graph, takes, partial(compiled_now, options)))
     graphs = [forward, *backwards]
     for plan in (plan for graph in graphs for plan in graph.stages.every_plan):
@@ -137,26 +154,6 @@ def differentiate(capture: Capture, options: Options) -> AotResult:
     return aot
 
 
-def ddp_buckets(
-    capture: Capture, aot: AotResult, forward: LoopGraph, takes: Sequence[int]
-) -> Buckets | None:
-    """What DistributedDataParallel sums at once, if the captured call is inside its forward. Parts each give
-    their gradients when they are done."""
-    if (found := compat.ddp_buckets()) is None or len(aot.metadata.parts) > 1:
-        return None
-    first, rest, parameters = found
-    sizes = {id(p): p.nbytes for p in parameters}
-    wanted, start = aot.metadata.differentiable_inputs, len(aot.metadata.result_requires_grad)
-    reals = [one.real() if one.real is not None else None for one in capture.inputs]
-    names = {b.name: i for i, b in enumerate(forward.inputs) if isinstance(b, InputBuffer)}
-    same: dict[int, list[int]] = {}
-    for number, saved in enumerate(forward.outputs[start:]):
-        given = names.get(saved.buffer) if isinstance(saved, View) else None
-        if given in wanted:
-            same.setdefault(wanted.index(given), []).append(number)
-    return Buckets(first, rest, [sizes.get(id(reals[i]), 0) for i in wanted], same)
-
-
 @dataclass(eq=False)
 class CompiledGraph:
     """One ATen graph's stages, and its kernels on their way through the system's compilers."""
@@ -172,16 +169,16 @@ def compile_graph(
     options: Options,
     written_back: Mapping[int, int] | None = None,
     tell: Callable[[str, Any], None] = lambda kind, made: None,
-    buckets: Buckets | None = None,
+    grouping: Grouping | None = None,
 ) -> CompiledGraph:
     """From ATen to kernels; the C++ compiler already runs when this returns. `written_back`: the outputs that
-    go into inputs, by number; `tell` hears of each stage; `buckets`: outputs are handed out while it runs."""
+    go into inputs, by number; `tell` hears of each stage; `grouping` says which outputs come out early."""
     loops = lower(graph, options)
     loops.written_back = dict(written_back or {})
     tell("loops", loops)
     scheduled = schedule(loops, options)
-    if buckets is not None:
-        scheduled.groups, why = output_groups(scheduled, buckets)
+    if grouping is not None:
+        scheduled.groups, why = grouping(scheduled)
         tell("groups", why)
     tell("schedule", scheduled)
     plans = make_plans(scheduled, options)

@@ -10,31 +10,21 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import Any
 
 from torch import fx
 
-from minicompile import provenance
 from minicompile.aot.result import AotResult, Partition
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.dynamo.result import Capture, GraphBreak
-from minicompile.errors import MinicompileError, OptionError
 from minicompile.lowering.ir import LoopGraph
-from minicompile.ops.display import Registered, Several, Shown, bytes_text, count_text, to_html
+from minicompile.ops.display import Registered, Several, Shown, bytes_text, count_text
 from minicompile.ops.events import Event
-from minicompile.ops.graph import Graph
-from minicompile.ops.origin import SourceLine, short_file, union
-from minicompile.provenance import Piece
+from minicompile.ops.graph import Graph, origins_of
+from minicompile.ops.origin import SourceLine, union
 from minicompile.scheduling.schedule import Explained
-
-if TYPE_CHECKING:
-    from minicompile.runtime.assembly import Assembly
 
 COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
 """The stages after AOT."""
@@ -80,14 +70,6 @@ class CompiledStages(Shown):
     def stages(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in COMPILED}
 
-    def pieces(self, name: str) -> Iterator[Piece]:
-        """Everything in these stages; `name` is the graph's: "forward" or "backward"."""
-        yield from provenance.of_loops(f"{name}.loops", self.loops, self.schedule)
-        yield from provenance.of_decisions(f"{name}.schedule", self.schedule)
-        for kernel in self.kernels:
-            yield from provenance.of_kernel(f"{name}.kernels", kernel)
-        yield from provenance.of_code(f"{name}.wrapper", self.wrapper.name, self.wrapper.lines)
-
     def rooms(self) -> list[Room]:
         schedule, externs = self.schedule, len(self.loops.externs)
         buffers = count_text(len(self.loops.operations) - externs, "buffer")
@@ -117,8 +99,12 @@ class Trace(Shown):
 
     explore, diff, steps = Registered(), Registered(), Registered()
     """The stages side by side; what differs between two of them or between traces; every pass and stage."""
-    roofline, fusion_steps = Registered(), Registered()
-    """What each kernel moves and computes, and its least time; every question of the scheduler in order."""
+    roofline, fusion_steps, assembly = Registered(), Registered(), Registered()
+    """What each kernel moves and computes, and its least time; every question of the scheduler in order; what
+    a GPU that needn't be here makes of Triton kernels."""
+    pieces, from_line, save = Registered(), Registered(), Registered()
+    """Every object of every stage, with the operations it came from; those of a line of source; a folder of
+    pictures and texts."""
 
     @classmethod
     def watching(cls, capture: Capture) -> Trace:
@@ -166,53 +152,10 @@ class Trace(Shown):
         property(attrgetter(f"forward.{stage}")) for stage in COMPILED
     )
 
-    def pieces(self) -> Iterator[Piece]:
-        """Every object of every stage, with the operations it came from."""
-        yield from provenance.of_bytecode(self.capture)
-        yield from provenance.of_graph("capture", self.capture.graph)
-        if self.aot is not None:
-            for name in ("joint", "forward", "backward"):
-                if (graph := getattr(self.aot, name)) is not None:
-                    yield from provenance.of_graph(f"aot.{name}", graph, self.aot.partition)
-        for name, compiled in self.graphs.items():
-            yield from compiled.pieces(name)
-
-    def assembly(self, target: tuple[str, int | str] = ("cuda", 90)) -> Several[Assembly]:
-        """What each Triton kernel becomes on a GPU that needn't be here: TTIR, TTGIR, LLVM IR, PTX, SASS.
-
-        Raises MinicompileError where no kernel is Triton's, BackendError without Triton.
-        """
-        from minicompile.runtime.assembly import cross_compile
-
-        every = [kernel for compiled in self.graphs.values() for kernel in compiled.kernels]
-        ours = [kernel for kernel in every if kernel.language == "triton"]
-        if not ours:
-            how = "trace mc.compile(fn, options={'device_codegen': 'triton'}) and they are"
-            raise MinicompileError(f"no kernel of {self.name} is Triton's, which have PTX: {how}")
-        return Several(cross_compile(kernel, target) for kernel in ours)
-
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""
-        origins = union(piece.origins for piece in self.pieces())
+        origins = union(map(origins_of, self.capture.graph.nodes))
         return sorted({line for origin in origins for line in origin.stack})
-
-    def from_line(self, line: int, file: str | None = None) -> Several[Piece]:
-        """Everything that came from a line of source, in the order of the corridor.
-
-        A line that calls another function stands for all that the call did. `file` (its end is enough) is
-        needed only where several files have such a line.
-        """
-
-        def matches(at: SourceLine) -> bool:
-            return at.line == line and (file is None or at.file.endswith(file))
-
-        pieces = list(self.pieces())
-        made = {o for piece in pieces for o in piece.origins if any(map(matches, o.stack))}
-        files = {at.file for origin in made for at in origin.stack if matches(at)}
-        if len(files) > 1:
-            names = ", ".join(sorted(map(short_file, files)))
-            raise OptionError(f"line {line} is in several files, say which: {names}")
-        return Several(piece for piece in pieces if piece.origins & made)
 
     def rooms(self) -> list[Room]:
         """The corridor with its counts."""
@@ -247,42 +190,3 @@ class Trace(Shown):
         return "\n".join(
             [*lines, "", hint + " stages side by side; trace.save(folder) writes everything"]
         )
-
-    def save(self, folder: str | Path) -> Path:
-        """Write `index.html` (the explorer, and links to the rest; no network needed), and for each stage a
-        picture as a page of its own and a text file.
-
-        Returns the path of the first page.
-        """
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        texts, links = {}, []
-        for number, (name, stage) in enumerate(self.stages.items(), 1):
-            file = f"{number:02}_{name.replace('.', '_')}"
-            texts[f"{file}.html"] = page(f"{name} of {self.name}", to_html(stage))
-            made = [f"{file}.html"]
-            if name.endswith(".kernels"):
-                for kernel in stage:
-                    suffix = "cpp" if kernel.language == "cpp" else "py"
-                    made.append(f"{file}_{kernel.name}.{suffix}")
-                    texts[made[-1]] = kernel.text
-            else:
-                made.append(f"{file}.{'py' if name.endswith('.wrapper') else 'txt'}")
-                texts[made[-1]] = str(stage)
-            found = ", ".join(f'<a href="{quote(to)}">{html.escape(to)}</a>' for to in made)
-            links.append(f"<li>{html.escape(name)}: {found}</li>\n")
-        below = f"<h2>Stages</h2>\n<ul>\n{''.join(links)}</ul>\n"
-        texts["index.html"] = page(f"{self.name} through minicompile", to_html(self) + below)
-        for name, text in texts.items():
-            (target / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-        return target / "index.html"
-
-
-def page(title: str, content: str) -> str:
-    """A whole HTML document."""
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
-        "<style>:root{color-scheme:light dark}body{margin:16px;font-family:system-ui,sans-serif;"
-        "--tall:max(320px,calc(100vh - 290px))}h2{font-size:15px}ul{font-size:13px}li{margin:3px 0}</style>"
-        f"</head><body>\n{content}</body></html>\n"
-    )

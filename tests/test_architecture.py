@@ -49,7 +49,6 @@ ABOVE = {
     "plugins",
     "pipeline",
     "pipeline_result",
-    "provenance",
     "__main__",
     "exporting",
 }
@@ -248,15 +247,15 @@ def test_a_room_opens_with_what_it_takes_gives_and_decides_and_two_files_to_read
 
 GROUND = {"", "api", "extension", "pipeline_result", "ops", "errors", "options", "compat"}
 STANDS_ON = {
-    "bench": {"lessons", "runtime.arena"},
+    "bench": {"lessons", "runtime.load"},
     "lessons": {"show", "debug", "shapes", *RESULTS},
 }
 """Folders that may be deleted: what they import beside the public API and the ground."""
 LESSONS_ON_A_ROOM = {
     "lessons.bugs": {"lowering.rules.common"},
     "lessons.cache": {"codegen.phases"},
-    "lessons.pictures": {"bench.prices", "runtime.reference"},
-    "lessons.replay": {"codegen.generate", "runtime.load"},
+    "lessons.pictures": {"bench.prices"},
+    "lessons.replay": {"codegen.generate", "runtime.load", "plugins.cuda_graphs.replay"},
     "lessons.stepping": {"dynamo.interpreter", "dynamo.tracer"},
 }
 """Modules of lessons whose subject is the inside of a room, or the price list."""

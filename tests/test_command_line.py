@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from minicompile.__main__ import COMMANDS, main, option_docs
+from minicompile.__main__ import COMMANDS, main
+from minicompile.debug.listings import option_docs
 from minicompile.errors import MinicompileError, OptionError, Unsupported
 from minicompile.options import Options
 from tests.imports import trees

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from minicompile.runtime.arena import ARENA
+from minicompile.runtime.load import allocator
 
 TURN_SECONDS = 5e-3
 """A turn calls as often as fits, at least once."""
@@ -167,7 +167,8 @@ def peak_bytes(step: Callable[[], Any], device: str = "cpu") -> int:
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    ARENA.clear()  # what a step uses again counts as its own
+    for keeper in allocator.values():
+        keeper.clear()  # what a step uses again counts as its own
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         step()
     with tempfile.TemporaryDirectory() as folder:

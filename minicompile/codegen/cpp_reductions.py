@@ -307,17 +307,14 @@ class RowPrinter(ReductionPrinter):
             self._reduce_row(value, loop, at_once)
 
     def _take(self, value: Value, source: str, position: str) -> None:
-        place = value.kind in POSITIONS
-        if not place and not (value.op == "scan" and value.kind in ("max", "min")):
+        if value.kind not in POSITIONS:
             super()._take(value, source, position)
             return
-        total = self.accumulator(value, self.accumulators(value)[0][0])
         best = self.accumulator(value, "_best")
-        better = self.better(value, source, best if place else total)
+        better = self.better(value, source, best)
         with self.block(f"if ({better}) {{", "}", value.origins):  # it seldom moves on
-            if place:
-                self.line(f"{best} = {source};", value.origins)
-            self.line(f"{total} = {position if place else source};", value.origins)
+            self.line(f"{best} = {source};", value.origins)
+            self.line(f"{self.accumulator(value)} = {position};", value.origins)
 
     # ---- rows in memory, reduced by helpers
 

@@ -175,22 +175,18 @@ class ValuePrinter(LinePrinter):
         dtype, suffix = value.inputs[0].dtype, "_so_far" if value.op == "scan" else ""
         start = literal(reduction_identity(value.kind, dtype), dtype)  # type: ignore[arg-type]
         if value.kind in POSITIONS:
-            return [(suffix, "int64_t", "0"), ("_best", CTYPES[dtype], start)]
+            return [("", "int64_t", "0"), ("_best", CTYPES[dtype], start)]
         if dtype is torch.bool:  # as an integer, which vectorises
             return [(suffix, "int32_t", str(int(value.kind == "all")))]
         return [(suffix, CTYPES[dtype], start)]
 
     def better(self, value: Value, other: str, best: str) -> str:
-        """The condition under which a search moves on: strictly better, or (the first) NaN.
-
-        A scan moves on to what is as good, too.
-        """
-        sign = (">" if value.kind.endswith("max") else "<") + "=" * (value.op == "scan")
-        condition = f"{other} {sign} {best}"
+        """The condition under which a search moves on: strictly better, or (the first) NaN."""
+        condition = f"{other} {'>' if value.kind.endswith('max') else '<'} {best}"
         if not value.inputs[0].dtype.is_floating_point:
             return condition
         nan = f"{other} != {other}"
-        if value.kind in POSITIONS and value.op == "reduction":
+        if value.kind in POSITIONS:
             nan = f"({nan}) & ({best} == {best})"
         return f"({condition}) | ({nan})"
 
@@ -198,8 +194,6 @@ class ValuePrinter(LinePrinter):
         """`into` with one more element or partial result, as an expression; NaN stays."""
         if value.kind in SIGNS:
             return f"{into} {SIGNS[value.kind]} {other}"
-        if value.kind == "logsumexp":
-            return f"mc_log_add_exp({into}, {other})"
         return f"{self.better(value, other, into)} ? {other} : {into}"
 
     def place(self) -> sympy.Expr:

@@ -38,7 +38,6 @@ from minicompile.codegen.merge import check_in_place, merge, take_over
 from minicompile.codegen.phases import cut, is_update
 from minicompile.codegen.plan import (
     REFERENCE,
-    CodeLine,
     KernelArgument,
     KernelModule,
     KernelPlan,
@@ -52,7 +51,6 @@ from minicompile.codegen.plan import (
     template_plan,
 )
 from minicompile.errors import BackendError, OptionError, Unsupported, unknown
-from minicompile.lowering.ir import loops_text
 from minicompile.ops import plugins
 from minicompile.ops.gates import allowed
 from minicompile.ops.origin import Origin
@@ -70,17 +68,6 @@ code_generator: Registry[CodeGenerator] = Registry(
 )
 generate_cpp = code_generator("cpp")(cpp.kernel_module)
 code_generator("triton")(triton.kernel_module)
-
-
-@code_generator(REFERENCE)
-def reference_module(plans: Sequence[KernelPlan]) -> KernelModule:
-    """Write a kernel's formulas as its text: the interpreter runs the loops of the plan's nodes."""
-    kernels = []
-    for plan in plans:
-        loops = [(part.name, part.buffer) for part in plan.node.nodes]
-        lines = [CodeLine(f"{name} = {loops_text(b.loops)}", b.origins) for name, b in loops]
-        kernels.append(KernelSource(plan.name, REFERENCE, lines, plan))
-    return KernelModule(REFERENCE, "\n".join(kernel.text for kernel in kernels), kernels)
 
 
 DEVICE_LANGUAGE: Mapping[str, Language] = {"cpu": "cpp", "cuda": "triton"}
@@ -111,7 +98,8 @@ def make_plans(schedule: Schedule, options: Options) -> dict[int, KernelPlan]:
             loops = partial("\n".join, (str(part.body) for part in node.nodes))
             text = partial(_text, plans, position)
             origins = partial(getattr, node, "origins")
-            if not allowed("code generator", node.name, loops, text, origins):
+            refused = not allowed("code generator", node.name, loops, text, origins)
+            if refused and REFERENCE in code_generator:
                 language = REFERENCE
             plans[position] = make_plan(node, schedule, language, options, position)
         elif (rule := templates.get(node.kernel.op)) is not None:

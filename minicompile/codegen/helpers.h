@@ -320,13 +320,6 @@ MC_INLINE int64_t mc_index_mod(int64_t a, int64_t b) { return a % b + (a % b != 
 MC_INLINE int64_t mc_div(int64_t a, int64_t b) { return b == 0 ? 0 : b == -1 ? -a : a / b; }
 MC_INLINE int64_t mc_mod(int64_t a, int64_t b) { return b == 0 || b == -1 ? 0 : a % b; }
 
-// log(exp(a) + exp(b)), a running one and the next element: NaN stays, and so do infinities
-MC_INLINE double mc_log_add_exp(double a, double b) {
-    double low = a < b ? a : b, high = a < b ? b : a;
-    if (a != a || b != b) return a + b;
-    return low == high && isinf(low) ? b : log1p(exp(low - high)) + high;
-}
-
 static inline int64_t mc_int_pow(int64_t base, int64_t exponent) {
     if (exponent < 0) return base == 1 ? 1 : base == -1 ? (exponent & 1 ? -1 : 1) : 0;
     uint64_t result = 1, factor = (uint64_t)base;

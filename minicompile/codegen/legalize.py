@@ -16,8 +16,8 @@ After `legalize`, a printer only prints:
 - `check` says whether a kernel must report a value: an index out of range, an integer divided by zero;
 - nothing is read from or written to a dimension of size 0.
 
-What stays a duty of the printers: max/min/argmax/argmin reductions and scans of floats propagate NaN,
-argmax and argmin give the first position (scans the last one), and integers wrap around.
+What stays a duty of the printers: max/min/argmax/argmin reductions of floats propagate NaN, argmax and argmin
+give the first position, and integers wrap around.
 """
 
 from __future__ import annotations

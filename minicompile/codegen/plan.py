@@ -25,7 +25,7 @@ import torch
 from minicompile.aot.result import OutputGroup
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, View
-from minicompile.ops.display import Shown, count_text
+from minicompile.ops.display import Registered, Shown, count_text
 from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.registry import Registry
@@ -47,7 +47,7 @@ Language = str
 """A key of the registries `code_generator` and `kernel_loader`: "cpp", "triton"."""
 
 REFERENCE = "reference"
-"""The language in which the interpreter of loops runs a kernel (runtime/reference.py)."""
+"""The language in which an interpreter, if it is there, runs a kernel's loops (debug/reference.py)."""
 
 
 INT32_END = 2**31
@@ -131,7 +131,7 @@ class KernelPlan(Shown):
     template: str = ""
     """What prints the kernel, where `reduction` doesn't tell."""
     details: Any = None
-    """What the rule that chose `template` tells it."""
+    """Facts for `template`, from the rule that chose it."""
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
@@ -439,6 +439,9 @@ class KernelSource(Code, Shown):
     """Helper functions that the lines call: source text that goes before them."""
     rivals: dict[str, list[KernelSource | LibraryCall]] = field(default_factory=dict)
     """The steps of each of the plan's rivals."""
+
+    interpreted = Registered()
+    """Makes a Triton kernel a function of CPU tensors, in Triton's interpreter."""
 
     @property
     def origins(self) -> Origins:

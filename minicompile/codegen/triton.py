@@ -165,8 +165,7 @@ class TilePrinter(AddressPrinter):
         for reduction in reductions:
             self._accumulator(reduction)
         for scan in (v for v in phase.values if v.op == "scan"):
-            for name, start in self._carried(scan).items():
-                self.line(f"{name} = {start}", scan.origins)
+            self._full(scan, "[XBLOCK, 1]")
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
         more = f" + {self._below_granule()}" if self.anywhere else ""
         tiles = self.plan.tiles
@@ -334,8 +333,7 @@ class TilePrinter(AddressPrinter):
         dtype = TRITON_DTYPES[value.inputs[0].dtype]
         if value in self.twins:
             return
-        shape = "[XBLOCK, 1]" if riding else TILE
-        self.line(f"{name} = tl.full({shape}, {self._identity(value)}, {dtype})", value.origins)
+        self._full(value, "[XBLOCK, 1]" if riding else TILE)
         if value.kind in POSITIONS:
             first = f"{self._lanes('r')}{self.cast}"
             if self.anywhere:
@@ -343,6 +341,11 @@ class TilePrinter(AddressPrinter):
             self.line(f"{name}_at = tl.broadcast_to({first}, {TILE})", value.origins)
         for rider in riding:
             self.line(f"_{self.names[rider]} = tl.full({TILE}, 0.0, {dtype})", rider.origins)
+
+    def _full(self, value: Value, shape: str) -> None:
+        """What is accumulated starts with what changes nothing."""
+        start = f"{self._identity(value)}, {TRITON_DTYPES[value.inputs[0].dtype]}"
+        self.line(f"_{self.names[value]} = tl.full({shape}, {start})", value.origins)
 
     def _riding(self, beside: Value) -> list[Value]:
         """Sums of exp(v - m) that are taken in the loop of a maximum."""
@@ -389,31 +392,18 @@ class TilePrinter(AddressPrinter):
 
     # Scans -------------------------------------------------------------------------------------------
 
-    def _carried(self, value: Value) -> dict[str, str]:
-        """Name and start of what a looped scan carries from tile to tile; positions come last."""
-        name, dtype = f"_{self.names[value]}", TRITON_DTYPES[value.inputs[0].dtype]
-        start = f"tl.full([XBLOCK, 1], {self._identity(value)}, {dtype})"
-        if value.kind not in POSITIONS:
-            return {name: start}
-        return {f"{name}_best": start, name: "tl.full([XBLOCK, 1], 0, tl.int64)"}
-
     def _scan(self, value: Value) -> None:
-        """A scan of the tile, and in a loop what it takes over from the tile before."""
-        combine, carried = f"scan_{value.kind}", self._carried(value)
-        places = f"tl.broadcast_to({self.position}, {TILE})"
-        names = [name.removeprefix("_") for name in carried]
-        found, source = ", ".join(names), self._tile(value.inputs[0])
-        if len(names) > 1:
-            source = f"({source}, {places})"
-        text = f"{found} = tl.associative_scan({source}, 1, {combine})"
+        """A scan of the tile; in a loop it goes on from the last element of the tile before."""
+        name, combine = self.names[value], f"scan_{value.kind}"
+        text = f"{name} = tl.associative_scan({self._tile(value.inputs[0])}, 1, {combine})"
         if self.plan.reduction == "persistent":
             zero = value.kind == "sum" and value.dtype.is_floating_point  # 0 + -0.0 is 0
             self.line(text + " + 0.0" * zero, value.origins)
             return
         self.line(text, value.origins)
-        self.line(f"{found} = {combine}({', '.join(carried)}, {found})", value.origins)
-        for name in names:
-            last = f"tl.reduce(({name}, {places}), 1, latest_combine)[0][:, None]"
-            self.line(f"_{name} = {last}", value.origins)
+        self.line(f"{name} = {combine}(_{name}, {name})", value.origins)
+        places = f"tl.broadcast_to({self.position}, {TILE})"
+        last = f"tl.reduce(({name}, {places}), 1, latest_combine)[0][:, None]"
+        self.line(f"_{name} = {last}", value.origins)
 
     # Indices -----------------------------------------------------------------------------------------

@@ -111,25 +111,8 @@ def scan_prod(a, b):
     return a * b
 
 @triton.jit
-def scan_max(a, b):
-    return tl.where((b >= a) | (b != b), b, a)
-
-@triton.jit
-def scan_argmax(a, at, b, bt):
-    moves = (b >= a) | (b != b)
-    return tl.where(moves, b, a), tl.where(moves, bt, at)
-
-@triton.jit
 def latest_combine(a, at, b, bt):
     return tl.where(bt > at, b, a), tl.maximum(at, bt)
-
-@triton.jit
-def scan_logsumexp(a, b):
-    low = tl.where(a < b, a, b)
-    high = tl.where(a < b, b, a)
-    found = libdevice.log1p(libdevice.exp(low - high)) + high
-    found = tl.where((low == high) & (tl.abs(low) == float("inf")), b, found)
-    return tl.where((a != a) | (b != b), a + b, found)
 
 @triton.jit
 def argmax_moves(a, b):

@@ -17,10 +17,9 @@ Where the schedule has groups of outputs it is a generator, which gives each gro
 
 Names the text expects where it runs, besides `torch`: each kernel and each constant by its name; `aten`
 (`torch.ops.aten`); `empty_strided_cpu(size, stride, dtype)` and, for other devices,
-`empty_strided(size, stride, dtype, device)`; `empty_in_arena(size, stride, dtype)`, in memory that an
-earlier call may have had; `reinterpret(tensor, size, stride, offset)`, which sees a
-tensor's memory with another layout; `pooled(pool, size, stride, dtype, offset)`, a tensor in a pool of
-bytes; `to_layout(tensor, size, stride)`, which copies (runtime/load.py has them). `call` runs without
+`empty_strided(size, stride, dtype, device)`; `empty_large(size, stride, dtype)`, on the CPU, which an
+`allocator` may give; `reinterpret(tensor, size, stride, offset)`, which sees a tensor's memory with another
+layout; `to_layout(tensor, size, stride)`, which copies (runtime/load.py has them). `call` runs without
 autograd: its caller sees to that.
 The real compiler: torch/_inductor/codegen/wrapper.py.
 """
@@ -44,19 +43,18 @@ from minicompile.ops.display import count_text
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.options import Options
 from minicompile.scheduling.nodes import (
+    LARGE,
     Allocation,
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
     Schedule,
-    in_arena,
 )
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, same
+from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, same, size_hint
 
 HELPERS = {
-    "empty_in_arena",
+    "empty_large",
     "empty_strided",
     "empty_strided_cpu",
-    "pooled",
     "reinterpret",
     "to_layout",
 }
@@ -85,7 +83,6 @@ class _Writer:
         """Module-level names for operators and devices: looked up once, when the module is loaded."""
         self.taken = RESERVED | {kernel.name for group in kernels.values() for kernel in group}
         self.taken |= set(map(str, self.graph.size_hints))
-        self.taken |= set(map(_pool, self.memory.pools))
         self.names: dict[str, str] = {}
         self.given: list[tuple[Size, str]] = []
         """Numbers among the inputs that are no symbol of their own."""
@@ -214,12 +211,6 @@ class _Writer:
     # -- steps
 
     def _step(self, step: int, node: FusedSchedulerNode | ExternKernelSchedulerNode) -> None:
-        pools = self.memory.pools
-        for device, pool in pools.items():
-            if pool.born == step:
-                flat = Layout(device, torch.uint8, (pool.bytes,), (1,))
-                arena = in_arena(device, pool.bytes, self.options)
-                self._line(f"{_pool(device)} = {self._empty(flat, arena)}")
         fused, given = isinstance(node, FusedSchedulerNode), self.memory.allocate[step]
         sums = [a for a in given if a.in_place and not fused]  # the library reads what it writes
         for allocation in given:
@@ -239,9 +230,9 @@ class _Writer:
             self._extern(node.kernel, given[0].buffer if given else None)
         dead = [n for n in self.memory.free[step] if n in self.bound - self.handed_on]
         self.bound.difference_update(dead)
-        names = [*map(self._name, dead), *(_pool(d) for d, p in pools.items() if p.dies == step)]
-        if names:
-            self._line(f"del {', '.join(names)}", union(self.made_by[n] for n in dead) or None)
+        if dead:
+            origins = union(self.made_by[n] for n in dead) or None
+            self._line(f"del {', '.join(map(self._name, dead))}", origins)
 
     def _hand_out(self, outputs: list[Any]) -> None:
         """Give some results before the end. Autograd keeps a gradient's memory if it alone refers to it, so
@@ -258,13 +249,8 @@ class _Writer:
         name, old = self._name(allocation.buffer), allocation.reuses
         self.bound.add(allocation.buffer)
         if old is None:
-            text = self._empty(layout, allocation.arena)
-            if allocation.offset is not None:
-                where = f"{self._memory(layout)}, {layout.dtype}, {allocation.offset}"
-                text = f"pooled({_pool(layout.device)}, {where})"
-            else:
-                self.owned.add(allocation.buffer)
-            self._line(f"{name} = {text}", origins)
+            self.owned.add(allocation.buffer)
+            self._line(f"{name} = {self._empty(layout)}", origins)
             return
         self.bound.discard(old)
         memory = self._view(View(old, layout))
@@ -273,12 +259,12 @@ class _Writer:
         how = "in place" if allocation.in_place else "reuse"
         self._line(f"{name} = {memory}; del {self._name(old)}  # {how}", origins)
 
-    def _empty(self, layout: Layout, arena: bool) -> str:
+    def _empty(self, layout: Layout) -> str:
         arguments = f"{self._memory(layout)}, {layout.dtype}"
-        if arena:
-            return f"empty_in_arena({arguments})"
         if layout.device.type == "cpu":
-            return f"empty_strided_cpu({arguments})"
+            elements = size_hint(layout.storage_size, self.graph.size_hints)
+            large = elements * layout.dtype.itemsize >= LARGE
+            return f"empty_{'large' if large else 'strided_cpu'}({arguments})"
         return f"empty_strided({arguments}, {self._device(layout.device)})"
 
     def _kernel(self, step: int, node: FusedSchedulerNode) -> None:
@@ -299,7 +285,7 @@ class _Writer:
             for name, layout in kernel.plan.workspace.items():
                 if self._name(name) not in spaces:
                     spaces.append(self._name(name))
-                    self._line(f"{spaces[-1]} = {self._empty(layout, False)}", origins)
+                    self._line(f"{spaces[-1]} = {self._empty(layout)}", origins)
             arguments = [self._name(a.buffer) for a in kernel.plan.arguments]
             arguments += [self._size(s) for s in kernel.plan.sizes]
             self._line(f"{kernel.name}({', '.join(arguments)})", origins)
@@ -311,7 +297,7 @@ class _Writer:
         for output in filter(None, node.kernel.outputs):
             self.bound.add(output.name)
             self.owned.add(output.name)
-            name, memory = self._name(output.name), self._empty(output.layout, False)
+            name, memory = self._name(output.name), self._empty(output.layout)
             self._line(f"{name} = {memory}", node.origins)
         self._launches(step, node.origins)
 
@@ -417,11 +403,6 @@ class _Writer:
         if value is None or isinstance(value, known):
             return repr(value)
         raise Unsupported(f"a library call with an argument of type {type(value).__name__}")
-
-
-def _pool(device: torch.device) -> str:
-    """The variable of a device's pool."""
-    return f"{device.type}{'' if device.index is None else device.index}_pool"
 
 
 def _tuple(items: Iterable[str]) -> str:

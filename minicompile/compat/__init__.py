@@ -12,7 +12,6 @@ that we teach. The names of all other files are imported from here.
 
 from minicompile.compat.autocast import AUTOCAST_DEVICES, any_autocast_enabled, without_autocast
 from minicompile.compat.autograd import (
-    UNPACKS_ONE,
     WatchedHooks,
     clear_saved_tensors,
     direct_apply,
@@ -48,7 +47,6 @@ from minicompile.compat.distributed import (
 )
 from minicompile.compat.fakes import (
     FAKE_LIMITS,
-    EagerLayouts,
     FakeTensor,
     fake_mode,
     fake_view,

@@ -18,9 +18,9 @@ from functools import cached_property
 from typing import Any
 
 from minicompile.codegen.plan import CodeLine
+from minicompile.debug.provenance import Piece
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, written_by
 from minicompile.ops.origin import Origins
-from minicompile.provenance import Piece
 
 WORD = re.compile(r"(?<![\w.'\"])[A-Za-z_]\w*(?!\w|=[^=])")
 NUMBERED = re.compile(r"(?!u?int\d|b?float\d|complex\d)\w*[A-Za-z_]\d+(_[a-z]+)?")

@@ -200,11 +200,9 @@ def remedy(subsystem: str, name: str) -> str:
         known, names = known_passes(), (name, name.removeprefix("pattern:"))
         name = next((n for n in names if any(p.is_called(n) for p in known)), name)
         return f'mc.compile(..., options={{"disable_passes": ("{name}",)}})'
-    pool = "memory_pool" if name.startswith("a pool") else ""
     options: Mapping[str, object] = {
         "fusion": {"fusion": False},
         "partitioner": {"partitioner": "default"},
-        "memory": {pool: False} if pool else None,
     }
     if options.get(subsystem):
         return f"mc.compile(..., options={options[subsystem]})"

@@ -17,10 +17,12 @@ from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, Literal
 
-from minicompile import provenance
 from minicompile.aot.levels import LevelGraph
 from minicompile.codegen.plan import Code
+from minicompile.debug import provenance
 from minicompile.debug.align import Alignment, Item, items_of
+from minicompile.debug.provenance import Piece
+from minicompile.debug.roofline import costs_of
 from minicompile.dynamo.result import Guard
 from minicompile.errors import OptionError
 from minicompile.lowering.ir import LoopGraph
@@ -28,8 +30,6 @@ from minicompile.ops.display import Shown, aligned, bytes_text, count_text, meth
 from minicompile.ops.graph import Listing, PassRecord
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.pipeline_result import Trace
-from minicompile.provenance import Piece
-from minicompile.scheduling.cost import costs_of
 from minicompile.scheduling.nodes import Schedule
 
 

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import functools
 import timeit
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import sympy
 import torch
+from torch.utils.flop_counter import flop_registry
 
 from minicompile import compat
 from minicompile.errors import OptionError
+from minicompile.lowering.ir import Buffer, ExternKernel, Layout, View
 from minicompile.ops.device import memory_bandwidth
 from minicompile.ops.display import Shown, aligned, bytes_text, method
 from minicompile.ops.origin import Origins
 from minicompile.pipeline_result import Trace
-from minicompile.scheduling.cost import Cost, costs_of
-from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
+from minicompile.scheduling.cost import Cost, Places, cost_at, cost_of
+from minicompile.scheduling.nodes import ExternKernelSchedulerNode, FusedSchedulerNode, Schedule
+from minicompile.shapes.expr import size_hint
+from minicompile.shapes.strided import Footprint, Hints
 
 F32 = torch.float32
 CORES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
@@ -127,6 +133,52 @@ class Roofline(Shown):
         title = f"# roofline of {self.title}: at least {self.seconds * 1e6:,.1f} us"
         rows = aligned([COLUMNS, *map(self.row, self.points)])
         return "\n".join([title, str(self.spec), *rows])
+
+
+def costs_of(schedule: Schedule) -> list[Cost]:
+    """Return what each node of a schedule moves and computes, in running order."""
+    return [
+        cost_of(node, schedule)
+        if isinstance(node, FusedSchedulerNode)
+        else cost_of_call(node, schedule)
+        for node in schedule.nodes
+    ]
+
+
+def cost_of_call(node: ExternKernelSchedulerNode, schedule: Schedule) -> Cost:
+    """Return what a library's operator moves, and computes by torch's public formula, if it has one."""
+    read: Places = {}
+    for view in node.kernel.views():
+        read.setdefault(view.buffer, set()).add(touched_by_view(view.layout))
+    outputs = filter(None, node.kernel.outputs)
+    written = {output.name: {touched_by_view(output.layout)} for output in outputs}
+    flops = library_flops(node.kernel, schedule.graph.size_hints)
+    return cost_at(flops, read, written, schedule)
+
+
+def touched_by_view(layout: Layout) -> Footprint:
+    pairs = [
+        (step, size) for step, size in zip(layout.stride, layout.size, strict=True) if step != 0
+    ]
+    return sympy.sympify(layout.offset), tuple(pairs)
+
+
+def library_flops(kernel: ExternKernel, hints: Hints) -> int:
+    """By torch's formula for the operator; 0 where it has none."""
+    name = str(kernel.op.overloadpacket).rpartition(".")[2].removesuffix("_for_cpu")
+    packet = getattr(torch.ops.aten, name, None)
+    formula: Callable[..., int] | None = flop_registry.get(packet)
+    if formula is None:
+        return 0
+
+    def shape(argument: Any) -> Any:
+        if isinstance(argument, View | Buffer):
+            return [size_hint(size, hints) for size in argument.layout.size]
+        return argument
+
+    given = kernel.args, kernel.kwargs, list(kernel.outputs)
+    args, kwargs, outputs = compat.tree_map(shape, given)
+    return formula(*args, **kwargs, out_val=outputs[0] if len(outputs) == 1 else outputs)
 
 
 def roofline_points(

@@ -23,7 +23,7 @@ from minicompile.errors import MinicompileError
 from minicompile.ops.display import count_text
 from minicompile.ops.events import Compilation, Event, observer
 from minicompile.options import child_environment
-from minicompile.pipeline_result import Trace, page
+from minicompile.pipeline_result import Trace
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Recorder:
 
     def write(self, folder: Path, script: str) -> Path:
         """All traces and the page over them; gives that page's path."""
-        from minicompile.show.html import STYLE, box, table, text
+        from minicompile.show.html import STYLE, box, page, table, text
 
         folder.mkdir(parents=True, exist_ok=True)
         rows = []

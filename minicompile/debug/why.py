@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from minicompile.debug.roofline import device_spec, seconds_of
+from minicompile.debug.roofline import costs_of, device_spec, seconds_of
 from minicompile.errors import OptionError
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, method
 from minicompile.ops.origin import source_lines
 from minicompile.pipeline_result import Trace
-from minicompile.scheduling.cost import costs_of
 from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, Wishes
 from minicompile.scheduling.nodes import (
     Cause,

@@ -88,7 +88,7 @@ def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
     held = [spec for spec in exported.signature.inputs if spec.kind != "input"]
     users = [spec for spec in exported.signature.inputs if spec.kind == "input"]
     usable = plugins.without_torch(Options().plugins)
-    options = Options(memory_pool=False, plugins=usable)
+    options = Options(plugins=usable)
     lowered = _Lowered(exported, options)
     weights = {spec.target: exported.state[spec.target] for spec in held}
     for constant in lowered.schedule.graph.constants:

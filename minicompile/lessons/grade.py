@@ -221,8 +221,7 @@ def as_csv(reports: Sequence[Report]) -> str:
 
 def as_html(reports: Sequence[Report]) -> str:
     """A page with a table for each notebook."""
-    from minicompile.pipeline_result import page
-    from minicompile.show.html import STYLE, box, table, text
+    from minicompile.show.html import STYLE, box, page, table, text
 
     def rows(report: Report) -> list[list[str]]:
         return [

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from minicompile.errors import OptionError
 from minicompile.ops.display import Shown, to_html
 from minicompile.ops.plugins import Plugin, available
-from minicompile.runtime.reference import evaluate
 from minicompile.scheduling.body import LoopBody
 from minicompile.shapes.expr import index_text
+from minicompile.shapes.symnode import evaluate
 from minicompile.show.graphviz import EDGE, Diagram, Edge, Node, picture
 from minicompile.show.html import box, code, shows, steps, table, text
 from minicompile.show.palette import GOOD, NEUTRAL

@@ -315,8 +315,6 @@ class LoweringContext:
         Without a second element it gives the first, else the result is in memory, as `dtype`.
         """
         if not size or size[dim] in (0, 1):
-            if kind in POSITIONS:
-                return self.pointwise(size, device, lambda ops, _: ops.constant(0, dtype))
             return self.pointwise(size, device, lambda ops, i: ops.to_dtype(fn(ops, i), dtype))
         cost = self.dry_run(fn, loop_index(len(size)))
         if cost.dtype is torch.bool or computation_dtype(cost.dtype) is not cost.dtype:

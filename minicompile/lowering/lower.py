@@ -170,9 +170,6 @@ class Lowering:
         if rule is None and own:
             rule = plugins.rules(template, self.options.plugins).get(op)
         reason = self._why_extern(op, rule, operands)
-        if rule is None and not self.options.library:
-            others = plugins.missing(template, op, self.options.plugins)
-            reason = f"{reason} (not selected: plug-in {others[0]})" if others else reason
         if reason is None and not self._may_lower(node, op):
             reason = REFUSED
         if reason is None:

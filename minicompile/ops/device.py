@@ -33,7 +33,7 @@ class Gpu:
 
 def memory_bandwidth(properties: Any) -> float:
     """Bytes a second of a CUDA device, by its clock: two transfers a cycle."""
-    return 2e3 * properties.memory_clock_rate * properties.memory_bus_width / 8  # type: ignore[no-any-return]
+    return float(2e3 * properties.memory_clock_rate * properties.memory_bus_width / 8)
 
 
 @functools.cache

@@ -15,9 +15,9 @@ Rooms ask with `allowed` before each application. One that is refused leaves the
 | partitioner | a joint graph | saves all that the backward reads |
 | lowering | a call of an operator | a library call |
 | fusion | two groups that become one kernel | two kernels |
-| memory | a result in another's memory, a pool | memory of its own |
+| memory | a result in another's memory | memory of its own |
 | plan rule | a decision about a kernel | the plain plan |
-| code generator | a kernel | the reference interpreter runs its loops (runtime/reference.py) |
+| code generator | a kernel | the reference interpreter runs its loops (debug/reference.py) |
 
 They ask in an order that is the same in every run: applications can be counted. The real compiler:
 CompilerBisector.disable_subsystem in torch/_inductor/compiler_bisector.py.

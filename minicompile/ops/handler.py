@@ -75,7 +75,7 @@ class Ops(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no reduction")
 
     def scan(self, kind: ScanKind, value: V) -> V:
-        """`value` combined with all before it along r0; of equal elements and of NaNs the last one wins."""
+        """`value` combined with all before it along r0."""
         raise NotImplementedError(f"{type(self).__name__} has no scan")
 
     @abc.abstractmethod

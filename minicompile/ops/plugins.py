@@ -13,7 +13,6 @@ leaves out the rules of plug-ins that a compilation didn't select.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import warnings
 from collections.abc import Iterable, Mapping
@@ -106,11 +105,6 @@ def select(chosen: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if set(plugins[name].needs) <= set(names))
 
 
-def without_torch(selected: Iterable[str]) -> tuple[str, ...]:
-    """Return the selected plug-ins whose programs run where torch isn't installed."""
-    return tuple(name for name in selected if not available()[name].needs_torch)
-
-
 @cache
 def load(name: str) -> None:
     """Import a plug-in's modules, which registers its rules; they outlive a `scoped` block around."""
@@ -138,15 +132,3 @@ def rules(registry: Registry[V], selected: tuple[str, ...]) -> Mapping[Any, V]:
     for name in selected:
         load(name)
     return registry.without_modules(_packages_without(selected))
-
-
-def missing(registry: Registry[V], key: Any, selected: tuple[str, ...]) -> list[str]:
-    """Return the names of plug-ins that have a rule for a key, and weren't selected."""
-    found = []
-    for plugin in available().values():
-        with contextlib.suppress(ImportError):  # it builds on a plug-in that isn't there
-            load(plugin.name)
-        own = any(name.startswith(_packages([plugin])) for name, _ in registry.history.get(key, ()))
-        if own and plugin.name not in selected:
-            found.append(plugin.name)
-    return found

@@ -8,10 +8,14 @@ codegen/common.py (OpOverrides) and dtype_propagation.py.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+
+from minicompile.ops import philox
 
 ResultType = Literal["same", "bool", "float", "random"]
 
@@ -67,6 +71,19 @@ POINTWISE: dict[str, OpSpec] = {
     for name in names.split()
 }
 
+OTHERWISE_NAMED: dict[str, Callable[..., Any]] = {
+    "floordiv": functools.partial(torch.div, rounding_mode="floor"),
+    "truncdiv": functools.partial(torch.div, rounding_mode="trunc"),
+    "truediv": torch.true_divide,
+    "fma": lambda a, b, c: torch.addcmul(c, a, b),
+    "lshift": torch.bitwise_left_shift,
+    "rshift": torch.bitwise_right_shift,
+    "rand": philox.rand,
+    "randn": philox.randn,
+}
+EAGER = {name: OTHERWISE_NAMED.get(name) or getattr(torch, name) for name in POINTWISE}
+"""Eager's own function for each operation: what a printer must match."""
+
 BOOL_AS_LOGIC = {
     "add": "logical_or",
     "mul": "logical_and",
@@ -82,12 +99,12 @@ BOOL_AS_LOGIC = {
 """Arithmetic on bools is logic: printers need to know no other."""
 
 ReductionKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
-ScanKind = Literal["sum", "prod", "max", "min", "argmax", "argmin", "logsumexp"]
+ScanKind = Literal["sum", "prod"]
 POSITIONS = ("argmax", "argmin")
-"""Reductions that find a place: the first of the best elements. A scan finds the last one so far."""
+"""Reductions that find a place: the first of the best elements."""
 
 
-def reduction_identity(kind: ReductionKind | ScanKind, dtype: torch.dtype) -> float | int | bool:
+def reduction_identity(kind: ReductionKind, dtype: torch.dtype) -> float | int | bool:
     """The value that changes nothing: what an accumulator starts with and a masked lane holds.
 
     argmax and argmin give that of max and min; their position starts at 0.
@@ -97,7 +114,7 @@ def reduction_identity(kind: ReductionKind | ScanKind, dtype: torch.dtype) -> fl
     if kind in ("sum", "prod"):
         neutral = 1 if kind == "prod" else 0
         return float(neutral) if dtype.is_floating_point else neutral
-    low = kind in ("max", "argmax", "logsumexp")
+    low = kind in ("max", "argmax")
     if dtype.is_floating_point:
         return float("-inf") if low else float("inf")
     if dtype is torch.bool:

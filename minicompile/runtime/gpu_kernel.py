@@ -247,13 +247,6 @@ def expected_sizes(plan: KernelPlan) -> dict[sympy.Symbol, int]:
     return {symbol: plan.hints.get(symbol, ALIGNMENT) for symbol in plan.integers}
 
 
-def planned_divisible(plan: KernelPlan) -> list[str]:
-    """Numbers that are multiples of 16, at the hints."""
-    sizes = expected_sizes(plan)
-    numbers = {symbol: symbol for symbol in sizes} | plan.derived
-    return [str(s) for s, expr in numbers.items() if size_hint(expr, sizes) % ALIGNMENT == 0]
-
-
 def needs_int64(plan: KernelPlan, known: Mapping[sympy.Symbol, int]) -> bool:
     """Are a launch's indices int64?"""
     ends = (size_hint(end, known) for end in plan.index_reach)

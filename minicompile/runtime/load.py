@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch.autograd.graph import increment_version
@@ -27,8 +27,7 @@ from minicompile.ops.generated import define
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.runtime import cpp, triton
-from minicompile.runtime.arena import ARENA
-from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
+from minicompile.runtime.gpu_kernel import gpu_kernels
 
 Kernels = dict[str, Callable[..., None]]
 KernelLoader = Callable[[KernelModule, Options], Callable[[], Kernels]]
@@ -42,6 +41,21 @@ Tuner = Callable[[Sequence[KernelSource], KernelModule, Options], Callable[[], K
 tuner: Registry[Tuner] = Registry(
     "tuner",
     "name -> function that loads a module's kernels for a GPU in its own way, or gives None",
+)
+
+
+class Allocator(Protocol):
+    """Gives large memory on the CPU, and may keep what nobody uses any more: at most `limit` bytes."""
+
+    def empty(
+        self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, limit: int
+    ) -> torch.Tensor: ...
+
+    def clear(self) -> None: ...
+
+
+allocator: Registry[Allocator] = Registry(
+    "allocator", "name -> what gives large memory on the CPU, and keeps some for later calls"
 )
 
 
@@ -105,21 +119,16 @@ def start_loading(
 
     def finish(wrapper: WrapperSource, constants: Sequence[ConstantBuffer]) -> BoxedCallable:
         namespace: dict[str, Any] = {c.name: c.value for c in constants}
-        namespace["empty_in_arena"] = partial(ARENA.empty, limit=options.arena_bytes)
+        allocators = plugins.rules(allocator, options.plugins).values()
+        keeper = next(iter(allocators), None) if "empty_large" in wrapper.text else None
+        if keeper is not None:
+            namespace["empty_large"] = partial(keeper.empty, limit=options.arena_bytes)
         call = load_wrapper(wrapper, namespace | kernels())
-        if "empty_in_arena" in wrapper.text:
-            weakref.finalize(call, ARENA.clear).atexit = False
+        if keeper is not None:
+            weakref.finalize(call, keeper.clear).atexit = False
         return call
 
     return finish
-
-
-def start_kept(
-    wrapper: WrapperSource, kernels: Mapping[str, GpuKernel], options: Options
-) -> Callable[[], BoxedCallable]:
-    """The same for a graph that the disk had; what comes back waits for its kernels and loads the wrapper."""
-    wait = triton.start_kernels(kernels, options)
-    return lambda: load_wrapper(wrapper, wait())
 
 
 def empty_strided(
@@ -138,13 +147,6 @@ def reinterpret(
     return torch.as_strided(tensor, size, stride)
 
 
-def pooled(
-    pool: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, offset: int
-) -> torch.Tensor:
-    """A tensor `offset` bytes from the start of a pool."""
-    return torch.as_strided(pool.view(dtype), size, stride, offset // dtype.itemsize)
-
-
 def to_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
     """A copy that lies as the kernels expect."""
     out = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
@@ -153,11 +155,11 @@ def to_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) 
 
 def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedCallable:
     """The wrapper's `call`. `namespace` holds kernels and constants by name, and may replace the helpers."""
-    helpers = (empty_strided, increment_version, pooled, reinterpret, to_layout)
+    helpers = (empty_strided, increment_version, reinterpret, to_layout)
     scope: dict[str, Any] = {
         "aten": torch.ops.aten,
         "empty_strided_cpu": compat.empty_strided_cpu,
-        "empty_in_arena": partial(ARENA.empty, limit=Options.arena_bytes),
+        "empty_large": compat.empty_strided_cpu,
         **{f.__name__: f for f in helpers},
         **namespace,
     }

@@ -52,15 +52,14 @@ def load_kernel(
 ) -> Launcher:
     """A callable kernel. `tiles` overrides the plan's.
 
-    CUDA kernels compile now; kernels for CPU tensors run in Triton's interpreter. Raises BackendError when
-    Triton or the GPU is missing.
+    CUDA kernels compile now; a tool interprets kernels for CPU tensors (debug/triton_interpreter.py). Raises
+    BackendError when Triton or the GPU is missing.
     """
     require_triton()
     device = source.plan.device
     if device.type == "cpu":
-        from minicompile.runtime.interpreter import InterpretedKernel
-
-        return InterpretedKernel(source, tiles)
+        interpreted: Launcher = source.interpreted(tiles)
+        return interpreted
     if device.type != "cuda" or not torch.cuda.is_available():
         raise BackendError(f"Triton kernels for {device} need a CUDA GPU, and torch sees none.")
     kernel = gpu_kernel(source, tiles or planned_tiles(source.plan))

@@ -34,7 +34,7 @@ from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
-from minicompile.ops.table import POINTWISE, POSITIONS, ReductionKind, ScanKind, result_dtype
+from minicompile.ops.table import POINTWISE, ReductionKind, ScanKind, result_dtype
 from minicompile.shapes.expr import Ranges, Size, index_text, is_float, loop_symbol, simplify_index
 
 
@@ -251,8 +251,7 @@ class Recorder(Ops):
         return self.emit("reduction", (value,), dtype, kind=kind)
 
     def scan(self, kind: ScanKind, value: Value) -> Value:
-        dtype = torch.int64 if kind in POSITIONS else value.dtype
-        return self.emit("scan", (value,), dtype, kind=kind)
+        return self.emit("scan", (value,), value.dtype, kind=kind)
 
     def pointwise(self, name: str, *values: Value) -> Value:
         return self.emit(name, values, result_dtype(name, tuple(v.dtype for v in values)))

@@ -1,10 +1,9 @@
-"""What a kernel or an extern call moves and computes, at the size hints.
+"""What a kernel moves and computes, at the size hints. (Of extern calls: debug/roofline.py.)
 
     bytes    every element that is read or written, once: a slice counts what it touches, a broadcast row its
              own length, a gather at most its table, several slices at most the buffer; what stays inside a
              kernel counts nothing
-    flops    by ops/table.py for loops, by torch's public formulas for products, convolutions and attention;
-             other library operators count as traffic alone
+    flops    by ops/table.py
 
 The real compiler: SchedulerNode.get_read_write_buffers_sizes in torch/_inductor/scheduler.py.
 """
@@ -12,20 +11,16 @@ The real compiler: SchedulerNode.get_read_write_buffers_sizes in torch/_inductor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
-import torch
-from torch.utils.flop_counter import flop_registry
 
-from minicompile import compat
-from minicompile.lowering.ir import Buffer, ExternKernel, Layout, View
+from minicompile.lowering.ir import Layout
 from minicompile.ops.display import bytes_text
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, loop_level
-from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule, ScheduledNode
+from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import size_hint
 from minicompile.shapes.strided import Footprint, Hints, StridedIndex, elements, footprint
 
@@ -56,23 +51,16 @@ Places = dict[str, set[Footprint]]
 """What is touched in each buffer."""
 
 
-def costs_of(schedule: Schedule) -> list[Cost]:
-    """What each node of a schedule moves and computes, in running order."""
-    return [cost_of(node, schedule) for node in schedule.nodes]
+def cost_of(node: FusedSchedulerNode, schedule: Schedule) -> Cost:
+    """What one kernel moves and computes."""
+    hints = schedule.graph.size_hints
+    read, written = touched_by_loops(node.bodies, hints, schedule.memory.internal)
+    return cost_at(loop_flops(node, hints), read, written, schedule)
 
 
-def cost_of(node: ScheduledNode, schedule: Schedule) -> Cost:
-    """What one scheduled node moves and computes."""
+def cost_at(flops: int, read: Places, written: Places, schedule: Schedule) -> Cost:
+    """The cost of operations, and of reading and writing these places."""
     hints, layouts = schedule.graph.size_hints, schedule.layouts
-    if isinstance(node, FusedSchedulerNode):
-        flops = loop_flops(node, hints)
-        read, written = touched_by_loops(node.bodies, hints, schedule.memory.internal)
-    else:
-        flops, read, written = library_flops(node.kernel, hints), {}, {}
-        for view in node.kernel.views():
-            read.setdefault(view.buffer, set()).add(touched_by_view(view.layout))
-        for output in filter(None, node.kernel.outputs):
-            written[output.name] = {touched_by_view(output.layout)}
     bytes_read, bytes_written = (
         sum(bytes_of(found, layouts[name], hints) for name, found in places.items())
         for places in (read, written)
@@ -105,13 +93,6 @@ def bytes_of(places: Iterable[Footprint], layout: Layout, hints: Hints) -> int:
     there = (size_hint(size, hints) for size in (layout.numel, layout.storage_size))
     together = sum(elements(place, hints) for place in places)
     return min(*there, together) * layout.dtype.itemsize
-
-
-def touched_by_view(layout: Layout) -> Footprint:
-    pairs = [
-        (step, size) for step, size in zip(layout.stride, layout.size, strict=True) if step != 0
-    ]
-    return sympy.sympify(layout.offset), tuple(pairs)
 
 
 def touched_by(value: Value, body: LoopBody, hints: Hints) -> Footprint:
@@ -158,21 +139,3 @@ def operations(value: Value) -> int:
     if value.op in POINTWISE:
         return POINTWISE[value.op].flops
     return int(value.op in ("reduction", "scan") or value.kind == "atomic_add")
-
-
-def library_flops(kernel: ExternKernel, hints: Hints) -> int:
-    """By torch's formula for the operator; 0 where it has none."""
-    name = str(kernel.op.overloadpacket).rpartition(".")[2].removesuffix("_for_cpu")
-    packet = getattr(torch.ops.aten, name, None)
-    formula: Callable[..., int] | None = flop_registry.get(packet)
-    if formula is None:
-        return 0
-
-    def shape(argument: Any) -> Any:
-        if isinstance(argument, View | Buffer):
-            return [size_hint(size, hints) for size in argument.layout.size]
-        return argument
-
-    given = kernel.args, kernel.kwargs, list(kernel.outputs)
-    args, kwargs, outputs = compat.tree_map(shape, given)
-    return formula(*args, **kwargs, out_val=outputs[0] if len(outputs) == 1 else outputs)

@@ -23,11 +23,9 @@ from minicompile.lowering.ir import (
     Scatter,
     View,
 )
-from minicompile.ops.display import bytes_text, count_text
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.origin import NO_ORIGINS, Origins
-from minicompile.options import Options
 from minicompile.scheduling import in_place
 from minicompile.scheduling.nodes import (
     Allocation,
@@ -37,7 +35,6 @@ from minicompile.scheduling.nodes import (
     InPlaceDecision,
     MemoryPlan,
     ScheduledNode,
-    in_arena,
 )
 from minicompile.shapes.expr import Size, size_hint
 
@@ -47,12 +44,6 @@ FRESH = LIBRARY_PRODUCTS | {aten.convolution.default, aten.convolution_backward.
 """Library operators whose results are never views of what they read."""
 
 DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
-
-ALIGNMENT = 64
-"""Bytes of which offsets are multiples: a cache line, the widest vector."""
-
-WORTH_A_POOL = 4 << 20
-"""Bytes of fresh memory that a pool must save: their pages cost more than views of the pool."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +134,7 @@ class Liveness:
         return live
 
 
-def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Options) -> MemoryPlan:
+def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
     """Who is allocated and freed where; dead memory is handed on unless keeping it would raise the peak."""
     alive = Liveness(graph, nodes)
     into_inputs = written_back(graph, alive, nodes)
@@ -164,32 +155,15 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
     for life in alive.lives:  # those that take over come after those that they take over from
         chain = chains[life.name] = chains[reused[life.name]] if life.name in reused else []
         chain.append(life.name)
-        piece = pieces.get(chain[0], life)
-        pieces[chain[0]] = replace(piece, dies=life.dies, lent=piece.lent or life.lent)
-    ours = [p for p in pieces.values() if p.planned and not p.lent and p.dies < len(nodes)]
-    pooled = _pool(plan, ours, options)
-    above = max((pool.bytes for pool in plan.pools.values()), default=0)
-    drawn = place([p for p in pieces.values() if p.name not in pooled])
+        pieces[chain[0]] = replace(pieces.get(chain[0], life), dies=life.dies)
     for p in pieces.values():
         home: Home = "output" if p.dies == len(nodes) else "own" if p.planned else "library"
-        offset = pooled[p.name] if p.name in pooled else above + drawn[p.name]
-        home = "pool" if p.name in pooled else home
-        names, dies = tuple(chains[p.name]), min(p.dies, len(nodes) - 1)
-        plan.blocks.append(Block(names, p.born, dies, p.bytes, home, offset))
+        dies = min(p.dies, len(nodes) - 1)
+        plan.blocks.append(Block(tuple(chains[p.name]), p.born, dies, p.bytes, home))
     for life in alive.lives:
         if life.planned:
-            name, old = life.name, reused.get(life.name)
-            own = old is None and name not in pooled
-            arena = own and in_arena(life.key[0], life.bytes, options)
-            made = Allocation(name, old, name in taken, pooled.get(name), arena)
+            made = Allocation(life.name, reused.get(life.name), life.name in taken)
             plan.allocate[life.born].append(made)
-    large = [sizes[a.buffer] for step in plan.allocate for a in step if a.arena]
-    large += [
-        pool.bytes for device, pool in plan.pools.items() if in_arena(device, pool.bytes, options)
-    ]
-    if large:
-        what = f"{count_text(len(large), 'piece')} of memory with {bytes_text(sum(large))}"
-        plan.arena_reason = f"arena: later calls use {what} again, once nobody else holds it"
     for d in updates.values():
         plan.allocate[d.step].append(Allocation(d.new, d.old, alive.last.get(d.old) == d.step))
     for name, step in sorted(alive.last.items()):
@@ -307,66 +281,3 @@ def _handed_on(lives: Sequence[Life], live: list[int], taken: Mapping[str, str])
             for step in idle:
                 live[step] += old.bytes
     return found
-
-
-def place(pieces: Sequence[Life]) -> dict[str, int]:
-    """Offsets in bytes for pieces of memory, such that those alive at the same time lie apart.
-
-    The largest first, each at the lowest place that is free all its life.
-    """
-    offsets: dict[str, int] = {}
-    placed: list[tuple[int, int, int, int]] = []
-    for piece in sorted(pieces, key=lambda piece: -piece.bytes):
-        offset = 0
-        for low, high, born, dies in sorted(placed):
-            if born <= piece.dies and piece.born <= dies and low < offset + piece.bytes:
-                offset = max(offset, -(-high // ALIGNMENT) * ALIGNMENT)
-        placed.append((offset, offset + piece.bytes, piece.born, piece.dies))
-        offsets[piece.name] = offset
-    return offsets
-
-
-def _pool(plan: MemoryPlan, pieces: Sequence[Life], options: Options) -> dict[str, int]:
-    """Offsets of pieces of memory that nobody else keeps in a pool; none if a pool doesn't pay.
-
-    What is handed on costs nothing, so that few pieces are left, and a view of a pool costs what a small
-    allocation does. Large ones come as fresh pages, which cost more than all else: a pool makes pieces of
-    different sizes share them.
-    """
-    offsets: dict[str, int] = {}
-    fixed = [piece for piece in pieces if isinstance(piece.key[2], int)]
-    varying = count_text(len(pieces) - len(fixed), "piece")
-    told = [f"{varying} of memory whose size varies: in no pool"] * (len(fixed) < len(pieces))
-    for device in sorted({piece.key[0] for piece in fixed}, key=str):
-        own = [piece for piece in fixed if piece.key[0] == device]
-        found = place(own)
-        size = -(-max(found[p.name] + p.bytes for p in own) // ALIGNMENT) * ALIGNMENT
-        born, dies = min(p.born for p in own), max(p.dies for p in own)
-        live = list(plan.live_bytes)
-        for first, last, more in [(born, dies, size), *((p.born, p.dies, -p.bytes) for p in own)]:
-            for step in range(first, last + 1):
-                live[step] += more
-        apart = sum(p.bytes for p in own)
-        wanted = options.memory_pool
-        if wanted is not None:
-            why = f"options.memory_pool = {wanted}"
-        elif device.type != "cpu":
-            why = f"the allocator of {device.type} keeps memory at hand"
-        elif max(live) > plan.peak_bytes:
-            why = f"it would raise the peak to {bytes_text(max(live))}"
-        else:
-            wanted = apart - size >= WORTH_A_POOL
-            why = f"it saves {bytes_text(apart - size)} of fresh memory" + ", too little" * (
-                not wanted
-            )
-        if wanted and not may_share(f"a pool on {device}", ", ".join(p.name for p in own)):
-            wanted, why = False, REFUSED
-        if wanted:
-            plan.pools[device] = Block((), born, dies, size, "pool", 0)
-            plan.live_bytes = live
-            offsets |= found
-        what = f"{bytes_text(size)} instead of" if wanted else "none for"
-        which = f"{count_text(len(own), 'piece')} of memory with {bytes_text(apart)}"
-        told.append(f"pool on {device}: {what} {which}: {why}")
-    plan.pool_reason = "; ".join(told)
-    return offsets

@@ -29,7 +29,6 @@ from minicompile.lowering.ir import ComputedBuffer, ExternKernel, Layout, LoopGr
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, listed
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
-from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, ranges_text
 from minicompile.shapes.expr import Size, index_text
 
@@ -261,32 +260,22 @@ class FusionDecision(Shown):
 
 
 LARGE = 8 << 20
-"""Bytes from which on memory of compiled CPU code is kept for later calls; malloc keeps smaller pieces."""
-
-
-def in_arena(device: torch.device, size: int, options: Options) -> bool:
-    """Whether memory is kept for later calls: it costs more than to look for it."""
-    return device.type == "cpu" and LARGE <= size <= options.arena_bytes
+"""Bytes from which on fresh memory on the CPU costs page faults; malloc keeps smaller pieces."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory for a buffer: fresh, that of another one (`reuses`), dead or dying here, or in the pool."""
+    """Memory for a buffer: fresh, or that of another one (`reuses`) which is dead or dies here."""
 
     buffer: str
     reuses: str | None = None
     in_place: bool = False
     """The kernel that writes the buffer is the last to read the other one."""
-    offset: int | None = None
-    """Bytes from the start of its device's pool."""
-    arena: bool = False
-    """Later calls use the memory again."""
 
     def __str__(self) -> str:
-        if self.reuses is not None:
-            return f"{self.buffer} in {'place of ' * self.in_place}{self.reuses}"
-        where = " in the arena" if self.arena else ""
-        return self.buffer + (f" at {self.offset}" if self.offset is not None else where)
+        if self.reuses is None:
+            return self.buffer
+        return f"{self.buffer} in {'place of ' * self.in_place}{self.reuses}"
 
 
 @dataclass(frozen=True)
@@ -304,8 +293,8 @@ class InPlaceDecision:
         return f"step {self.step}: {self.new} {verdict} {self.old}: {self.reason}"
 
 
-Home = Literal["own", "pool", "library", "output"]
-"""Allocated by itself, or as part of a pool, or by a library operator; kept by the caller."""
+Home = Literal["own", "library", "output"]
+"""Allocated by the wrapper, or by a library operator; kept by the caller."""
 
 
 @dataclass(frozen=True)
@@ -317,8 +306,6 @@ class Block:
     dies: int
     bytes: int
     home: Home
-    offset: int
-    """In the pool; of others, where they would lie if all were one piece of memory."""
 
 
 @dataclass
@@ -335,10 +322,6 @@ class MemoryPlan(Shown):
     """Bytes of intermediates and outputs alive while each node runs."""
     blocks: list[Block] = field(default_factory=list)
     decisions: list[InPlaceDecision] = field(default_factory=list)
-    pools: dict[torch.device, Block] = field(default_factory=dict)
-    """One allocation for a device's blocks that have offsets in it."""
-    pool_reason: str = ""
-    arena_reason: str = ""
     buffer_bytes: int = 0
     """All buffers that reach memory, each in memory of its own that is never freed."""
     eager_bytes: int = 0
@@ -362,13 +345,11 @@ class MemoryPlan(Shown):
             f"reused memory ({in_place} in place), {len(self.internal)} never in memory",
             f"without reuse {bytes_text(self.buffer_bytes)}; eager, operator by operator, "
             f"{bytes_text(self.eager_bytes)}",
-            self.pool_reason,
-            self.arena_reason,
         ]
 
     def __str__(self) -> str:
         first, *others = self.facts()
-        lines = [f"memory plan: {first}", *(f"  {fact}" for fact in others if fact)]
+        lines = [f"memory plan: {first}", *(f"  {fact}" for fact in others)]
         for i, (new, dead) in enumerate(zip(self.allocate, self.free, strict=True)):
             made, freed = ", ".join(map(str, new)), ", ".join(dead)
             alive = f"{bytes_text(self.live_bytes[i])} alive"

@@ -140,7 +140,7 @@ def best_order(graph: LoopGraph, fuser: Fuser) -> tuple[list[ScheduledNode], Mem
     plans = []
     for urgency in ({i: i for i in groups}, late):
         order = [groups[i] for i in topological_order(fuser.mask, fuser.ancestors, urgency)]
-        plans.append((order, plan_memory(graph, order, fuser.context.options)))
+        plans.append((order, plan_memory(graph, order)))
     return min(plans, key=lambda plan: plan[1].peak_bytes)
 
 

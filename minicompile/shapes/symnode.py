@@ -247,6 +247,16 @@ def operation_of(expr: sympy.Basic) -> tuple[Text, Any, tuple[sympy.Basic, ...]]
     return form, function, (first, expr.func(*rest) if len(rest) > 1 else rest[0])
 
 
+def evaluate(expr: sympy.Expr | int, values: Mapping[sympy.Symbol, Any]) -> Any:
+    """Compute an index for the numbers or int64 tensors that its symbols stand for."""
+    if isinstance(expr, int | sympy.Integer):
+        return int(expr)
+    if isinstance(expr, sympy.Symbol):
+        return values[expr]
+    _, function, parts = operation_of(expr)
+    return function(*(evaluate(part, values) for part in parts))
+
+
 def size_expr(value: Any) -> Any:
     """A number that may be symbolic as a Python number or a sympy expression; anything else as it is."""
     return value.node.expr if isinstance(value, SYMBOLIC) else value

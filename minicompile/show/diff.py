@@ -9,8 +9,8 @@ from difflib import SequenceMatcher
 from itertools import groupby
 
 from minicompile.debug.diff import Diff, Row, Steps, of_pass
+from minicompile.debug.provenance import Piece
 from minicompile.ops.graph import PassRecord
-from minicompile.provenance import Piece
 from minicompile.show.html import box, details, heading, shows, steps, table, text
 from minicompile.show.listing import from_text
 from minicompile.show.palette import BAD, GOOD, line_colour

@@ -18,11 +18,11 @@ from typing import Any
 from torch import fx
 
 from minicompile.codegen.plan import CodeLine, KernelSource
+from minicompile.debug.provenance import Piece
 from minicompile.errors import OptionError
 from minicompile.ops.display import Shown, count_text, method
 from minicompile.ops.origin import Origin, SourceLine, short_file
 from minicompile.pipeline_result import Trace
-from minicompile.provenance import Piece
 from minicompile.show.html import cut, few
 from minicompile.show.schedule import node_title, operations
 

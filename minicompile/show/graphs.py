@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from torch import fx
 
 from minicompile.aot.result import Partition
+from minicompile.debug.provenance import node_size
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.ops.graph import Graph, origins_of, placeholders, statement
 from minicompile.ops.origin import source_lines
-from minicompile.provenance import node_size
 from minicompile.show.graphviz import picture
 from minicompile.show.html import box, columns, details, heading, shows, text
 from minicompile.show.listing import listing, plain_code, stripe

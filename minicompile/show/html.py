@@ -183,3 +183,13 @@ def few(names: Iterable[str], most: int) -> str:
 def cut(value: str, longest: int = 56) -> str:
     """At most `longest` characters."""
     return value if len(value) <= longest else value[: longest - 1] + "…"
+
+
+def page(title: str, content: str) -> str:
+    """A whole HTML document."""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+        "<style>:root{color-scheme:light dark}body{margin:16px;font-family:system-ui,sans-serif;"
+        "--tall:max(320px,calc(100vh - 290px))}h2{font-size:15px}ul{font-size:13px}li{margin:3px 0}</style>"
+        f"</head><body>\n{content}</body></html>\n"
+    )

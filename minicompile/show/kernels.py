@@ -49,7 +49,7 @@ def wrapper_view(wrapper: WrapperSource) -> str:
     return box(wrapper.name, about, code_listing(wrapper.lines, "python", first=1))
 
 
-@shows("minicompile.runtime.assembly.Assembly")
+@shows("minicompile.debug.gpu_assembly.Assembly")
 def assembly_view(assembly: Any) -> str:
     """The levels below a Triton kernel, each line with the colour of the kernel line it came from."""
     source: KernelSource = assembly.source

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from minicompile.codegen.plan import CodeLine
+from minicompile.debug.provenance import formula, layout_bytes, operation_kind, operation_line
 from minicompile.lowering.ir import (
     Buffer,
     ComputedBuffer,
@@ -15,7 +16,6 @@ from minicompile.lowering.ir import (
     written_by,
 )
 from minicompile.ops.dtypes import short
-from minicompile.provenance import formula, layout_bytes, operation_kind, operation_line
 from minicompile.scheduling.body import LoopBody, iterate_indices
 from minicompile.show.html import (
     box,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from minicompile.codegen.plan import CodeLine
+from minicompile.debug.provenance import operation_line
 from minicompile.debug.why import Answer, WhatIf
 from minicompile.lowering.ir import Operation
 from minicompile.ops.display import bytes_text, count_text
-from minicompile.provenance import operation_line
 from minicompile.scheduling.nodes import (
+    Block,
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
     FusionDecision,
@@ -153,7 +154,7 @@ def what_if_view(found: WhatIf) -> str:
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 320, 70, 8, 44
 """The picture of a memory plan in pixels, and the room for its axes."""
 
-HOMES = {"own": FORWARD, "pool": "#8b5cf6", "library": NEUTRAL, "output": GOOD}
+HOMES = {"own": FORWARD, "library": NEUTRAL, "output": GOOD}
 
 
 def memory_view(memory: MemoryPlan, names: Sequence[str]) -> str:
@@ -170,19 +171,37 @@ def memory_view(memory: MemoryPlan, names: Sequence[str]) -> str:
     )
 
 
+def offsets_of(blocks: Sequence[Block]) -> list[int]:
+    """Where each block would begin if all were one piece of memory: those alive at the same time lie apart.
+
+    The largest first, each at the lowest place that is free all its life.
+    """
+    offsets: dict[int, int] = {}
+    for number in sorted(range(len(blocks)), key=lambda n: -blocks[n].bytes):
+        block, offset = blocks[number], 0
+        for low, n in sorted((low, n) for n, low in offsets.items()):
+            other = blocks[n]
+            together = other.born <= block.dies and block.born <= other.dies
+            if together and low < offset + block.bytes:
+                offset = max(offset, low + other.bytes)
+        offsets[number] = offset
+    return [offsets[n] for n in range(len(blocks))]
+
+
 def timeline(memory: MemoryPlan) -> str:
     """Memory over time: one rectangle for each piece, as wide as its life, as high as its size."""
     steps, ground = max(len(memory.live_bytes), 1), HEIGHT - BOTTOM
-    top = max([1, memory.peak_bytes, *(b.offset + b.bytes for b in memory.blocks)])
+    places = list(zip(memory.blocks, offsets_of(memory.blocks)))
+    top = max([1, memory.peak_bytes, *(offset + block.bytes for block, offset in places)])
     across, up = (WIDTH - LEFT) / steps, (ground - TOP) / top
     parts = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
 
     def label(x: float, y: float, words: str, anchor: str = "start") -> None:
         parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text(words)}</text>')
 
-    for block in memory.blocks:
+    for block, offset in places:
         x, width = LEFT + block.born * across, (block.dies - block.born + 1) * across
-        y, height = ground - (block.offset + block.bytes) * up, block.bytes * up
+        y, height = ground - (offset + block.bytes) * up, block.bytes * up
         place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
         hue = HOMES[block.home]
         parts.append(f'<rect {place} fill="{tint(hue)}" stroke="{hue}" stroke-width="0.6"/>')

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from minicompile.ops.display import Several, bytes_text, count_text, renderer
+from minicompile.debug.provenance import Piece
+from minicompile.ops.display import Several, bytes_text, count_text, method, renderer, to_html
 from minicompile.ops.origin import NO_ORIGINS
 from minicompile.pipeline_result import CompiledStages, Trace, saving
-from minicompile.provenance import Piece
 from minicompile.show.explorer import Explorer, Pane, Section, is_weak
 from minicompile.show.html import (
     STYLE,
@@ -23,6 +25,7 @@ from minicompile.show.html import (
     code,
     details,
     inside,
+    page,
     several_of,
     shows,
     shows_many,
@@ -222,3 +225,34 @@ def several_view(items: Several[Any]) -> str:
     folds = len(items) > OPEN_AT_MOST
     shown = (details(*headline(i), inside(i)) if folds else inside(i) for i in items)
     return "".join(shown) or "<p>none</p>"
+
+
+@method(Trace, "save")
+def save(trace: Trace, folder: str | Path) -> Path:
+    """Write `index.html` (the explorer, and links to the rest; no network needed), and for each stage a
+    picture as a page of its own and a text file.
+
+    Returns the path of the first page.
+    """
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    texts, links = {}, []
+    for number, (name, stage) in enumerate(trace.stages.items(), 1):
+        file = f"{number:02}_{name.replace('.', '_')}"
+        texts[f"{file}.html"] = page(f"{name} of {trace.name}", to_html(stage))
+        made = [f"{file}.html"]
+        if name.endswith(".kernels"):
+            for kernel in stage:
+                suffix = "cpp" if kernel.language == "cpp" else "py"
+                made.append(f"{file}_{kernel.name}.{suffix}")
+                texts[made[-1]] = kernel.text
+        else:
+            made.append(f"{file}.{'py' if name.endswith('.wrapper') else 'txt'}")
+            texts[made[-1]] = str(stage)
+        found = ", ".join(f'<a href="{quote(to)}">{text(to)}</a>' for to in made)
+        links.append(f"<li>{text(name)}: {found}</li>\n")
+    below = f"<h2>Stages</h2>\n<ul>\n{''.join(links)}</ul>\n"
+    texts["index.html"] = page(f"{trace.name} through minicompile", to_html(trace) + below)
+    for name, content in texts.items():
+        (target / name).write_text(content.rstrip("\n") + "\n", encoding="utf-8")
+    return target / "index.html"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import minicompile as mc
+from minicompile.debug.reference import run_reference
 from minicompile.lessons.exercise import Lesson, Run
 from minicompile.lessons.model import GPT, Block, GPTConfig
 from minicompile.lowering.context import lowering
@@ -19,7 +20,6 @@ from minicompile.lowering.ir import (
     evaluate_loops,
     loop_ranges,
 )
-from minicompile.runtime.reference import run_reference
 from minicompile.shapes.expr import Expr, index_text, simplify_index
 
 lesson = Lesson("10")

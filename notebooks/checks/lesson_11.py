@@ -15,7 +15,6 @@ from minicompile.lessons.exercise import Lesson, Run
 from minicompile.lessons.model import GPT, Block, GPTConfig
 from minicompile.lowering.ir import ComputedBuffer, evaluate_loops, loop_ranges
 from minicompile.pipeline_result import Trace
-from minicompile.runtime.reference import evaluate
 from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.nest import LoopNest
 from minicompile.shapes.expr import (
@@ -25,6 +24,7 @@ from minicompile.shapes.expr import (
     loop_symbol,
     simplify_index,
 )
+from minicompile.shapes.symnode import evaluate
 
 lesson = Lesson("11")
 

@@ -12,13 +12,13 @@ import torch
 import minicompile as mc
 from minicompile.codegen import cpp
 from minicompile.codegen.plan import KernelSource
+from minicompile.debug.reference import ReferenceOps
 from minicompile.lessons.assembly import cpp_assembly
 from minicompile.lessons.cache import LINE, lines_fetched
 from minicompile.lessons.exercise import Lesson, Run, show
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lowering.lower import lowering
 from minicompile.ops.philox import KEY_STEPS, MULTIPLIERS, PHILOX, WORD
-from minicompile.runtime.reference import ReferenceOps
 from minicompile.shapes.expr import contiguous_strides, linear_index
 
 lesson = Lesson("13")

@@ -314,7 +314,7 @@ with mc.scoped():
 # rooms; in the exercises it runs your rules.
 
 # %% name="reference"
-from minicompile.runtime.reference import run_reference
+from minicompile.debug.reference import run_reference
 
 (result,) = run_reference(trace.loops, [x, w])
 print("loops, run as they are, equal eager:", torch.equal(result, f(x, w)))

@@ -72,8 +72,8 @@ trace.kernels[0]
 # (what you saw above), one that computes with whole tensors.
 
 # %% name="handlers"
+from minicompile.debug.reference import run_reference
 from minicompile.lowering.ir import evaluate_loops, loop_ranges
-from minicompile.runtime.reference import run_reference
 from minicompile.scheduling.body import LoopBody, Recorder
 
 (buffer,) = trace.loops.operations
@@ -711,7 +711,7 @@ def mergeable(indices, sizes):
 # - `minicompile/shapes/expr.py`: index expressions, bounds, simplification.
 # - `minicompile/scheduling/body.py`: the loop body and the handler that records it.
 # - `minicompile/scheduling/nest.py`: strides, splitting, merging, the order of loops.
-# - `minicompile/runtime/reference.py`: a handler that computes.
+# - `minicompile/debug/reference.py`: a handler that computes.
 # - `torch/_inductor/sizevars.py`, `torch/_inductor/loop_body.py`, `torch/_inductor/ops_handler.py`.
 #
 # **Where you are.** Still at the loops, on the way to the scheduler, which asks what two of them share.

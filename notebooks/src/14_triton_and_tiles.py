@@ -146,7 +146,7 @@ for name, one in (("with the mask", right), ("without", without_mask)):
 # run:** a block of 1024 elements, 4 warps. How many loads has a thread, with and without alignment?
 
 # %% name="wide-loads"
-from minicompile.runtime.assembly import cross_compile
+from minicompile.debug.gpu_assembly import cross_compile
 
 many = mc.trace(mc.compile(added_one, options=TRITON), torch.zeros(4096)).kernels[0]
 for aligned in (True, False):
@@ -238,7 +238,7 @@ def tiles_measured() -> str:
     """One softmax kernel with different tiles and warps: registers, spills, speed."""
     from triton.testing import do_bench
 
-    from minicompile.runtime.assembly import cross_compile
+    from minicompile.debug.gpu_assembly import cross_compile
     from minicompile.runtime.triton import Tiles, load_kernel
 
     x = torch.randn(8192, 8192, device="cuda")
@@ -1163,7 +1163,7 @@ def template(printer, total):
 # - `minicompile/plugins/split_reductions/split.py`: split reductions, and how their parts are combined.
 # - `minicompile/plugins/matrix_products/`: the template, tiles, rivals.
 # - `minicompile/runtime/gpu_kernel.py`: a launcher that knows its arguments.
-# - `minicompile/runtime/interpreter.py`: the interpreter, and what had to be put right in it.
+# - `minicompile/debug/triton_interpreter.py`: the interpreter, and what had to be put right in it.
 # - `torch/_inductor/codegen/triton.py`, `torch/_inductor/runtime/triton_heuristics.py`.
 #
 # **Where you are.** Kernels are written and compiled. Lesson 15 asks what happens between them.

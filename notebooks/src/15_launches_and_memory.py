@@ -470,7 +470,7 @@ for line in code.splitlines():
 # **Exercise 1 · Count the calls** (easy, 2 points). `count_calls(wrapper)` gives what a wrapper's text
 # calls, as `{"kernel": ..., "library": ..., "memory": ...}`. Kernels are those of `wrapper.kernels`, by their
 # `name`; library calls begin with `torch.` or `aten`; memory calls are `empty_strided_cpu`,
-# `reinterpret`, `pooled` and `to_layout`. `wrapper.lines` are lines with a `text`; count in `def call`.
+# `empty_large`, `reinterpret` and `to_layout`. `wrapper.lines` are lines with a `text`; count in `def call`.
 
 # %% [markdown]
 # **You will need**
@@ -507,7 +507,7 @@ def count_calls(wrapper):
     for name in re.findall(r"([\w.]+)\(", text):
         if name in kernels:
             found["kernel"] += 1
-        elif name in ("empty_strided_cpu", "reinterpret", "pooled", "to_layout"):
+        elif name in ("empty_strided_cpu", "empty_large", "reinterpret", "to_layout"):
             found["memory"] += 1
         elif name.startswith(("torch.", "aten")):
             found["library"] += 1

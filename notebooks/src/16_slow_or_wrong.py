@@ -97,10 +97,10 @@ HTML(
 # %% name="loops-backend" tags=["setup"]
 from minicompile.aot.runtime import make_callable
 from minicompile.debug.accuracy import accuracy_stage
+from minicompile.debug.reference import run_reference
 from minicompile.extension import backends
 from minicompile.lowering.lower import lower
 from minicompile.pipeline import differentiate
-from minicompile.runtime.reference import run_reference
 
 
 @backends("loops")
@@ -904,7 +904,7 @@ def too_far(rows, stages):
 # ## Go deeper
 #
 # - `minicompile/debug/accuracy.py`: stages, copies, and why float64 is the measure.
-# - `minicompile/runtime/reference.py`: the interpreter of loops. `tests/fuzz/shrink.py`: programs made small.
+# - `minicompile/debug/reference.py`: the interpreter of loops. `tests/fuzz/shrink.py`: programs made small.
 # - `minicompile/ops/gates.py`, `minicompile/debug/bisect.py`: who asks, and who counts.
 # - `minicompile/debug/minify.py`, `minicompile/debug/operators.py`: what proposes, and what is allowed.
 # - `tests/faults/`: sixty more planted bugs. `minicompile/lessons/bugs.py`: those of here. Read it last.

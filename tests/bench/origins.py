@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 
 import minicompile as mc
 from minicompile.codegen.plan import CodeLine, KernelSource
+from minicompile.debug.gpu_assembly import Assembly, cross_compile
 from minicompile.ops.display import aligned
 from minicompile.pipeline_result import Trace
-from minicompile.runtime.assembly import Assembly, cross_compile
 
 COLUMNS = ("with origins", "without", "scaffold", "prologue", "line 0")
 LEVELS = ("ptx", "sass")

@@ -6,10 +6,10 @@ import linecache
 from dataclasses import dataclass
 from typing import Any
 
+from minicompile.debug.roofline import costs_of
 from minicompile.ops.display import bytes_text
 from minicompile.ops.origin import Origin
 from minicompile.pipeline_result import Trace
-from minicompile.scheduling.cost import cost_of
 from minicompile.scheduling.nodes import Schedule
 
 
@@ -54,7 +54,7 @@ def lines_as_numbers(trace: Trace) -> dict[str, list[Any]]:
 
 def costs(found: Schedule) -> dict[str, str]:
     """Kernels and memory traffic of a schedule, as the views write them."""
-    moved = (cost_of(node, found).bytes for node in found.nodes)
+    moved = (cost.bytes for cost in costs_of(found))
     return {"kernels": str(len(found.kernels)), "bytes moved": bytes_text(sum(moved))}
 
 

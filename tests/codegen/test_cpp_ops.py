@@ -12,10 +12,9 @@ from minicompile.codegen.cpp import kernel_module
 from minicompile.codegen.cpp_ops import EXPRESSIONS
 from minicompile.codegen.plan import KernelPlan
 from minicompile.ops.build import start_build
-from minicompile.ops.table import POINTWISE
+from minicompile.ops.table import EAGER, POINTWISE
 from minicompile.options import Options
 from minicompile.runtime.cpp import bind
-from minicompile.runtime.reference import EAGER
 from tests.codegen.fusing import Program
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16

@@ -12,7 +12,7 @@ import torch
 import minicompile as mc
 from minicompile.bench.patterns import ON_GPU, PATTERNS, shape_of
 from minicompile.codegen.plan import KernelSource
-from minicompile.runtime.assembly import cross_compile
+from minicompile.debug.gpu_assembly import cross_compile
 
 BF16, F32 = torch.bfloat16, torch.float32
 SHARED = {80: 163 * 1024, 90: 227 * 1024}

@@ -12,10 +12,10 @@ import torch
 
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.errors import VerifyError
 from minicompile.lowering.ir import LoopGraph
 from minicompile.options import Options
-from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.load import start_loading
 from minicompile.scheduling import in_place, memory
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule

@@ -11,10 +11,10 @@ import torch
 from minicompile.codegen.phases import riders
 from minicompile.codegen.plan import CodeLine, KernelPlan, plan_rule
 from minicompile.codegen.triton_rules import choose_order
+from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
-from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.gpu_kernel import Tiles
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program, softmax

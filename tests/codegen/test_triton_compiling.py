@@ -12,11 +12,11 @@ import torch
 from minicompile.codegen.plan import KernelSource
 from minicompile.codegen.triton import print_triton
 from minicompile.compat import triton_api
+from minicompile.debug.gpu_assembly import Assembly, _tool_output, cross_compile
 from minicompile.errors import BackendError
 from minicompile.ops.table import POINTWISE, result_dtype
 from minicompile.options import Options
 from minicompile.runtime import triton
-from minicompile.runtime.assembly import Assembly, _tool_output, cross_compile
 from minicompile.runtime.gpu_kernel import (
     GpuKernel,
     Tiles,

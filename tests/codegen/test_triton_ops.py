@@ -11,8 +11,7 @@ from minicompile.codegen import triton_ops
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import LOOP_DTYPES
 from minicompile.ops.registry import scoped, without
-from minicompile.ops.table import POINTWISE, result_dtype
-from minicompile.runtime.reference import EAGER
+from minicompile.ops.table import EAGER, POINTWISE, result_dtype
 from tests.codegen.fusing import Program
 from tests.codegen.triton_running import devices, run, source_of
 

@@ -15,9 +15,9 @@ from minicompile.codegen import triton_rules
 from minicompile.codegen.phases import riders
 from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.codegen.triton import print_triton
+from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
-from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.gpu_kernel import (
     Tiles,
     Version,

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile as mc
+from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.pipeline_result import Trace
-from minicompile.runtime.assembly import cross_compile
 from tests.codegen.triton_running import devices
 
 LANGUAGES = ("cpp", "triton")

@@ -18,9 +18,9 @@ from minicompile.lowering import views
 from minicompile.lowering.lower import lowering
 from minicompile.lowering.rules import creation
 from minicompile.lowering.rules.common import elementwise
-from minicompile.scheduling import in_place, memory
+from minicompile.scheduling import in_place
 from minicompile.scheduling.fusion import Fuser
-from tests.faults.table import CPP, LOOPS, NUMBERS, SQUARE, WITH_NAN, X, fault
+from tests.faults.table import CPP, NUMBERS, SQUARE, WITH_NAN, X, fault
 
 aten = torch.ops.aten
 Patch = pytest.MonkeyPatch
@@ -244,20 +244,6 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 def a_buffer_is_overwritten_while_it_is_read(patch: Patch) -> None:
     """In place over elements that are read later."""
     patch.setattr(in_place, "refusal", lambda node, old, new: None)
-
-
-def long_lived(x: torch.Tensor) -> torch.Tensor:
-    a = x @ x.t()
-    b = a.sin() @ a
-    c = b.cos() @ b
-    return (c.exp() @ b) + a
-
-
-@fault("memory", "a pool", long_lived, [SQUARE / 5], options={**LOOPS, "memory_pool": True})
-def memory_is_freed_too_early(patch: Patch) -> None:
-    """A buffer that is only read counts as dead; a later one gets its place (#183575)."""
-    whole = memory.place
-    patch.setattr(memory, "place", lambda pieces: whole([replace(p, dies=p.born) for p in pieces]))
 
 
 # -- kernel plans

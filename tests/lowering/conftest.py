@@ -11,12 +11,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from minicompile.aot.levels import lower_to
+from minicompile.debug.reference import run_reference
 from minicompile.lowering.ir import ComputedBuffer, LoopGraph, verify
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
-from minicompile.runtime.reference import run_reference
 from minicompile.scheduling.body import LoopBody, record
 from minicompile.scheduling.body import verify as verify_body
 

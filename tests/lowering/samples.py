@@ -21,13 +21,13 @@ import torch
 from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.runtime import make_callable
+from minicompile.debug.reference import run_reference
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import LoopGraph
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
 from minicompile.pipeline import compile_graph
-from minicompile.runtime.reference import run_reference
 from tests.aot.decomposition_samples import Sample, as_sample, database_samples, difference
 from tests.aot.helpers import capture
 

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
+from minicompile.debug.reference import run_reference
 from minicompile.lowering.ir import LoopGraph, verify
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
-from minicompile.runtime.reference import run_reference
 from tests.lowering.conftest import assert_same, record_all, traced
 
 VOCABULARY, CHANNELS, HEADS, LENGTH = 11, 16, 4, 8

@@ -12,8 +12,8 @@ import torch
 import minicompile as mc
 from minicompile.lowering import views
 from minicompile.lowering.ir import ExternKernel, Layout, Pointwise, View
-from minicompile.runtime.reference import evaluate
 from minicompile.shapes.expr import loop_symbol, size_symbol
+from minicompile.shapes.symnode import evaluate
 from tests.lowering.conftest import check, lowered
 
 VIEWS = {

@@ -145,7 +145,7 @@ def test_memory_that_runs_out_is_an_error_that_changes_nothing(
     left, empty = [True], compat.empty_strided_cpu
     with monkeypatch.context() as patch:
         patch.setattr(compat, "empty_strided_cpu", no_memory)
-        call = compiled(fn, tmp_path, memory_pool=False)
+        call = compiled(fn, tmp_path)
         x = X.clone()
         with pytest.raises(torch.OutOfMemoryError):
             call(x)

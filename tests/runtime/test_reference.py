@@ -15,13 +15,13 @@ from minicompile import pipeline
 from minicompile.aot.runtime import make_callable
 from minicompile.api import backends
 from minicompile.bench.patterns import PATTERNS, Pattern
+from minicompile.debug import reference
+from minicompile.debug.reference import ReferenceOps, run_reference
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.ops.table import POINTWISE
 from minicompile.options import Options
-from minicompile.runtime import reference
-from minicompile.runtime.reference import ReferenceOps, run_reference
 
 
 @pytest.fixture

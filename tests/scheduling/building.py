@@ -13,6 +13,7 @@ import torch
 
 from minicompile.codegen.plan import KernelArgument, KernelPlan, KernelSource
 from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.debug.reference import ReferenceOps, run_reference
 from minicompile.errors import VerifyError
 from minicompile.lowering.ir import (
     Buffer,
@@ -34,10 +35,10 @@ from minicompile.lowering.ir import (
 from minicompile.ops.handler import Index, StoreMode
 from minicompile.options import Options
 from minicompile.runtime.load import load_wrapper
-from minicompile.runtime.reference import ReferenceOps, evaluate, run_reference
 from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same
+from minicompile.shapes.symnode import evaluate
 
 CPU = torch.device("cpu")
 F64 = torch.float64

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import minicompile
-from minicompile.debug.roofline import DeviceSpec, device_spec, seconds_of
+from minicompile.debug.roofline import DeviceSpec, cost_of_call, costs_of, device_spec, seconds_of
 from minicompile.ops.table import POINTWISE
-from minicompile.scheduling.cost import Cost, cost_of
+from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import Schedule
 
 F = torch.nn.functional
@@ -24,7 +24,7 @@ def schedule_of(fn: Callable[..., Any], *args: Any) -> Schedule:
 def costs(fn: Callable[..., Any], *args: Any) -> list[Cost]:
     """The cost of each kernel and extern call, in running order."""
     found = schedule_of(fn, *args)
-    return [cost_of(node, found) for node in found.nodes]
+    return costs_of(found)
 
 
 def ops(**counts: int) -> int:
@@ -158,7 +158,7 @@ def test_nothing_is_moved_for_empty_tensors():
 def test_library_operators(fn: Callable[..., Any], args: tuple[Any, ...], flops: int):
     tensors = [floats(*size) for size in args]
     found = schedule_of(fn, *tensors)
-    total = [cost_of(n, found) for n in found.nodes if n not in found.kernels]
+    total = [cost_of_call(n, found) for n in found.nodes if n not in found.kernels]
     out = fn(*tensors).numel() * 4
     assert total == [Cost(sum(t.numel() for t in tensors) * 4, out, flops)]
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import minicompile as mc
+from minicompile.debug.roofline import costs_of
 from minicompile.debug.why import FusionSteps
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.ops.display import to_html
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
-from minicompile.scheduling.cost import cost_of
 from minicompile.scheduling.nodes import Schedule, SchedulerNode
 from minicompile.scheduling.schedule import schedule
 from minicompile.show import fusion
@@ -37,7 +37,7 @@ def lesson() -> Trace:
 
 
 def moved(found: Schedule) -> int:
-    return sum(cost_of(node, found).bytes for node in found.nodes)
+    return sum(cost.bytes for cost in costs_of(found))
 
 
 def check(run: FusionSteps) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 import minicompile as mc
@@ -13,19 +11,16 @@ from minicompile.scheduling.memory import Liveness
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import size_symbol
+from minicompile.show.schedule import offsets_of
 from tests.scheduling.building import (
     GraphBuilder,
     T,
     check,
-    compiled,
-    example_inputs,
-    flat,
     random_graph,
 )
 
 S0 = size_symbol("s0")
 APART = Options(verify=True, fusion=False)
-POOL = replace(APART, memory_pool=True)
 
 
 def step(b: GraphBuilder, x: T) -> T:
@@ -158,21 +153,18 @@ def test_handing_memory_on_never_raises_the_peak_of_random_graphs() -> None:
     assert handed_on > 50 and lower > 20
 
 
-def test_blocks_that_live_at_the_same_time_lie_apart() -> None:
+def test_every_piece_of_memory_is_in_one_block_and_blocks_alive_at_once_are_drawn_apart() -> None:
     for seed in range(60):
-        result = schedule(random_graph(seed, 14), POOL if seed % 2 else APART)
+        result = schedule(random_graph(seed, 14), APART)
         blocks = result.memory.blocks
         assert sorted(n for b in blocks for n in b.buffers) == sorted(
             life.name for life in Liveness(result.graph, result.nodes).lives
         )
-        for i, one in enumerate(blocks):
-            assert one.offset % 64 == 0
-            for other in blocks[:i]:
+        drawn = list(zip(blocks, offsets_of(blocks)))
+        for i, (one, start) in enumerate(drawn):
+            for other, there in drawn[:i]:
                 if one.born <= other.dies and other.born <= one.dies and one.bytes and other.bytes:
-                    assert (
-                        one.offset + one.bytes <= other.offset
-                        or other.offset + other.bytes <= one.offset
-                    )
+                    assert start + one.bytes <= there or there + other.bytes <= start
 
 
 def test_two_waiting_pieces_of_memory_count_together() -> None:
@@ -197,88 +189,6 @@ def sized_chain(rows: int) -> LoopGraph:
         top = b.reduce(step(b, x), (1,), "max", keepdim=True)
         x = b.pointwise(lambda ops, u, v: ops.add(u, v), top, b.input((rows, width)))
     return b.finish(b.reduce(x, (1,), "sum"))
-
-
-def test_a_pool_holds_what_nobody_else_keeps() -> None:
-    b = GraphBuilder()
-    kept = step(b, b.input((16, 16)))
-    inner = step(b, step(b, kept.t()).t())
-    seen = b.extern(torch.ops.aten.relu.default, (inner,), (16, 16))
-    graph = b.finish(b.reduce(step(b, step(b, seen).t()), (0,), "sum"), kept)
-    result = schedule(graph, POOL)
-    homes = {name: block.home for block in result.memory.blocks for name in block.buffers}
-    assert homes == {"buf0": "output", "buf1": "pool", "buf2": "own", "buf3": "library"} | {
-        "buf4": "pool", "buf5": "pool", "buf6": "output"
-    }  # fmt: skip
-    (pool,) = result.memory.pools.values()
-    assert (pool.born, pool.dies, pool.bytes) == (1, 6, 2 * 16 * 16 * 8)
-    have = check(graph, result)
-    assert have[0].untyped_storage().nbytes() == 16 * 8
-
-
-def test_a_pool_packs_pieces_of_different_sizes() -> None:
-    graph = sized_chain(8)
-    result = schedule(graph, POOL)
-    (pool,) = result.memory.pools.values()
-    plain = schedule(graph, replace(APART, memory_pool=False))
-    assert not plain.memory.pools and "memory_pool = False" in plain.memory.pool_reason
-    apart = sum(block.bytes for block in plain.memory.blocks if block.home == "own")
-    assert pool.bytes < 0.6 * apart
-    check(graph, result)
-
-
-def test_a_pool_pays_from_some_megabytes_on() -> None:
-    small, large = (schedule(sized_chain(rows), APART).memory for rows in (8, 1 << 15))
-    assert not small.pools and "too little" in small.pool_reason
-    assert large.pools and "of fresh memory" in large.pool_reason
-    assert (
-        large.peak_bytes
-        <= schedule(sized_chain(1 << 15), replace(APART, memory_pool=False)).memory.peak_bytes
-    )
-
-
-def test_a_pool_never_raises_the_peak_unasked() -> None:
-    b = GraphBuilder()
-    rows = 1 << 17
-    x = b.input((rows, 16))
-    for width in (16, 17):  # two large pieces early, at different times
-        x = b.pointwise(
-            lambda ops, u, v: ops.add(u, v),
-            b.reduce(step(b, x), (1,), "max", keepdim=True),
-            b.input((rows, width)),
-        )
-    outputs = [b.reduce(x, (1,), "sum")] + [b.index((rows, 12), 0) for _ in range(2)]
-    late = step(
-        b, b.pointwise(lambda ops, u, v: ops.add(u, v), outputs[0].reshape(rows, 1), outputs[1])
-    )
-    result = schedule(b.finish(*outputs, b.reduce(late, (1,), "sum")), APART)
-    without = schedule(result.graph, replace(APART, memory_pool=False))
-    assert result.memory.peak_bytes == without.memory.peak_bytes
-
-
-def test_sizes_that_vary_stay_outside_of_the_pool() -> None:
-    b = GraphBuilder({S0: 6})
-    x, y = b.input((S0, 4)), b.input((8, 4))
-    graph = b.finish(*(b.reduce(step(b, step(b, u).t()), (0,), "sum") for u in (x, y)))
-    result = schedule(graph, POOL)
-    homes = {name: block.home for block in result.memory.blocks for name in block.buffers}
-    assert homes["buf0"] == "own" and homes["buf3"] == "pool"
-    assert "size varies" in result.memory.pool_reason
-    check(graph, result)
-    check(graph, result, {S0: 9})
-
-
-def test_random_graphs_give_their_results_from_a_pool() -> None:
-    pooled = 0
-    for seed in range(80):
-        graph = random_graph(seed + 500, 6 + seed % 12)
-        result = schedule(graph, replace(POOL, fusion=seed % 2 == 0))
-        pooled += len(result.memory.pools)
-        check(graph, result)
-        outputs = compiled(result)(example_inputs(graph))
-        for output in filter(torch.is_tensor, outputs):
-            assert output.untyped_storage().nbytes() == flat(output).numel() * output.itemsize
-    assert pooled > 40
 
 
 def test_the_plan_tells_what_it_saves() -> None:

@@ -298,8 +298,8 @@ def schedule(graph: LoopGraph) -> Schedule:
         frozenset({"buf2", "buf3", "buf4"}),
         [size, 2 * size],
         [
-            Block(("buf0", "buf1"), 0, 1, size, "own", 0),
-            Block(("buf5",), 1, 1, size, "output", size),
+            Block(("buf0", "buf1"), 0, 1, size, "own"),
+            Block(("buf5",), 1, 1, size, "output"),
         ],
         [InPlaceDecision(1, "buf0", "buf1", True, "each element is read where it is written")],
     )

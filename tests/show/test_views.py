@@ -320,7 +320,7 @@ def test_a_type_can_be_shown_by_its_full_name() -> None:
         def __str__(self) -> str:
             return "softmax for cuda 90: 4 warps\n  ptx: 3 lines"
 
-    Assembly.__module__, Assembly.__qualname__ = "minicompile.runtime.assembly", "Assembly"
+    Assembly.__module__, Assembly.__qualname__ = "minicompile.debug.gpu_assembly", "Assembly"
     page = to_html(Assembly())
     parsed(page)
     assert "no sass: &lt;nvdisasm&gt; is gone" in page

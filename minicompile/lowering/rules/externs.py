@@ -43,6 +43,7 @@ REASONS: dict[str, str] = {
         special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t
         special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
         special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_zeta""",
+    "library scan": "cummax cummin logcumsumexp",
     "no atomic product, maximum or minimum": "scatter scatter_reduce index_reduce",
     "each element is accumulated in eager's order": """
         embedding_dense_backward _embedding_bag _embedding_bag_forward_only index_add""",

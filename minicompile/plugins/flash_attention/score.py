@@ -42,9 +42,9 @@ from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Graph
 from minicompile.ops.handler import InnerFn
+from minicompile.ops.table import EAGER
 from minicompile.options import Options
 from minicompile.plugins.flash_attention.operators import function_of
-from minicompile.runtime.reference import EAGER, evaluate
 from minicompile.scheduling.body import (
     LoopBody,
     Recorder,
@@ -55,6 +55,7 @@ from minicompile.scheduling.body import (
     settled,
 )
 from minicompile.shapes.expr import bounds, contiguous_strides, simplify_index
+from minicompile.shapes.symnode import evaluate
 
 
 class Formulas(Lowering):

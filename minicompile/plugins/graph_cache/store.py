@@ -48,8 +48,9 @@ from minicompile.ops.graph import Graph, argument_text
 from minicompile.ops.registry import ALL, key_name
 from minicompile.options import Options, triton_variables
 from minicompile.pipeline import Compile, Program, around_compile, compiled_now, differentiate
+from minicompile.runtime import triton
 from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
-from minicompile.runtime.load import start_kept
+from minicompile.runtime.load import load_wrapper
 
 KIND = "cuda"
 OWN = ("minicompile", "torch", "_operator", "builtins", "functools")
@@ -115,8 +116,8 @@ def load_kept(kept: Kept, capture: Capture, options: Options) -> Program:
         return backward_of(differentiate(capture, options))
 
     capture.watch.tell("building", [])
-    waits = [start_kept(graph.wrapper, graph.kernels, options) for graph in kept.graphs]
-    calls = [wait() for wait in waits]
+    waits = [triton.start_kernels(graph.kernels, options) for graph in kept.graphs]
+    calls = [load_wrapper(graph.wrapper, wait()) for graph, wait in zip(kept.graphs, waits)]
     compiled, abouts = functools.partial(compiled_now, options), []
     for number, (takes, tangents, enough) in enumerate(kept.backwards):
         graph = functools.partial(lambda number: again()[number][0], number)
@@ -320,7 +321,7 @@ def keep(
     sources = [kernel for _, modules in graphs for m in modules for kernel in m.kernels]
     if any(source.plan.device.type != KIND for source in sources):
         return
-    if any("empty_in_arena" in wrapper.text for wrapper, _ in graphs):
+    if any("empty_large" in wrapper.text for wrapper, _ in graphs):
         return
     found: list[Any] = []
     for wrapper, modules in graphs:

@@ -15,11 +15,11 @@ from torch import Tensor
 import minicompile as mc
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import triton_op
+from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.plugins.flash_attention.kernels import AttentionPrinter
 from minicompile.plugins.flash_attention.operators import FlashAttention
-from minicompile.runtime.assembly import cross_compile
 from tests.bench.attention import CASES, attention, error, positions
 from tests.torch_versions import needs
 

@@ -14,6 +14,7 @@ from torch import Tensor
 import minicompile as mc
 from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule
 from minicompile.codegen.printing import kernel_template
+from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lowering.ir import Template
 from minicompile.ops.registry import scoped, without
@@ -22,7 +23,6 @@ from minicompile.pipeline_result import CompiledStages
 from minicompile.plugins.matrix_products.autotune import candidates, load_candidate
 from minicompile.plugins.matrix_products.template import ProductPrinter
 from minicompile.plugins.matrix_products.tiles import product_of
-from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.gpu_kernel import Tiles, planned_tiles
 from tests.torch_versions import torch_has
 
@@ -341,12 +341,12 @@ def test_sizes_that_vary_are_the_librarys() -> None:
     assert "sizes vary" in found.loops.externs[0].reason
 
 
-def test_where_kernels_of_our_own_are_all_there_is_the_reason_names_the_plugin() -> None:
+def test_without_the_plugin_a_product_is_the_librarys_even_without_a_library() -> None:
     args, own = given((64, 64), (64, 64)), {"mode": "default", "library": False}
     assert reasons(torch.mm, *args, **own) == []
     for chosen in ("none", ["matrix_products"]):  # which needs another one
         (reason,) = reasons(torch.mm, *args, plugins=chosen, **own)
-        assert reason == "library matrix product (not selected: plug-in matrix_products)"
+        assert reason == "library matrix product"
 
 
 # -- the reference

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import minicompile as mc
 from minicompile.codegen.plan import KernelPlan, plan_rule
+from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
-from minicompile.runtime.assembly import cross_compile
 from tests.codegen.triton_running import devices
 
 TRITON = {"device_codegen": "triton"}

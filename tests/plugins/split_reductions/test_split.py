@@ -15,6 +15,7 @@ from torch import Tensor
 import minicompile as mc
 from minicompile.codegen.phases import riders
 from minicompile.codegen.plan import KernelPlan, plan_rule
+from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.errors import Unsupported
 from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
@@ -22,7 +23,6 @@ from minicompile.options import Options
 from minicompile.pipeline_result import Trace
 from minicompile.plugins.split_reductions import choose
 from minicompile.plugins.split_reductions.split import PART, refusal
-from minicompile.runtime.assembly import cross_compile
 from tests.codegen.triton_running import devices
 
 TRITON = {"device_codegen": "triton"}

@@ -12,9 +12,9 @@ from torch import Tensor
 import minicompile as mc
 from minicompile.codegen import triton_rules
 from minicompile.codegen.plan import KernelPlan
+from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.plugins.split_reductions import choose, fold, join
 from minicompile.plugins.split_reductions.split import ALIGNED
-from minicompile.runtime.assembly import cross_compile
 from tests.codegen.test_varying_sizes import close, compiled, gradients
 
 

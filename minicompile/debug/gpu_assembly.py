@@ -13,17 +13,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minicompile.codegen.plan import KernelSource
+from minicompile.codegen.plan import KernelPlan, KernelSource
 from minicompile.compat import triton_api
-from minicompile.ops.display import Shown
+from minicompile.errors import MinicompileError
+from minicompile.ops.display import Several, Shown, method
+from minicompile.pipeline_result import Trace
 from minicompile.runtime.gpu_kernel import (
+    ALIGNMENT,
     Tiles,
+    expected_sizes,
     gpu_kernel,
     module_file,
-    planned_divisible,
     planned_tiles,
 )
 from minicompile.runtime.triton import compile_kernel, require_triton
+from minicompile.shapes.expr import size_hint
 
 BINARIES = ("cubin", "hsaco")
 
@@ -112,6 +116,27 @@ def cross_compile(
     shared = compiled.metadata.shared
     name, file = f"{target[0]} {target[1]}", module_file(kernel.name, kernel.module)
     return Assembly(source, name, tiles, texts, binary, file, shared, registers, spilled)
+
+
+def planned_divisible(plan: KernelPlan) -> list[str]:
+    """Numbers that are multiples of 16, at the hints."""
+    sizes = expected_sizes(plan)
+    numbers = {symbol: symbol for symbol in sizes} | plan.derived
+    return [str(s) for s, expr in numbers.items() if size_hint(expr, sizes) % ALIGNMENT == 0]
+
+
+@method(Trace, "assembly")
+def assembly(trace: Trace, target: tuple[str, int | str] = ("cuda", 90)) -> Several[Assembly]:
+    """Return what each Triton kernel becomes on a GPU that needn't be here: TTIR, TTGIR, LLVM IR, PTX, SASS.
+
+    Raises MinicompileError where no kernel is Triton's, BackendError without Triton.
+    """
+    every = [kernel for compiled in trace.graphs.values() for kernel in compiled.kernels]
+    ours = [kernel for kernel in every if kernel.language == "triton"]
+    if not ours:
+        how = "trace mc.compile(fn, options={'device_codegen': 'triton'}) and they are"
+        raise MinicompileError(f"no kernel of {trace.name} is Triton's, which have PTX: {how}")
+    return Several(cross_compile(kernel, target) for kernel in ours)
 
 
 def _tool_output(binary: bytes, tool: str, *flags: str) -> str:

@@ -22,6 +22,7 @@ import torch
 from minicompile import compat
 from minicompile.compat import storage_uses
 from minicompile.ops.display import bytes_text, count_text
+from minicompile.runtime.load import allocator
 from minicompile.scheduling.nodes import LARGE
 
 LOOKS = 8
@@ -138,5 +139,5 @@ def ask_for_huge_pages(address: int, size: int) -> None:
     call(ctypes.c_void_p(first), ctypes.c_size_t(address + size - first), advice)
 
 
-ARENA = Arena()
+ARENA = allocator("arena")(Arena())
 """One for all graphs: memory that one has done with serves the next."""

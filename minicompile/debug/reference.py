@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +28,8 @@ from typing import Any
 import sympy
 import torch
 
-from minicompile.codegen.plan import REFERENCE, KernelModule, KernelPlan
+from minicompile.codegen.generate import code_generator
+from minicompile.codegen.plan import REFERENCE, CodeLine, KernelModule, KernelPlan, KernelSource
 from minicompile.compat import tree_map
 from minicompile.errors import VerifyError
 from minicompile.lowering.ir import (
@@ -43,51 +43,18 @@ from minicompile.lowering.ir import (
     Template,
     View,
     loop_ranges,
+    loops_text,
     run_loops,
 )
-from minicompile.ops import philox
 from minicompile.ops.handler import Index, Ops, StoreMode
-from minicompile.ops.table import POINTWISE, POSITIONS, ReductionKind, ScanKind, result_dtype
+from minicompile.ops.table import EAGER, POSITIONS, ReductionKind, ScanKind, result_dtype
 from minicompile.options import Options
 from minicompile.runtime.load import Kernels, kernel_loader
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, Ranges, Size, is_float, loop_symbol
-
-OTHERWISE_NAMED: dict[str, Callable[..., Any]] = {
-    "floordiv": functools.partial(torch.div, rounding_mode="floor"),
-    "truncdiv": functools.partial(torch.div, rounding_mode="trunc"),
-    "truediv": torch.true_divide,
-    "fma": lambda a, b, c: torch.addcmul(c, a, b),
-    "lshift": torch.bitwise_left_shift,
-    "rshift": torch.bitwise_right_shift,
-    "rand": philox.rand,
-    "randn": philox.randn,
-}
-EAGER = {name: OTHERWISE_NAMED.get(name) or getattr(torch, name) for name in POINTWISE}
-"""Eager's own function for each loop operation: what a printer must match."""
+from minicompile.shapes.expr import Ranges, Size, is_float, loop_symbol
+from minicompile.shapes.symnode import evaluate
 
 Values = dict[sympy.Symbol, Any]
 """What each symbol stands for: an int, or an int64 tensor over the index space."""
-
-COMBINE: dict[Any, Callable[..., Any]] = {
-    sympy.Add: lambda *parts: sum(parts),
-    sympy.Mul: lambda *parts: math.prod(parts),
-    sympy.Pow: operator.pow,
-    sympy.Max: max,
-    sympy.Min: min,
-    FloorDiv: operator.floordiv,
-    ModularIndexing: lambda base, divisor, modulus: base // divisor % modulus,
-}
-
-
-def evaluate(expr: Index | int, values: Mapping[sympy.Symbol, Any]) -> Any:
-    """An index expression on ints and int64 tensors."""
-    if isinstance(expr, int | sympy.Integer):
-        return int(expr)
-    if isinstance(expr, sympy.Symbol):
-        return values[expr]
-    if expr.func not in COMBINE:
-        raise VerifyError(f"no value for index expression {expr}")
-    return COMBINE[expr.func](*[evaluate(part, values) for part in expr.args])
 
 
 def run_reference(
@@ -308,14 +275,8 @@ class ReferenceOps(Ops):
         return found.to(dtype).reshape([*self.rows, *[1] * len(self.columns)])
 
     def scan(self, kind: ScanKind, value: torch.Tensor) -> torch.Tensor:
-        flat = self.flat(value)
-        if kind in ("max", "min", "argmax", "argmin"):
-            found = (torch.cummax if kind.endswith("max") else torch.cummin)(flat, -1)
-            scanned = found.indices if kind in POSITIONS else found.values
-        else:
-            name = {"sum": "cumsum", "prod": "cumprod"}.get(kind, "logcumsumexp")
-            scanned = getattr(torch, name)(flat, -1).to(value.dtype)
-        return scanned.reshape(self.extents)
+        scanned: torch.Tensor = getattr(torch, f"cum{kind}")(self.flat(value), -1)
+        return scanned.to(value.dtype).reshape(self.extents)
 
     def pointwise(self, name: str, *values: torch.Tensor) -> torch.Tensor:
         dtype = result_dtype(name, tuple(v.dtype for v in values))
@@ -326,6 +287,17 @@ class ReferenceOps(Ops):
 
 
 # -- the interpreter as a language: options={"device_codegen": "reference"}
+
+
+@code_generator(REFERENCE)
+def reference_module(plans: Sequence[KernelPlan]) -> KernelModule:
+    """Write a kernel's formulas as its text: the interpreter runs the loops of the plan's nodes."""
+    kernels = []
+    for plan in plans:
+        loops = [(part.name, part.buffer) for part in plan.node.nodes]
+        lines = [CodeLine(f"{name} = {loops_text(b.loops)}", b.origins) for name, b in loops]
+        kernels.append(KernelSource(plan.name, REFERENCE, lines, plan))
+    return KernelModule(REFERENCE, "\n".join(kernel.text for kernel in kernels), kernels)
 
 
 @kernel_loader(REFERENCE)

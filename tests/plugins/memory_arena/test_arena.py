@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.runtime.arena import ARENA, LOOKS, Arena
+from minicompile.plugins.memory_arena.arena import ARENA, LOOKS, Arena
 from minicompile.scheduling.nodes import LARGE
 
 SIZE = LARGE // 2
@@ -228,17 +228,19 @@ def test_no_arena_if_so_chosen() -> None:
     with torch.no_grad():
         compiled(x)
     assert ARENA.bytes() == 0
-    plan = mc.trace(compiled, x).schedule.memory
-    assert not plan.arena_reason and not any(a.arena for step in plan.allocate for a in step)
 
 
-def test_the_plan_and_the_wrapper_say_it() -> None:
+def test_without_the_plugin_there_is_no_arena() -> None:
+    compiled, x = mc.compile(lambda x: x * 2, options={"plugins": "none"}), torch.ones(1024, 2048)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), 2 * x)
+    assert ARENA.bytes() == 0
+
+
+def test_the_wrapper_says_it() -> None:
     trace = mc.trace(lambda x: x * 2, torch.ones(1024, 2048))
-    assert "1 piece of memory with 8 MiB" in trace.schedule.memory.arena_reason
-    assert trace.schedule.memory.arena_reason in str(trace.schedule.memory)
-    assert "empty_in_arena((1024, 2048), (2048, 1), torch.float32)" in trace.wrapper.text
-    small = mc.trace(lambda x: x * 2, torch.ones(8, 8))
-    assert not small.schedule.memory.arena_reason and "empty_in_arena" not in small.wrapper.text
+    assert "empty_large((1024, 2048), (2048, 1), torch.float32)" in trace.wrapper.text
+    assert "empty_large" not in mc.trace(lambda x: x * 2, torch.ones(8, 8)).wrapper.text
 
 
 def test_saved_tensors_stay_until_their_backward() -> None:

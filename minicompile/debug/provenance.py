@@ -20,6 +20,7 @@ from torch import fx
 from minicompile.aot.result import Partition
 from minicompile.codegen.plan import CodeLine, KernelSource
 from minicompile.dynamo.result import Capture
+from minicompile.errors import OptionError
 from minicompile.lowering.ir import (
     ComputedBuffer,
     ExternKernel,
@@ -33,10 +34,18 @@ from minicompile.lowering.ir import (
     loop_ranges,
     written_by,
 )
-from minicompile.ops.display import Shown, bytes_text
+from minicompile.ops.display import Several, Shown, bytes_text, method
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Listing, call_text, origins_of
-from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, source_lines, union
+from minicompile.ops.origin import (
+    NO_ORIGINS,
+    Origins,
+    SourceLine,
+    short_file,
+    source_lines,
+    union,
+)
+from minicompile.pipeline_result import CompiledStages, Trace
 from minicompile.scheduling.nodes import FusionDecision, Schedule
 
 
@@ -211,3 +220,45 @@ def of_code(
 def of_kernel(stage: str, kernel: KernelSource) -> Iterator[Piece]:
     nodes = " + ".join(node.name for node in kernel.plan.node.nodes)
     yield from of_code(stage, kernel.name, kernel.lines, (f"computes {nodes}; {kernel.plan.cost}",))
+
+
+def of_stages(name: str, stages: CompiledStages) -> Iterator[Piece]:
+    """Everything in the stages after AOT; `name` is the graph's: "forward" or "backward"."""
+    yield from of_loops(f"{name}.loops", stages.loops, stages.schedule)
+    yield from of_decisions(f"{name}.schedule", stages.schedule)
+    for kernel in stages.kernels:
+        yield from of_kernel(f"{name}.kernels", kernel)
+    yield from of_code(f"{name}.wrapper", stages.wrapper.name, stages.wrapper.lines)
+
+
+@method(Trace, "pieces")
+def pieces(trace: Trace) -> Iterator[Piece]:
+    """Every object of every stage, with the operations it came from."""
+    yield from of_bytecode(trace.capture)
+    yield from of_graph("capture", trace.capture.graph)
+    if trace.aot is not None:
+        for name in ("joint", "forward", "backward"):
+            if (graph := getattr(trace.aot, name)) is not None:
+                yield from of_graph(f"aot.{name}", graph, trace.aot.partition)
+    for name, compiled in trace.graphs.items():
+        yield from of_stages(name, compiled)
+
+
+@method(Trace, "from_line")
+def from_line(trace: Trace, line: int, file: str | None = None) -> Several[Piece]:
+    """Everything that came from a line of source, in the order of the corridor.
+
+    A line that calls another function stands for all that the call did. `file` (its end is enough) is
+    needed only where several files have such a line.
+    """
+
+    def matches(at: SourceLine) -> bool:
+        return at.line == line and (file is None or at.file.endswith(file))
+
+    everything = list(pieces(trace))
+    made = {o for piece in everything for o in piece.origins if any(map(matches, o.stack))}
+    files = {at.file for origin in made for at in origin.stack if matches(at)}
+    if len(files) > 1:
+        names = ", ".join(sorted(map(short_file, files)))
+        raise OptionError(f"line {line} is in several files, say which: {names}")
+    return Several(piece for piece in everything if piece.origins & made)

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from minicompile.aot.result import OutputGroup
-from minicompile.lowering.ir import LoopGraph, View
+from minicompile import compat
+from minicompile.aot.result import AotResult, OutputGroup
+from minicompile.dynamo.result import Capture
+from minicompile.lowering.ir import InputBuffer, LoopGraph, View
 from minicompile.ops.display import bytes_text, count_text
+from minicompile.pipeline import Grouping, output_groups
 from minicompile.scheduling.memory import FRESH
 from minicompile.scheduling.nodes import ExternKernelSchedulerNode, Schedule
 
@@ -30,7 +34,30 @@ class Buckets:
     """Inputs that hold what a result is the gradient of: who gets that may overwrite them."""
 
 
-def output_groups(schedule: Schedule, buckets: Buckets) -> tuple[list[OutputGroup], str]:
+@output_groups("ddp")
+def by_buckets(
+    capture: Capture, aot: AotResult, forward: LoopGraph, takes: Sequence[int]
+) -> Grouping | None:
+    """Group gradients by buckets, if the captured call is inside the forward of a DistributedDataParallel.
+
+    Parts of a backward each give their gradients when they are done."""
+    if (sums := compat.ddp_buckets()) is None or len(aot.metadata.parts) > 1:
+        return None
+    first, rest, parameters = sums
+    sizes = {id(p): p.nbytes for p in parameters}
+    learned, start = aot.metadata.differentiable_inputs, len(aot.metadata.result_requires_grad)
+    reals = [given.real() if given.real is not None else None for given in capture.inputs]
+    names = {b.name: i for i, b in enumerate(forward.inputs) if isinstance(b, InputBuffer)}
+    same: dict[int, list[int]] = {}
+    for number, saved in enumerate(forward.outputs[start:]):
+        place = names.get(saved.buffer) if isinstance(saved, View) else None
+        if place in learned:
+            same.setdefault(learned.index(place), []).append(number)
+    buckets = Buckets(first, rest, [sizes.get(id(reals[i]), 0) for i in learned], same)
+    return partial(groups_of, buckets=buckets)
+
+
+def groups_of(schedule: Schedule, buckets: Buckets) -> tuple[list[OutputGroup], str]:
     """The groups in order, none if one would be all; and why they are what they are."""
     finished = finished_steps(schedule, buckets)
     end, sizes = len(schedule.nodes) - 1, buckets.bytes
