@@ -27,7 +27,6 @@ entries and calls `capture` if none fits.
     Running what was captured
     guards         guards as Python text; which one failed, and why
     rebuild        the frame's result and its writes, from the graph's outputs
-    snapshot       did anything that guards look at change? answered by pointers
     modes          grad mode and autocast: what a frame may leave changed; what a graph that raises has
     entry          guards, graph and result as one generated function
     dispatch       what `mc.compile` returns: entries, else capture, else eager; module: its wrappers

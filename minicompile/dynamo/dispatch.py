@@ -31,9 +31,9 @@ from minicompile.compat.settings import restored_modes
 from minicompile.dynamo.arguments import fingerprint, is_large, signature_of
 from minicompile.dynamo.breaks import GoOn, Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
-from minicompile.dynamo.capture import CapturedFrame, capture_frame, deep_stack
+from minicompile.dynamo.capture import CapturedFrame, Request, capture_frame, deep_stack
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
-from minicompile.dynamo.guards import generate
+from minicompile.dynamo.guards import generate, quick_checks
 from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines, graph_break
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.modes import AtOnce, Raised
@@ -52,6 +52,7 @@ from minicompile.errors import (
 from minicompile.ops.events import Compilation, Failure, Watch
 from minicompile.ops.gates import allowed
 from minicompile.ops.origin import Origin, SourceLine
+from minicompile.ops.plugins import rules
 from minicompile.options import Options
 
 Backend = Callable[[Capture], BoxedGraph]
@@ -82,11 +83,13 @@ def capture_alone(
     """One call of a function, captured as a whole and kept in no cache. Raises Unsupported."""
     # the call may come from deep down, and under hooks that must not see our fakes
     with _lock, deep_stack(), compat.without_saved_tensor_hooks():
-        return captured(function, values, dynamic, name)
+        return captured(function, values, Request(name, dynamic, Options().plugins))
 
 
-def captured(function: types.FunctionType, *given: Any) -> CapturedFrame:
-    """`capture_frame`, for who holds the lock. Raises Unsupported where no frame can be captured."""
+def captured(
+    function: types.FunctionType, values: dict[str, Any], request: Request
+) -> CapturedFrame:
+    """Call `capture_frame` while the lock is held. Raises Unsupported where no frame can be captured."""
     if active := settings.active_modes():
         if device := settings.default_device():
             what = f"{device} is the default device: a torch function mode is active"
@@ -98,7 +101,7 @@ def captured(function: types.FunctionType, *given: Any) -> CapturedFrame:
         raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
     _thread.capturing = True
     try:
-        return capture_frame(function, *given)
+        return capture_frame(function, values, request)
     finally:
         _thread.capturing = False
 
@@ -321,8 +324,9 @@ class Dispatcher:
         try:
             root, resumed = self.before or self, self.is_resumed
             resume = None if self.fullgraph else Resume(weakref.ref(root))
-            how = Dynamic(self.dynamic, self.varied), self.name, resume, resumed, root.compiling
-            frame = captured(self.function, values, *how, self.fixed_modules(values))
+            selected, dynamic = self.options.plugins, Dynamic(self.dynamic, self.varied)
+            how = resume, resumed, root.compiling, self.fixed_modules(values)
+            frame = captured(self.function, values, Request(self.name, dynamic, selected, *how))
             if frame.stopped_by is not None and frame.asked_compiling:
                 root.compiling = False
             capture = frame.capture
@@ -372,7 +376,8 @@ class Dispatcher:
         for symbol in env.fixed if env is not None else ():
             if env.wishes[symbol] == "mark_dynamic":
                 warnings.warn(f"{self.name} fixes a size: {env.line(symbol)}", stacklevel=6)
-        entry = Entry(frame, compiled, tuple(values), weakref.WeakMethod(self.graph_raised))
+        checks, raised = rules(quick_checks, selected), self.graph_raised
+        entry = Entry(frame, compiled, tuple(values), weakref.WeakMethod(raised), checks)
         self.entries.append(entry)
         return entry
 

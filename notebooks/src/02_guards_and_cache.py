@@ -659,8 +659,8 @@ def decide(function, known, compile_it):
 # ## Go deeper
 #
 # - `minicompile/dynamo/guards.py`: each kind's rule, and the reasons of failures.
-# - `minicompile/dynamo/entry.py` and `minicompile/dynamo/snapshot.py`: the generated function, and how it
-#   sees by pointers that nothing changed. `minicompile/dynamo/dispatch.py`: the cache.
+# - `minicompile/dynamo/entry.py`: the generated function; `minicompile/plugins/guard_snapshot/facts.py`: how
+#   it sees by pointers that nothing changed. `minicompile/dynamo/dispatch.py`: the cache.
 # - `minicompile/dynamo/nested.py`: the real callback; `minicompile/dynamo/frame_hook.c`: what asks it.
 # - Your answer to exercise 2 takes minus zero for zero. What does `same_constant` of
 #   `minicompile/dynamo/variables.py` do about it, and why?
