@@ -315,9 +315,6 @@ class Calls(Containers):
             function, swapped = TENSOR_OPERATORS[name]
             operands = args[::-1] if swapped else args
             return self.recorder.record("call_function", function, operands, {})
-        if name == "stride" and any(args[0] is gradient for gradient in self.gradients):
-            what = "the strides of a gradient are read"
-            self.unsupported("tensor-attribute", what, "call contiguous() first")
         if name == "requires_grad_":
             self.recorder.switch_gradient(*args, **kwargs)
             return args[0]
