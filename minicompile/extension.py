@@ -5,6 +5,8 @@
 | `bytecode(opname)` | what the interpreter does with an instruction | dynamo |
 | `call_rules(function)` | what capturing a call of a function means | dynamo |
 | `guard_rules(kind)` | how a kind of guard is checked | dynamo |
+| `quick_checks(kind)` | a quicker check of all guards on settings, or on held objects | dynamo |
+| `frame_watchers(name)` | what sees the functions that eager code calls | dynamo |
 | `register_vjp(operator)` | an operator's gradient, in training | aot |
 | `inverse(view operator)` | how a write through a view reaches what it is a view of | aot |
 | `decompose(operator, to=level)` | an operator in terms of simpler ones | aot |
@@ -56,7 +58,8 @@ from minicompile.codegen.plan import body_rule, plan_rule, rival_rule, template_
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.dynamo.calls import call_rules
-from minicompile.dynamo.guards import guard_rules
+from minicompile.dynamo.dispatch import frame_watchers
+from minicompile.dynamo.guards import guard_rules, quick_checks
 from minicompile.dynamo.interpreter import bytecode
 from minicompile.lowering.context import template
 from minicompile.lowering.lower import lowering

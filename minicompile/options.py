@@ -133,8 +133,6 @@ class Options:
     """Run each IR's verifier between stages."""
     recompile_limit: int = 8
     """Compiled versions kept per code object; after that a frame runs in eager."""
-    nested_frames: bool = True
-    """False: functions that eager code calls run in eager too."""
     max_kernel_operations: int = 1024
     """Most operations in one kernel: its code grows with them, and the time to compile it."""
     max_live_values: int = 64

@@ -78,7 +78,7 @@ CARRIERS = {
     "debug.bisect.Flaky": "two answers to one question; it becomes the verdict",
     "debug.minify.Stop": "what was found, past a script's handlers",
     "dynamo.breaks.Cut": "out of the interpreter, where a capture ends",
-    "dynamo.snapshot.NotCoveredError": "a guard that is evaluated on every call",
+    "plugins.guard_snapshot.facts.NotCoveredError": "a guard that is evaluated on every call",
     "lessons.exercise.Wrong": "a wrong answer: what check cells raise",
     "plugins.graph_cache.store.NoText": "a graph that is not kept on disk",
 }

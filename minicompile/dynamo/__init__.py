@@ -27,7 +27,6 @@ entries and calls `capture` if none fits.
     Running what was captured
     guards         guards as Python text; which one failed, and why
     rebuild        the frame's result and its writes, from the graph's outputs
-    snapshot       did anything that guards look at change? answered by pointers
     modes          grad mode and autocast: what a frame may leave changed; what a graph that raises has
     entry          guards, graph and result as one generated function
     dispatch       what `mc.compile` returns: entries, else capture, else eager; module: its wrappers
@@ -37,8 +36,7 @@ entries and calls `capture` if none fits.
     continuation   the two functions that a cut needs, made from bytecode by assembler
 
     Below what runs in eager
-    hook           eager code asks about each function that it calls (frame_hook.c)
-    nested         which of these get a dispatcher of their own
+    hook           eager code asks about each function that it calls (frame_hook.c); a plug-in may answer
 
 The corridor beyond sees `result` only. Each module's head names its counterpart in the real compiler.
 """

@@ -18,7 +18,7 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -158,6 +158,8 @@ class RecordingMode(TorchFunctionMode):
 class Calls(Containers):
     """Decides what a call means."""
 
+    rules: Mapping[Any, CallRule]
+    """What calls mean: the rules of the core, of the user, and of the plug-ins that are in use."""
     inlined: dict[str, None]
     compiling = True
     """The answer of `torch.compiler.is_compiling()` in this frame."""
@@ -181,13 +183,12 @@ class Calls(Containers):
             return self.call(self.special(function, "__call__"), args, kwargs)
         return self.call_native(function, args, kwargs)
 
-    @staticmethod
-    def rule_for(function: Any) -> CallRule | None:
+    def rule_for(self, function: Any) -> CallRule | None:
         kind = type(function)
         if kind.__hash__ is None or not (isinstance(function, type) or is_fixed(kind)):
             return None
         try:
-            return call_rules.rules.get(function)
+            return self.rules.get(function)
         except TypeError:  # a method of something unhashable
             return None
 
@@ -200,7 +201,7 @@ class Calls(Containers):
             return self.call(original, args, kwargs)
         if is_tensor_method(function) or is_torch_function(function):
             return self.torch_call(function, args, kwargs)
-        if late := call_rules.rules.get(f"{function.__module__}.{function.__name__}"):
+        if late := self.rules.get(f"{function.__module__}.{function.__name__}"):
             return late(self, args, kwargs)
         if DISABLED in function.__dict__:
             self.disabled(function.__qualname__, function.__dict__[DISABLED])
@@ -314,9 +315,6 @@ class Calls(Containers):
             function, swapped = TENSOR_OPERATORS[name]
             operands = args[::-1] if swapped else args
             return self.recorder.record("call_function", function, operands, {})
-        if name == "stride" and any(args[0] is gradient for gradient in self.gradients):
-            what = "the strides of a gradient are read"
-            self.unsupported("tensor-attribute", what, "call contiguous() first")
         if name == "requires_grad_":
             self.recorder.switch_gradient(*args, **kwargs)
             return args[0]

@@ -34,6 +34,7 @@ from minicompile.compat.inference import (
 )
 from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
+from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Raised, changed, held_by, raised, random_states
@@ -43,7 +44,6 @@ from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import CHECK, Recorder
 from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput
 from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
-from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
     CONTAINERS,
@@ -52,8 +52,27 @@ from minicompile.dynamo.variables import (
     VariableTracker,
 )
 from minicompile.errors import Unsupported
+from minicompile.ops import plugins
 from minicompile.ops.origin import SourceLine
 from minicompile.shapes.env import no_asker
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a frame is to be captured."""
+
+    name: str
+    dynamic: Dynamic
+    plugins: tuple[str, ...]
+    """Names of the plug-ins whose rules may be used."""
+    resume: Resume | None = None
+    """Makes what goes on after a graph break; None where the frame must be captured as a whole."""
+    resumed: bool = False
+    """Is the function itself what goes on after a graph break?"""
+    compiling: bool = True
+    """What `torch.compiler.is_compiling()` gives, unless the frame can only be captured in part."""
+    fixed_modules: Collection[str] = ()
+    """Arguments that stay the same modules."""
 
 
 @dataclass
@@ -66,8 +85,6 @@ class CapturedFrame:
     `code.held`: objects that the cache entry holds."""
     lines: list[str]
     """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
-    make_state_check: Callable[[], Callable[[], bool]]
-    """Makes the guard on process-wide settings, as they were before the frame."""
     runs_rest: bool = False
     """Whether the lines give what remains to be done, to whom that is no result."""
     stopped_by: Unsupported | None = None
@@ -91,39 +108,30 @@ class Traced:
 
 
 def capture_frame(
-    function: types.FunctionType,
-    values: dict[str, Any],
-    dynamic: Dynamic,
-    name: str,
-    resume: Resume | None = None,
-    resumed: bool = False,
-    compiling: bool = True,
-    fixed_modules: Collection[str] = (),
+    function: types.FunctionType, values: dict[str, Any], request: Request
 ) -> CapturedFrame:
-    """Capture one call of a Python function; with `resume` as far as that is possible.
+    """Capture one call of a Python function; with `request.resume` as far as that is possible.
 
     `values`: its parameters by name (`*args` a tuple, `**kwargs` a dict). Nothing outside is changed.
-    `resumed`: it is a resume function itself. `compiling`: what `torch.compiler.is_compiling()` gives, unless
-    the frame can only be captured in part. `fixed_modules`: arguments that stay the same modules.
-
     Raises Unsupported with the reason and the user's line.
     """
-    asked = False
+    asked, compiling, dynamic = False, request.compiling, request.dynamic
+    rules = plugins.rules(call_rules, request.plugins)
     if torch.is_inference_mode_enabled() and torch.is_grad_enabled():
         raise refusal("inference-mode", "grad mode is enabled in inference mode")
 
     def capture(place: int | None = None) -> CapturedFrame:
         """All of the frame, or its first `place` instructions."""
         nonlocal asked
-        facts, make_state_check = settings.global_facts(), state_check()
-        tracer = Tracer(Recorder(dynamic if dynamic.anything(values) else None), function)
+        facts = settings.global_facts()
+        tracer = Tracer(Recorder(dynamic if dynamic.anything(values) else None), function, rules)
         tracer.cut, tracer.compiling = place, compiling
-        tracer.fixed_modules.update(fixed_modules)
+        tracer.fixed_modules.update(request.fixed_modules)
         tracer.guard("global_state", (), facts, "settings that torch functions read")
         try:
             with without_inference_mode():
-                traced = trace(tracer, values, resume)
-                captured = finished(tracer, traced, name, values, resumed, make_state_check)
+                traced = trace(tracer, values, request.resume)
+                captured = finished(tracer, traced, values, request)
             captured.asked_compiling = tracer.asked_compiling
             if (cut := tracer.frame_at_cut) is not None and cut.parent is None:
                 captured.cut_at = cut.program.instructions[cut.pc].unit
@@ -148,7 +156,7 @@ def capture_frame(
             compiling = False
             return capture()
     except Unsupported as error:
-        if resume is None:
+        if request.resume is None:
             raise
         waiting, tried = list(error.places), list[int]()
         while waiting and len(tried) < MAX_PLACES:
@@ -229,12 +237,7 @@ def deep_stack() -> Iterator[None]:
 
 
 def finished(
-    tracer: Tracer,
-    traced: Traced,
-    name: str,
-    parameters: Iterable[str],
-    resumed: bool,
-    make_state_check: Callable[[], Callable[[], bool]],
+    tracer: Tracer, traced: Traced, parameters: Iterable[str], request: Request
 ) -> CapturedFrame:
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
@@ -268,7 +271,7 @@ def finished(
     for symbol, node in recorder.numbers.items():
         given.append(GraphInput(node.name, symbols[symbol], node.meta["val"]))
     capture = Capture(
-        name=name,
+        name=request.name,
         graph=graph,
         inputs=given,
         guards=[*sorted(guards, key=lambda g: g.kind in SHAPE_KINDS), *shape_guards(env)],
@@ -302,8 +305,7 @@ def finished(
         capture,
         code,
         lines=[*rebuild.code.lines, *kept, *call, *rebuild.lines, *end],
-        make_state_check=make_state_check,
-        runs_rest=traced.rest is not None and not resumed,
+        runs_rest=traced.rest is not None and not request.resumed,
     )
 
 

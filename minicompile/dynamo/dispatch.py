@@ -20,7 +20,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -31,13 +31,12 @@ from minicompile.compat.settings import restored_modes
 from minicompile.dynamo.arguments import fingerprint, is_large, signature_of
 from minicompile.dynamo.breaks import GoOn, Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
-from minicompile.dynamo.capture import CapturedFrame, capture_frame, deep_stack
+from minicompile.dynamo.capture import CapturedFrame, Request, capture_frame, deep_stack
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
-from minicompile.dynamo.guards import generate
+from minicompile.dynamo.guards import generate, quick_checks
 from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines, graph_break
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.modes import AtOnce, Raised
-from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
 from minicompile.dynamo.sizes import Dynamic, shape_guards
@@ -52,10 +51,27 @@ from minicompile.errors import (
 from minicompile.ops.events import Compilation, Failure, Watch
 from minicompile.ops.gates import allowed
 from minicompile.ops.origin import Origin, SourceLine
+from minicompile.ops.plugins import rules
+from minicompile.ops.registry import Registry
 from minicompile.options import Options
 
 Backend = Callable[[Capture], BoxedGraph]
 """Compiles a capture."""
+
+
+class FrameWatcher(Protocol):
+    """Sees what eager code of a compiled function calls, and may run something compiled instead."""
+
+    dispatchers: list[Dispatcher]
+    """Those of the functions that it captures."""
+
+    def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function as it is, but what it calls is seen."""
+
+
+frame_watchers: Registry[Callable[[Dispatcher], FrameWatcher]] = Registry(
+    "frame_watcher", "name -> sees what eager code of a compiled function calls"
+)
 
 _all: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 _all_lock = threading.Lock()
@@ -82,11 +98,13 @@ def capture_alone(
     """One call of a function, captured as a whole and kept in no cache. Raises Unsupported."""
     # the call may come from deep down, and under hooks that must not see our fakes
     with _lock, deep_stack(), compat.without_saved_tensor_hooks():
-        return captured(function, values, dynamic, name)
+        return captured(function, values, Request(name, dynamic, Options().plugins))
 
 
-def captured(function: types.FunctionType, *given: Any) -> CapturedFrame:
-    """`capture_frame`, for who holds the lock. Raises Unsupported where no frame can be captured."""
+def captured(
+    function: types.FunctionType, values: dict[str, Any], request: Request
+) -> CapturedFrame:
+    """Call `capture_frame` while the lock is held. Raises Unsupported where no frame can be captured."""
     if active := settings.active_modes():
         if device := settings.default_device():
             what = f"{device} is the default device: a torch function mode is active"
@@ -98,7 +116,7 @@ def captured(function: types.FunctionType, *given: Any) -> CapturedFrame:
         raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
     _thread.capturing = True
     try:
-        return capture_frame(function, *given)
+        return capture_frame(function, values, request)
     finally:
         _thread.capturing = False
 
@@ -114,19 +132,18 @@ class Dispatcher:
         fullgraph: bool = False,
         dynamic: bool | None = None,
         name: str | None = None,
-        frames: NestedFrames | None = None,
+        above: Dispatcher | None = None,
         before: Dispatcher | None = None,
         one_module: bool = False,
     ) -> None:
-        """`before`: what was cut, if `function` is a resume function. `one_module`: its first argument is
-        always the same module."""
+        """`above`: the compiled function that this one is part of. `before`: what was cut, if `function` is a
+        resume function. `one_module`: its first argument is always the same module."""
         self.function, self.backend, self.options = function, backend, options
         self.fullgraph, self.dynamic, self.one_module = fullgraph, dynamic, one_module
         self.name = name or function.__qualname__
         self.signature = signature_of(function)
         self.entries: list[Entry] = []
-        self.above = None if frames is None else weakref.ref(frames)
-        """What belongs to the compiled function that this one is part of."""
+        self.above = None if above is None else weakref.ref(above)
         self.is_resumed = before is not None
         self.cut = None if before is None else weakref.ref(before)
         """The dispatcher that was cut, which has this one; where it is dropped, memory is freed at once."""
@@ -142,10 +159,7 @@ class Dispatcher:
         self.entrances: dict[Any, Callable[..., Any]] = {}
         self.resumed: dict[Any, Dispatcher] = {}
         """What goes on after graph breaks, by bytecode and state."""
-        self.nested: NestedFrames | None = None
-        """What else eager code below calls. Resumed and nested dispatchers share that of the outermost."""
-        if self.above is None and self.options.nested_frames and not self.fullgraph:
-            self.nested = NestedFrames(self)
+        self.own_watchers: list[FrameWatcher] | None = None
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
         self.compiling = True
@@ -234,12 +248,18 @@ class Dispatcher:
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function run as it is, while what it calls may be captured."""
-        frames = self.frames()
-        return function if frames is None else frames.watched(function)
+        root = self if self.above is None else self.above()
+        for watcher in root.watchers if root is not None else ():
+            function = watcher.watched(function)
+        return function
 
-    def frames(self) -> NestedFrames | None:
-        """What stands for nested frames, if anything does."""
-        return self.nested if self.above is None else self.above()
+    @property
+    def watchers(self) -> list[FrameWatcher]:
+        """What sees functions that eager code calls, for all parts of this compiled function."""
+        if self.own_watchers is None:
+            makers = {} if self.fullgraph else rules(frame_watchers, self.options.plugins)
+            self.own_watchers = [make(self) for make in makers.values()]
+        return self.own_watchers
 
     @property
     def is_inner(self) -> bool:
@@ -321,8 +341,9 @@ class Dispatcher:
         try:
             root, resumed = self.before or self, self.is_resumed
             resume = None if self.fullgraph else Resume(weakref.ref(root))
-            how = Dynamic(self.dynamic, self.varied), self.name, resume, resumed, root.compiling
-            frame = captured(self.function, values, *how, self.fixed_modules(values))
+            selected, dynamic = self.options.plugins, Dynamic(self.dynamic, self.varied)
+            how = resume, resumed, root.compiling, self.fixed_modules(values)
+            frame = captured(self.function, values, Request(self.name, dynamic, selected, *how))
             if frame.stopped_by is not None and frame.asked_compiling:
                 root.compiling = False
             capture = frame.capture
@@ -372,7 +393,8 @@ class Dispatcher:
         for symbol in env.fixed if env is not None else ():
             if env.wishes[symbol] == "mark_dynamic":
                 warnings.warn(f"{self.name} fixes a size: {env.line(symbol)}", stacklevel=6)
-        entry = Entry(frame, compiled, tuple(values), weakref.WeakMethod(self.graph_raised))
+        checks, raised = rules(quick_checks, selected), self.graph_raised
+        entry = Entry(frame, compiled, tuple(values), weakref.WeakMethod(raised), checks)
         self.entries.append(entry)
         return entry
 
@@ -465,7 +487,8 @@ class Dispatcher:
     ) -> Dispatcher:
         """A dispatcher for another function that belongs to the same compiled one."""
         options = self.backend, self.options, False, self.dynamic
-        return Dispatcher(function, *options, name, self.frames(), before, one_module)
+        above = self if self.above is None else self.above()
+        return Dispatcher(function, *options, name, above, before, one_module)
 
     # -- what happened
 
@@ -476,7 +499,7 @@ class Dispatcher:
 
     def explanation(self) -> Explanation:
         """Calls are those of the function; the rest includes resume functions and nested frames."""
-        below = self.nested.dispatchers if self.nested is not None else []
+        below = [part for watcher in self.own_watchers or () for part in watcher.dispatchers]
         own = Timeline(self.name, tuple(self.misses), self.answered())
         rest = [dispatcher.explanation() for dispatcher in (*self.resumed.values(), *below)]
         return Explanation(

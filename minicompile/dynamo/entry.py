@@ -3,25 +3,31 @@
     entry.call(*arguments) -> the frame's result, or MISS if a guard does not hold
 
 Guards on objects that the entry holds (the module's own attributes, globals) are checked apart from those on
-the call's arguments: `HeldCheck` first asks whether any of those objects changed at all (`snapshot.py`), and
-evaluates the guards only if one did. Inputs are fetched once, for the guards and for the graph.
+the call's arguments where a plug-in brings a `HeldCheck`: that may know a quicker way than to evaluate them
+at each call. Inputs are fetched once, for the guards and for the graph.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from minicompile.dynamo.breaks import run
 from minicompile.dynamo.capture import CapturedFrame
-from minicompile.dynamo.guards import FETCH_ERRORS, SourceCode, failures, generate, guard_rules
+from minicompile.dynamo.guards import (
+    FETCH_ERRORS,
+    SourceCode,
+    compare_settings,
+    failures,
+    generate,
+    guard_rules,
+)
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.modes import AtOnce, Raised, held_by
 from minicompile.dynamo.result import SHAPE_KINDS, WHOLE, GraphInput, Guard, GuardFailure, Source
-from minicompile.dynamo.snapshot import Facts, NotCoveredError
 
 MISS = Marker("MISS")
 """What an entry gives when a guard does not hold."""
@@ -30,89 +36,20 @@ BoxedGraph = Callable[[list[Any]], Sequence[Any]]
 """A compiled graph: takes a list of inputs in placeholder order, may empty it, gives the outputs in order."""
 
 
-class HeldCheck:
-    """Guards on what the entry holds, and the tensors found there.
+class HeldCheck(Protocol):
+    """A quicker check of guards on what the entry holds, and the tensors found there.
 
-    `unchanged()`: everything is as when `tensors` were found; else `check()` evaluates the guards.
+    Made by the rule `held` of `quick_checks` from (SourceCode, guards, sources of the tensors, hits): `hits`
+    is a list of one number, how many calls the entry has answered.
     """
 
-    __slots__ = (
-        *("code", "evaluate", "fetched", "guards", "hits", "pause", "renewed", "tensors"),
-        *("unchanged", "waits"),
-    )
+    tensors: list[Any]
 
-    def __init__(
-        self, code: SourceCode, guards: list[Guard], fetched: list[Source], hits: list[int]
-    ) -> None:
-        """`hits`: how many calls the entry has answered."""
-        self.code, self.guards, self.fetched, self.hits = code.part(), guards, fetched, hits
-        self.renewed = -1
-        """How many it had answered when the facts were noted."""
-        self.pause = self.waits = 0
-        """For how many calls the facts aren't noted again, and how many of these are left."""
-        # `code.names` will refer to this object
-        self.code.names, self.code.by_id = dict(code.names), dict(code.by_id)
-        self.evaluate = self.generate(guards, fetched)
-        self.unchanged: Callable[[], bool] = unknown
-        self.tensors: list[Any] = []
-
-    def generate(self, guards: list[Guard], fetched: list[Source]) -> Callable[[], Any]:
-        """A function that evaluates guards and gives the tensors, or MISS."""
-        code = self.code.part()
-        code.variables = {source: code.constant(value) for source, value in code.held.items()}
-        for guard in guards:
-            code.require(guard)
-        tensors = ", ".join(code.expression(source) for source in fetched)
-        return generate("check_held()", [*code.lines, f"return [{tensors}]"], code.names)
+    def unchanged(self) -> bool:
+        """Is everything as when `tensors` were found?"""
 
     def check(self) -> bool:
-        """Whether the guards hold. Fetches the tensors anew."""
-        self.unchanged = unknown
-        found = self.evaluate()
-        if found is MISS:
-            return False
-        self.tensors = found
-        if self.may_renew():
-            self.renewed = self.hits[0]
-            self.renew()
-        return True
-
-    def may_renew(self) -> bool:
-        """Whether to note the facts; after they held for no call, not for a while, each time a longer one."""
-        if self.waits:
-            self.waits -= 1
-        else:
-            in_vain = self.hits[0] - self.renewed == 1
-            self.pause = self.waits = min(2 * self.pause + 1, LONGEST_PAUSE) if in_vain else 0
-        return not self.waits
-
-    def renew(self) -> None:
-        """Note the facts under which the guards, just checked, hold."""
-        facts = Facts(self.code.held)
-        uncovered: list[Guard] = []
-        for guard in self.guards:
-            try:
-                facts.cover(guard)
-            except (NotCoveredError, *FETCH_ERRORS):
-                uncovered.append(guard)
-        try:
-            for source in self.fetched:
-                facts.resolve(source)
-        except (NotCoveredError, *FETCH_ERRORS):
-            return  # some tensor's path is beyond facts: evaluate the guards on every call
-        if (snapshot := facts.snapshot()) is None:
-            return
-        self.unchanged = unchanged = snapshot.unchanged
-        if uncovered:
-            always = self.generate(uncovered, [])
-            self.unchanged = lambda: unchanged() and always() is not MISS
-
-
-LONGEST_PAUSE = 63
-
-
-def unknown() -> bool:
-    return False
+        """Evaluate the guards, and find the tensors anew."""
 
 
 class Entry:
@@ -124,24 +61,27 @@ class Entry:
         compiled: BoxedGraph,
         parameters: Sequence[str],
         graph_raised: weakref.WeakMethod[Callable[[Raised, tuple[Any, ...]], Any]],
+        checks: Mapping[str, Callable[..., Any]],
     ) -> None:
-        """`graph_raised()(raised, arguments)`: the frame in eager, after the graph raised that."""
+        """`graph_raised()(raised, arguments)`: the frame in eager, after the graph raised that.
+        `checks`: what `quick_checks` has."""
         self.captured, self.capture = captured, captured.capture
         self.counter = [0]
         """How many calls it has answered: generated code holds this cell, not the entry."""
+        facts = (g.expected for g in self.capture.guards if g.kind == "global_state")
         captured.code.names.update(
             MISS=MISS,
             ERRORS=FETCH_ERRORS,
             hits=self.counter,
             graph=compiled,
             graph_raised=graph_raised,
-            state_holds=captured.make_state_check(),
+            state_holds=checks.get("global_state", compare_settings)(*facts),
         )
         if isinstance(compiled, AtOnce):
             captured.code.names["held_by"] = held_by
         given = ", ".join(f"L_{name}" for name in parameters)
         self.begin: Callable[..., Any] = generate(
-            f"run_entry({given})", self.lines(), captured.code.names
+            f"run_entry({given})", self.lines(checks.get("held")), captured.code.names
         )
         """The call up to the end of the graph; `call` also runs the rest of a frame that was cut there."""
         self.call = self.begin
@@ -155,7 +95,7 @@ class Entry:
         """How many calls it has answered."""
         return self.counter[0]
 
-    def lines(self) -> list[str]:
+    def lines(self, held_check: Callable[..., HeldCheck] | None) -> list[str]:
         """Check the guards, run the graph, rebuild the result."""
         captured, code = self.captured, self.captured.code.part()
         guards = [
@@ -165,14 +105,17 @@ class Entry:
         ]
         tensors = [given.source for given in self.capture.inputs if is_tensor(given)]
         numbers = [given.source for given in self.capture.inputs if not is_tensor(given)]
-        live = [guard for guard in guards if is_live(guard, code)]
-        held = [guard for guard in guards if not is_live(guard, code)]
-        for guard in sorted(live, key=lambda guard: not on_argument(guard)):
-            code.require(guard)
-        fetched = [source for source in tensors if code.holds(source)]
+        held: list[Guard] = []
+        fetched: list[Source] = []
+        if held_check is not None:
+            held = [guard for guard in guards if not is_live(guard, code)]
+            guards = [guard for guard in guards if is_live(guard, code)]
+            fetched = [source for source in tensors if code.holds(source)]
         own = tensors[: len(tensors) - len(fetched)]  # these come first
-        if held or fetched:
-            code.names["held"] = HeldCheck(captured.code, held, fetched, self.counter)
+        for guard in sorted(guards, key=lambda guard: not on_argument(guard)):
+            code.require(guard)
+        if held_check is not None and (held or fetched):
+            code.names["held"] = held_check(captured.code, held, fetched, self.counter)
             code.lines.append("if not (held.unchanged() or held.check()): return MISS")
         inputs = "".join(f"{code.expression(source)}, " for source in own)
         code.lines.append(f"inputs = [{inputs}{'*held.tensors' if fetched else ''}]")

@@ -58,6 +58,11 @@ GuardRule = Callable[["SourceCode", Guard, list[str]], str]
 """(names, guard, expressions of its sources) -> a Python condition."""
 
 guard_rules: Registry[GuardRule] = Registry("guard", "guard kind -> Python text of its condition")
+quick_checks: Registry[Callable[..., Any]] = Registry(
+    "quick_check", "held or global_state -> checks all guards of that kind at once"
+)
+"""What makes a quicker check of guards: on objects that an entry holds (`held`: see `entry.HeldCheck`), or on
+the settings of torch (`global_state`: takes the settings, gives a function that says whether they hold)."""
 
 FETCH_ERRORS = (LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError)
 """What fetching a source may raise when the program has changed; the guard has failed then."""
@@ -252,6 +257,11 @@ class SourceCode:
 
 
 # -- kinds
+
+
+def compare_settings(facts: dict[str, Any]) -> Callable[[], bool]:
+    """Return a check whether the settings of torch are these."""
+    return lambda: settings.global_facts() == facts
 
 
 @guard_rules("equals")

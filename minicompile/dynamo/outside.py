@@ -69,8 +69,6 @@ class Outside(Interpreter):
         self.read_again = False
         """Is a backward being captured? It reads later, when numbers may be others: they stay plain, and the
         check before it runs looks at them."""
-        self.gradients: list[torch.Tensor] = []
-        """What backwards are captured for: stand-ins whose strides are not those that will come."""
         self.abort: Unsupported | None = None
         """The refusal that ends this capture, even if native code in between swallowed the exception."""
         self.own_globals: dict[str, Any] | None = None

@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minicompile.dynamo import builtins, functions, inference, library, opcodes
 from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
-from minicompile.dynamo.calls import Calls
+from minicompile.dynamo.calls import CallRule, Calls
 from minicompile.dynamo.interpreter import UNBOUND, Frame, Lazy
 from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.recorder import Recorder
@@ -57,8 +57,11 @@ class InstructionLog(Sequence[InstructionRecord], Shown):
 class Tracer(Calls):
     """Captures one frame."""
 
-    def __init__(self, recorder: Recorder, function: types.FunctionType) -> None:
+    def __init__(
+        self, recorder: Recorder, function: types.FunctionType, rules: Mapping[Any, CallRule]
+    ) -> None:
         super().__init__(recorder)
+        self.rules = rules
         self.root = function
         self.programs: dict[int, Program] = {}
         self.own_globals = function.__globals__

@@ -14,11 +14,11 @@ import torch
 import minicompile as mc
 from minicompile.dynamo import dispatch, hook
 from minicompile.dynamo.entry import Entry
-from minicompile.dynamo.nested import NestedCode, NestedFrames
 from minicompile.dynamo.result import Guard, GuardFailure, Source
 from minicompile.dynamo.variables import is_fixed
 from minicompile.lessons.exercise import Lesson, Run, show
 from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.plugins.nested_frames.frames import NestedCode, NestedFrames
 
 lesson = Lesson("02")
 
@@ -342,7 +342,7 @@ def answer_is_asked(run: Run, decide: Callable[..., Any]) -> str:
         (block, "the block")
     ]
     library = of_a_library()
-    with run.replaced("minicompile.dynamo.nested:NestedFrames.decide", callback):
+    with run.replaced("minicompile.plugins.nested_frames.frames:NestedFrames.decide", callback):
         mc.compile(script, backend="eager")(FOUR_CALLS, library, x)
         for given in run.seen(wrong):
             run.that(False, *given)

@@ -649,7 +649,7 @@ def decide(function, known, compile_it):
 
 # %% name="ex4-wrong-given" tags=["wrong"] kind="built-in" says="a use of"
 def decide(function, known, compile_it):
-    from minicompile.dynamo.nested import standing_of
+    from minicompile.plugins.nested_frames.frames import standing_of
 
     standing = standing_of(function)
     return known.setdefault(function.__code__, standing or compile_it(function))
@@ -659,9 +659,9 @@ def decide(function, known, compile_it):
 # ## Go deeper
 #
 # - `minicompile/dynamo/guards.py`: each kind's rule, and the reasons of failures.
-# - `minicompile/dynamo/entry.py` and `minicompile/dynamo/snapshot.py`: the generated function, and how it
-#   sees by pointers that nothing changed. `minicompile/dynamo/dispatch.py`: the cache.
-# - `minicompile/dynamo/nested.py`: the real callback; `minicompile/dynamo/frame_hook.c`: what asks it.
+# - `minicompile/dynamo/entry.py`: the generated function; `minicompile/plugins/guard_snapshot/facts.py`: how
+#   it sees by pointers that nothing changed. `minicompile/dynamo/dispatch.py`: the cache.
+# - `minicompile/plugins/nested_frames/frames.py`: the callback, which `minicompile/dynamo/frame_hook.c` asks.
 # - Your answer to exercise 2 takes minus zero for zero. What does `same_constant` of
 #   `minicompile/dynamo/variables.py` do about it, and why?
 # - `torch/_dynamo/guards.py`, `torch/_dynamo/eval_frame.py` and `torch/_dynamo/cache_size.py`.

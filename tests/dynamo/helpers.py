@@ -15,6 +15,7 @@ from minicompile.dynamo.history import Explanation
 from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
 from minicompile.options import make_options
+from minicompile.plugins.nested_frames.frames import NestedFrames
 from tests.dynamo.program_table import strides_of
 
 
@@ -44,6 +45,13 @@ def equal(left: Any, right: Any) -> bool:
 def compiled(function: Any, **options: Any) -> Any:
     """Compiled with the captured graph as it is; a frame that can't be captured is an error."""
     return mc.compile(function, **{"backend": "eager", "fullgraph": True, **options})
+
+
+def frames_of(run: Any) -> NestedFrames:
+    """What captures functions that the eager code of a compiled function calls."""
+    [frames] = dispatcher(run).watchers
+    assert isinstance(frames, NestedFrames)
+    return frames
 
 
 def lenient(function: Any, **options: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 
 import minicompile as mc
 from minicompile.errors import OptionError, Unsupported
-from tests.dynamo.helpers import compiled, dispatcher, equal, explained, lenient
+from tests.dynamo.helpers import compiled, equal, explained, frames_of, lenient
 
 x = torch.randn(3, 4)
 
@@ -45,8 +45,8 @@ def test_a_call_of_a_disabled_function_is_a_graph_break_that_gives_the_reason() 
     assert "outside is under mc.disable: it talks to the outside" in found.breaks[0].reason
     assert found.breaks[0].user_line is not None
     assert found.breaks[0].user_line.function == "calls_outside"
-    frames = dispatcher(run).nested
-    assert frames is not None and not frames.dispatchers  # nor what it calls
+    frames = frames_of(run)
+    assert not frames.dispatchers  # nor what it calls
     with pytest.raises(Unsupported, match=r"under mc\.disable: it talks(?s:.*)at .*test_controls"):
         compiled(calls_outside)(x)
 
@@ -62,8 +62,7 @@ def test_a_disabled_function_below_an_eager_frame_and_what_it_calls_stay_in_eage
     run = lenient(function)
     for _ in range(2):
         assert equal(run(x), function(x))
-    frames = dispatcher(run).nested
-    assert frames is not None
+    frames = frames_of(run)
     calls = [(made.name, made.explanation().compiled_calls) for made in frames.dispatchers]
     assert calls in ([("below", 2)], [])  # [] without a C compiler
 

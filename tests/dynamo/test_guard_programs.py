@@ -6,9 +6,9 @@ import pytest
 
 from minicompile import compat
 from minicompile.compat import settings
-from minicompile.dynamo import snapshot
 from minicompile.dynamo.guards import guard_rules
 from minicompile.dynamo.result import GUARD_KINDS
+from minicompile.plugins.guard_snapshot import facts
 from tests.dynamo.delete_guards import differences, proofs, unnoticed
 from tests.dynamo.guard_programs_more import PROGRAMS
 
@@ -20,7 +20,7 @@ def test_a_cached_graph_is_used_only_where_it_is_right(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nor_without_helpers_in_c(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "load_extension", lambda source: None)
+    monkeypatch.setattr(facts, "load_extension", lambda source: None)
     monkeypatch.setattr(settings, "GlobalStateGuard", None)
     monkeypatch.setattr(compat.guards, "TensorGuards", None)
     assert differences(name) == []

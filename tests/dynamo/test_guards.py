@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 import minicompile as mc
-from minicompile.dynamo import guards, snapshot
+from minicompile.dynamo import guards
 from minicompile.dynamo.entry import MISS
+from minicompile.plugins.guard_snapshot import facts
 from tests.dynamo.helpers import compiled, dispatcher, equal, explained, graphs, lenient
 
 x = torch.randn(3, 4)
@@ -106,7 +107,7 @@ def module_changes(m: nn.Sequential) -> list[Callable[[], Any]]:
 @pytest.mark.parametrize("with_compiler", [True, False])
 def test_everything_about_a_module(with_compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not with_compiler:
-        monkeypatch.setattr(snapshot, "load_extension", lambda source: None)
+        monkeypatch.setattr(facts, "load_extension", lambda source: None)
     torch.manual_seed(0)
     m = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.Sigmoid())
     follows(lambda a: m(a), *module_changes(m))
@@ -117,7 +118,7 @@ def test_everything_about_the_compiled_module_itself(
     with_compiler: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not with_compiler:
-        monkeypatch.setattr(snapshot, "load_extension", lambda source: None)
+        monkeypatch.setattr(facts, "load_extension", lambda source: None)
     m = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.Sigmoid())
     run = compiled(m, options={"recompile_limit": 32})
     for change in [lambda: None, *module_changes(m)]:

@@ -22,8 +22,17 @@ from torch.utils.checkpoint import checkpoint
 
 import minicompile as mc
 from minicompile.dynamo import hook
-from minicompile.dynamo.nested import MAX_CLOSURES
-from tests.dynamo.helpers import compiled, dispatcher, equal, explained, in_eager, lenient, outcome
+from minicompile.plugins.nested_frames.frames import MAX_CLOSURES
+from tests.dynamo.helpers import (
+    compiled,
+    dispatcher,
+    equal,
+    explained,
+    frames_of,
+    in_eager,
+    lenient,
+    outcome,
+)
 from tests.dynamo.program_table import names
 from tests.dynamo.program_table import run as run_program
 from tests.dynamo.test_bytecode import ROOT, VERSIONS, find_python
@@ -46,8 +55,7 @@ def test_the_hook_alone(version: str) -> None:
 
 def nested(run: Any) -> dict[str, tuple[int, int, int]]:
     """Of each nested function: graph operations, compiled calls, eager calls."""
-    frames, found = dispatcher(run).nested, dict[str, tuple[int, int, int]]()
-    assert frames is not None
+    frames, found = frames_of(run), dict[str, tuple[int, int, int]]()
     for e in (made.explanation() for made in frames.dispatchers):
         name = e.name.split("<locals>.")[-1]
         counts = e.op_count, e.compiled_calls, e.eager_calls
@@ -57,8 +65,7 @@ def nested(run: Any) -> dict[str, tuple[int, int, int]]:
 
 def seen(run: Any) -> set[str]:
     """Names of the functions that the hook asked about and that were not left alone at sight."""
-    frames = dispatcher(run).nested
-    assert frames is not None
+    frames = frames_of(run)
     return {found.code.co_name for found in frames.codes.values()}
 
 
@@ -100,9 +107,9 @@ def test_functions_called_by_the_instruction_at_a_break_are_captured() -> None:
 
 @needs_hook
 def test_switched_off_they_run_in_eager() -> None:
-    run = in_eager(eager_loop, nested_frames=False)
+    run = in_eager(eager_loop, plugins="none")
     assert equal(run(x), eager_loop(x))
-    assert dispatcher(run).nested is None and explained(run).graph_count == 0
+    assert dispatcher(run).watchers == [] and explained(run).graph_count == 0
 
 
 def test_without_a_compiler_the_wrapper_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +150,7 @@ def test_what_records_nothing_is_left_alone() -> None:
 
     run = in_eager(function)
     assert equal(run(x), function(x)) and equal(run(x), function(x))
-    frames = dispatcher(run).nested
-    assert frames is not None
+    frames = frames_of(run)
     entries = {code.code.co_name: code.entry for code in frames.codes.values()}
     assert entries == {"chatty": hook.LEAVE} and nested(run) == {}
 
@@ -284,7 +290,7 @@ def test_closures_of_one_code_are_told_apart() -> None:
     for _ in range(3):
         assert equal(run(x, 0), function(x, 0))
         assert equal(run(x, 20), function(x, 20))
-    assert len(dispatcher(run).nested.dispatchers) <= MAX_CLOSURES
+    assert len(frames_of(run).dispatchers) <= MAX_CLOSURES
 
 
 @needs_hook
@@ -459,7 +465,7 @@ def test_nothing_is_kept_alive() -> None:
     run = make()
     for _ in range(2):
         run(x)
-    alive = [weakref.ref(d) for d in (dispatcher(run), *dispatcher(run).nested.dispatchers)]  # type: ignore[union-attr]
+    alive = [weakref.ref(d) for d in (dispatcher(run), *frames_of(run).dispatchers)]  # type: ignore[union-attr]
     assert len(alive) >= 2
     del run
     gc.collect()

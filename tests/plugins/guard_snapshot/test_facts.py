@@ -12,11 +12,11 @@ from torch import nn
 from minicompile import compat
 from minicompile.compat import settings
 from minicompile.dynamo.result import Guard, Source
-from minicompile.dynamo.snapshot import EXTENSION, Facts, state_check
 from minicompile.dynamo.variables import class_facts
-from minicompile.ops.build import load_extension
+from minicompile.plugins.guard_snapshot.facts import Facts, extension
+from minicompile.plugins.guard_snapshot.held import settings_hold
 
-needs_compiler = pytest.mark.skipif(load_extension(EXTENSION) is None, reason="no C compiler")
+needs_compiler = pytest.mark.skipif(extension() is None, reason="no C compiler")
 kinds = pytest.mark.parametrize("use_native", [True, False])
 
 
@@ -170,7 +170,7 @@ def test_global_state_checks_agree_in_cpp_and_python(
 ) -> None:
     if not use_native:
         monkeypatch.setattr(settings, "GlobalStateGuard", None)
-    check = state_check()()
+    check = settings_hold(settings.global_facts())
     assert check()
     with torch.no_grad():
         assert not check()

@@ -5,8 +5,6 @@ Once they have been checked, `Facts` notes each step of each path by pointer: th
 object, this object is of that class. While all facts hold, all those guards hold. A C extension compares them
 in a few microseconds for a thousand guards; without a C compiler the guards are evaluated on every call.
 
-A fact that fails is no failed guard: the guards themselves are then evaluated, and new facts noted.
-`state_check` asks the same of the settings of torch.
 The real compiler walks its guard tree on every call: torch/csrc/dynamo/guards.cpp.
 """
 
@@ -15,17 +13,21 @@ from __future__ import annotations
 import collections
 import functools
 import types
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from minicompile.compat import settings
 from minicompile.dynamo.guards import closure_cell
 from minicompile.dynamo.result import Guard, Source
 from minicompile.dynamo.variables import HEAP_TYPE, HOOKS, MODULE_TABLES, find, lookup, plain_dict
-from minicompile.ops.build import load_extension, start_extension
+from minicompile.ops.build import load_extension
 
 EXTENSION = Path(__file__).with_name("snapshot.c")
+
+
+def extension() -> ModuleType | None:
+    """Return the C part; None without a C compiler."""
+    return load_extension(EXTENSION)
 
 
 class NotCoveredError(Exception):
@@ -193,32 +195,14 @@ class Facts:
 
     def snapshot(self) -> Any:
         """An object whose `unchanged()` says whether all facts still hold; None without a C compiler."""
-        extension = load_extension(EXTENSION)
-        if extension is None:
+        compiled = extension()
+        if compiled is None:
             return None
-        return extension.Snapshot(
+        return compiled.Snapshot(
             tuple((d, tuple(known), tuple(known.values())) for d, known in self.gets.values()),
             tuple((d, tuple(dict.keys(d))) for d in self.enumerated.values()),
             tuple(self.parts.values()),
             tuple((items, tuple(items)) for items in self.lists.values()),
-            tuple((cls, extension.class_version(cls)) for cls in self.classes.values()),
+            tuple((cls, compiled.class_version(cls)) for cls in self.classes.values()),
             tuple(self.calls.values()),
         )
-
-
-def state_check() -> Callable[[], Callable[[], bool]]:
-    """Note the process-wide settings of torch. What comes back makes a check that they are the same; the C
-    part may be compiled meanwhile."""
-    start_extension(EXTENSION)
-    facts = settings.global_facts()
-    calls, level = settings.global_state_reads() if settings.GlobalStateGuard else ((), None)
-
-    def make() -> Callable[[], bool]:
-        if level is None or (extension := load_extension(EXTENSION)) is None:
-            return lambda: settings.global_facts() == facts
-        unchanged: Callable[[], bool] = extension.Snapshot(
-            (level,), (), (), (), (), calls
-        ).unchanged
-        return unchanged
-
-    return make

@@ -17,19 +17,17 @@ from __future__ import annotations
 import types
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from minicompile.dynamo import hook
 from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.continuation import bind
+from minicompile.dynamo.dispatch import Dispatcher, frame_watchers
 from minicompile.dynamo.entry import MISS
 from minicompile.dynamo.hook import LEAVE, NEVER, QUIET
 from minicompile.dynamo.variables import is_fixed, library_of
-
-if TYPE_CHECKING:
-    from minicompile.dynamo.dispatch import Dispatcher
 
 QUIET_MODULES = (
     *("minicompile", "torch._dynamo", "torch._inductor", "torch._functorch", "torch.func"),
@@ -43,6 +41,7 @@ MAX_CLOSURES, MAX_MODULES = 8, 256
 """Functions of one code, each with a closure of its own, that are captured; modules whose method it is."""
 
 
+@frame_watchers("nested")
 class NestedFrames:
     """The dispatchers of functions called by eager code below one compiled function."""
 
