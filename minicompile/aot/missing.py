@@ -48,7 +48,9 @@ def backwards(
         absent = frozenset(i for i, gradient in gradients if gradient is None)
         with torch.cuda.device(device):
             if kernels and takes:
-                with suppress(BackendError):  # the compiler is gone, or there is no room for a library
+                with suppress(
+                    BackendError
+                ):  # the compiler is gone, or there is no room for a library
                     return compiled(graph), takes, absent
             return interpreted(graph), takes, absent
 
@@ -67,8 +69,8 @@ def tangents_before(node: fx.Node) -> frozenset[int]:
 
 
 def without(backward: Graph, saved: int, missing: Set[int]) -> tuple[Graph, list[int]]:
-    """Return the graph without these tangents, and the numbers of the inputs that it takes: all other tangents,
-    and what is still read. A gradient that no other tangent leads to is None."""
+    """Return the graph without these tangents, and the numbers of the inputs that it takes: all other
+    tangents, and what is still read. A gradient that no other tangent leads to is None."""
     reduced = copied(backward)
     graph, inputs = reduced.gm.graph, placeholders(reduced.gm.graph)
     tangents = inputs[saved:]
@@ -115,7 +117,9 @@ def sufficient(backward: Graph, saved: int) -> list[int]:
     for i in range(len(tangents) if len(tangents) > 1 else 0):
         lost = computed_from(graph, tangents, {*range(len(tangents))} - {i})
         exact = all(node.op == "placeholder" or keeps_zeros(node, lost) for node in lost)
-        if exact and all(user in lost or user.target in SUMS for node in lost for user in node.users):
+        if exact and all(
+            user in lost or user.target in SUMS for node in lost for user in node.users
+        ):
             enough.append(i)
     return enough
 
