@@ -117,7 +117,7 @@ class Options:
     """Graph passes and patterns to leave out: "cse", "prims.merge_views", "pattern:relu_of_relu"."""
     fallback_random: bool = True
     """Random numbers are eager's: the same seed gives the same ones. False: kernels compute theirs, which
-    fuses (ops/philox.py), from seeds that eager's generator draws."""
+    fuses (ops/philox.py), from seeds that eager's generator draws, if a plug-in knows how."""
     library: bool = True
     """False: kernels of our own are all there is: every matrix product is one, not only where a template may
     beat the library's (packages for GPUs)."""

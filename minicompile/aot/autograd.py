@@ -73,8 +73,7 @@ def ahead_of_time(
     if not metadata.trains:
         forward = run("post_grad", copied(prims))
         return AotResult(forward, None, None, None, metadata, levels, records, graph, recorded)
-    inputs = [*fakes, *metadata.memories]
-    forward, backward, split = partition(prims, inputs, metadata, options, continues)
+    forward, backward, split = partition(prims, fakes, metadata, options, continues)
     run("post_grad", forward)
     run("post_grad", backward)
     return AotResult(forward, backward, prims, split, metadata, levels, records, graph, recorded)

@@ -33,7 +33,7 @@ from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import Unsupported
 from minicompile.ops.functional import functional_form
-from minicompile.ops.graph import origins_of, placeholders, user_line
+from minicompile.ops.graph import origins_of, user_line
 from minicompile.ops.nodes import (
     ALIASES,
     alias_root,
@@ -126,9 +126,6 @@ class Functionalizer:
 
     def __init__(self, gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> None:
         self.gm, self.metadata = gm, metadata
-        inputs = [node for node in placeholders(gm.graph) if node.meta["phase"] == "forward"]
-        self.memories = inputs[len(inputs) - len(metadata.memories) :]
-        """Shared memories: the first in a storage contains the others."""
         self.tracer = Tracer(mode)
         self.values: dict[fx.Node, tuple[Any, int]] = {}
         """Old node -> its value in the new graph, and the storage's version when that was computed."""
@@ -161,7 +158,7 @@ class Functionalizer:
         return functional_variant(target) if is_inplace_view(target) else target, args, kwargs
 
     def apply_view(self, node: fx.Node, base: torch.Tensor) -> Any:
-        if node.op == "placeholder" or node.target in (aten.as_strided.default, operator.getitem):
+        if node.target in (aten.as_strided.default, operator.getitem):
             return self.place(self.memory(node), node)
         target, args, kwargs = self.view_call(node)
         return target(base, *args, **kwargs)
@@ -229,7 +226,7 @@ class Functionalizer:
 
     def has_inverse(self, view: fx.Node) -> bool:
         """May a write be carried through the view by its operator's inverse?"""
-        if view.op == "placeholder" or view.target is operator.getitem:
+        if view.target is operator.getitem:
             return False
         return self.view_call(view)[0] in inverse and not overlaps(view.meta["val"])
 
@@ -239,11 +236,7 @@ class Functionalizer:
         target, value = node.target, node.meta.get("val")
         if node.op == "output":
             return
-        if node in self.memories and self.storage(node) is not None:
-            self.view_of[node] = root = self.storages[node.meta["storage"]].root
-            self.copy(node)
-            self.values[node] = (self.apply_view(node, self.read(root)), 0)
-        elif node.op != "call_function":
+        if node.op != "call_function":
             self.new_root(node, self.copy(node))
         elif target is operator.getitem:
             self.visit_getitem(node)

@@ -2,8 +2,7 @@
 
 The result still has views and in-place operators; `functionalize` removes them.
 
-The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, graph_capture.py,
-runtime_wrappers.py (merge_view_inputs).
+The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, graph_capture.py.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,18 +20,12 @@ from torch import fx
 from torch.autograd.graph import GradientEdge, increment_version
 
 from minicompile import compat
-from minicompile.aot.layout import (
-    collide,
-    empty_dense,
-    empty_like_layout,
-    extent,
-    geometry,
-    is_dense,
-)
+from minicompile.aot.admit import admit_call, admit_inputs, admit_operator, admit_write
+from minicompile.aot.layout import empty_dense, empty_like_layout
 from minicompile.aot.missing import tangents_before
-from minicompile.aot.outputs import classify, history, is_own_leaf
+from minicompile.aot.outputs import classify, history
 from minicompile.aot.parts import find_parts
-from minicompile.aot.result import RuntimeMetadata, SharedMemory
+from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.vjps import own_gradients
 from minicompile.compat import settings
@@ -40,12 +33,6 @@ from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.nodes import is_inplace_view, writes, written_arguments
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
-
-STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
-MOVES = {
-    f"aten::{name}_" for name in ("index_put", "index_add", "index_copy", "scatter", "scatter_add")
-}
-"""They put what they read into other places; eager refuses to read there what they write."""
 
 
 class JointTracer(Tracer):
@@ -56,6 +43,8 @@ class JointTracer(Tracer):
         self.phase = "forward"
         self.hooks: dict[object, list[Any]] = {}
         """Autograd node -> the handles of the hooks that tell when it runs."""
+        self.inputs: list[int] = []
+        """Ids of the inputs' storages."""
         self.written: set[int] = set()
         """Ids of the storages that operators wrote to."""
         self.running = NO_ORIGINS
@@ -82,19 +71,16 @@ class JointTracer(Tracer):
         return snapshot
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
-        if func._schema.name in STORAGE_SURGERY:
-            raise Unsupported(f"{func} changes a tensor's storage")
-        if func._schema.name == "aten::mkldnn_rnn_layer_backward" and not args[18]:
-            raise Unsupported("an LSTM in evaluation has no backward kernel that a graph can call")
+        admit_operator(func, args, self.inputs)
         if writes(func):
             changed = written_arguments(func, args, kwargs)
             tensors = [x for x in compat.tree_leaves(changed) if isinstance(x, torch.Tensor)]
             self.written.update(map(compat.storage_id, tensors))
-            moves, given = func._schema.name in MOVES, compat.tree_leaves((args, kwargs))
-            if any(isinstance(value, list | tuple) for value in changed):
+            several = any(isinstance(value, list | tuple) for value in changed)
+            if several:
                 increment_version(tensors)  # which autograd doesn't do for lists of fakes
-            elif any(collide(x, y, moves) for x in tensors for y in given):
-                raise Unsupported(f"{func} writes to elements that it reads in other places")
+            read = [] if several else compat.tree_leaves((args, kwargs))
+            admit_write(func, tensors, read, self.inputs)
         if self.phase == "backward":
             self.origins = self.running or self.adding(compat.tree_leaves((args, kwargs)))
         return super().record(func, args, kwargs, value)
@@ -148,63 +134,38 @@ def trace(
     The ATen graph takes the inputs, then tangents, and returns ((results...), (gradients...)). Its nodes
     carry `meta["storage"]`: equal for values that share memory.
     """
-    refuse_layouts(fakes)
-    with settings.restored_modes():  # a graph that ends inside of a block leaves its mode
-        traced, metadata, written = record(gm, fakes, (), mode, training)
-    memories = shared_memories(fakes, written)
-    if memories:
-        traced, metadata, _ = record(gm, fakes, memories, mode, training)
-    return traced, metadata
-
-
-def record(
-    gm: fx.GraphModule,
-    fakes: list[Any],
-    memories: tuple[SharedMemory, ...],
-    mode: Any,
-    training: bool,
-) -> tuple[fx.GraphModule, RuntimeMetadata, list[int]]:
-    """One run of the captured graph; also which inputs lie in memory that it writes to."""
+    admit_inputs(fakes)
     tracer = JointTracer(mode)
-    nodes = placeholders(gm.graph)
-    inputs = stand_ins(fakes, memories, mode, training)
-    for i, value in enumerate(inputs):
-        source = nodes[i if i < len(fakes) else memories[i - len(fakes)].of]
-        tracer.origins = origins_of(source)
-        tracer.placeholder(str(source.target) if i < len(fakes) else "memory", value)
-    members = {i for memory in memories for i in memory.members}
+    inputs = stand_ins(fakes, mode, training)
+    for node, value in zip(placeholders(gm.graph), inputs, strict=True):
+        tracer.origins = origins_of(node)
+        tracer.placeholder(str(node.target), value)
+    tensors = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+    tracer.inputs = [compat.storage_id(x) for x in tensors.values()]
     # where the gradient of an input goes: writing to it in place gives it another history
     wanted = {
         i: x if x.grad_fn is None else GradientEdge(x.grad_fn, x.output_nr)
-        for i, x in enumerate(inputs)
-        if requires_grad(x) and i not in members
+        for i, x in tensors.items()
+        if x.requires_grad
     }
     lost = not training and any(map(requires_grad, fakes))
     try:
         with (
+            settings.restored_modes(),  # a graph that ends inside of a block leaves its mode
             tracer.active(),
             own_gradients() if training else contextlib.nullcontext(),
             torch.set_grad_enabled(training),
             torch.autograd.set_multithreading_enabled(False),
         ):
-            live = views_of_memories(inputs, fakes, memories, training)
-            every = [*live, *inputs[len(fakes) :]]
-            before = [history(value) for value in every]
-            layouts = [geometry(x) if isinstance(x, torch.Tensor) else None for x in live]
-            of_input = {
-                tracer.argument(x): i for i, x in enumerate(live) if isinstance(x, torch.Tensor)
-            }
-            run = CapturedRun(gm, tracer, lost)
-            outputs = run.run(*live)
-            changed = any(layout and geometry(x) != layout for x, layout in zip(live, layouts))
-            if changed or not run.relaid.isdisjoint(map(id, live)):
-                raise Unsupported("an operator changes the shape of an input in place")
+            before = {i: history(x) for i, x in tensors.items()}
+            of_input = {tracer.argument(x): i for i, x in tensors.items()}
+            outputs = CapturedRun(gm, tracer, lost).run(*inputs)
             with refusing("what the graph leaves", None):
-                specs, results, bases = classify(outputs, live, of_input, tracer)
-                numbers = (n for spec in specs for n in spec.numbers)
-                symbolic = dict.fromkeys(n for n in numbers if isinstance(n, sympy.Expr))
-                written = [i for i, x in enumerate(every) if tracer.has_written(x)]
-                updated = new_contents(every, before, [i for i in written if i not in members])
+                specs, results, bases = classify(outputs, inputs, of_input, tracer)
+            numbers = (n for spec in specs for n in spec.numbers)
+            symbolic = dict.fromkeys(n for n in numbers if isinstance(n, sympy.Expr))
+            written = {i: x for i, x in tensors.items() if tracer.has_written(x)}
+            updated = {i: new_contents(x, before[i]) for i, x in written.items()}
             sizes = [tracer.sizes.env.number(expr) for expr in symbolic]
             returned = [*results, *bases, *sizes, *updated.values()]
             results = [value for value in returned if requires_grad(value)]
@@ -222,10 +183,8 @@ def record(
     metadata = RuntimeMetadata(
         tuple(specs),
         mutated_inputs=tuple(updated),
-        memories=memories,
         before_backward=tuple(filter(None, checks)),
         differentiable_inputs=tuple(gradients),
-        hidden=len(specs) - len(outputs),
         bases=len(bases),
         view_sizes=tuple(symbolic),
         trains=any(flags) and bool(wanted),
@@ -233,25 +192,12 @@ def record(
         parts=tuple(part.among(gradients) for part in parts),
     )
     found = tuple(returned), tuple(gradients.values())
-    traced = tracer.finish(found, metadata.graph_name)
-    return traced, metadata, written
+    return tracer.finish(found, metadata.graph_name), metadata
 
 
-def new_contents(
-    inputs: list[Any], before: list[Any], written: list[int]
-) -> dict[int, torch.Tensor]:
-    """What inputs hold now, by position; with its history where that changed. One such tensor stands for
-    others in its memory that have no history of their own."""
-    found: dict[int, torch.Tensor] = {}
-    memory: set[int] = set()
-    for i in written:
-        value, storage = inputs[i], compat.storage_id(inputs[i])
-        if value.grad_fn is not before[i]:
-            found[i] = value
-        elif storage not in memory:
-            found[i] = value.detach()
-        memory.add(storage)
-    return found
+def new_contents(value: torch.Tensor, before: Any) -> torch.Tensor:
+    """What an input holds after it was written to; with its history where that isn't the one from before."""
+    return value.detach() if history(value) is before else value
 
 
 def requires_grad(value: Any) -> bool:
@@ -283,8 +229,6 @@ class CapturedRun(fx.Interpreter):
         self.lost = lost
         self.extra_traceback = False
         self.tracer = tracer
-        self.relaid: set[int] = set()
-        """Ids of tensors whose own shape changed, for which a view stands since then."""
 
     def run(self, *args: Any, **_: Any) -> Any:
         """As fx does, but for its progress bar, whose lock a process may be forked under: that would wait for
@@ -301,21 +245,6 @@ class CapturedRun(fx.Interpreter):
             return self.call_method(target.__name__, args, kwargs)
         return super().call_function(target, args, kwargs)
 
-    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """`x.t_()` is traced as `x.t()`, which takes the place of `x` from then on."""
-        packet = None if target.startswith("_") else getattr(torch.ops.aten, target, None)
-        if packet is None or not is_inplace_view(getattr(packet, packet.overloads()[0])):
-            return super().call_method(target, args, kwargs)
-        old = args[0]
-        if old.requires_grad and not torch.is_grad_enabled():
-            raise Unsupported("a tensor that requires grad changes its shape unseen by autograd")
-        new = super().call_method(target.removesuffix("_"), args, kwargs)
-        with compat.no_dispatch_modes():  # counts as a write: autograd refuses other views then
-            getattr(old.detach(), target)(*args[1:], **kwargs)
-        self.env = {node: new if value is old else value for node, value in self.env.items()}
-        self.relaid.add(id(old))
-        return new
-
     def run_node(self, node: fx.Node) -> Any:
         self.tracer.origins = origins_of(node)
         self.tracer.region = node.name if getattr(node.target, "recomputed", False) else None
@@ -323,12 +252,7 @@ class CapturedRun(fx.Interpreter):
         if self.lost and node.target is settings.set_grad_enabled and node.args[0]:
             raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
         with refusing(str(node.target), user_line(node)):
-            bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)
-            name = str(node.target)
-            if bytes_given and ("interpolate" in name or "upsample" in name):
-                raise Unsupported("images of bytes are resampled in eager's fixed-point arithmetic")
-            if "as_strided" in name and torch.is_grad_enabled():
-                refuse_offset(read[0])
+            admit_call(str(node.target), read)
             targets = compat.tree_leaves(fx.map_arg(node.kwargs.get("out"), self.env.__getitem__))
             earlier, self.tracer.written = self.tracer.written, set()
             value = super().run_node(node)
@@ -360,100 +284,23 @@ def run_backward(results: list[Any], wanted: list[Any], tracer: JointTracer) -> 
     return list(gradients)
 
 
-# What the graph is traced on: stand-ins for inputs, which it may write to, and for memory that some share
-
-
-def refuse_layouts(fakes: list[Any]) -> None:
-    """Sparse tensors have no strides; with CUDA tensors but without CUDA, autograd ends the process."""
-    for value in filter(torch.is_tensor, fakes):
-        if value.layout is not torch.strided:
-            raise Unsupported(f"an input has layout {value.layout}")
-        if value.device.type == "cuda" and not torch.backends.cuda.is_built():
-            raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
-
-
-def shared_memories(fakes: list[Any], written: Collection[int]) -> tuple[SharedMemory, ...]:
-    """The inputs' tensors of autograd, where several inputs share memory and one is written to. If they are
-    several too, or there are gaps between their elements, the storage as a whole comes first."""
-    storages: dict[int, dict[int, list[int]]] = {}
-    for i, value in enumerate(fakes):
-        if isinstance(value, torch.Tensor):
-            groups = storages.setdefault(compat.storage_id(value), {})
-            groups.setdefault(id(compat.autograd_base(value)), []).append(i)
-    found: list[SharedMemory] = []
-    for groups in storages.values():
-        members = [i for group in groups.values() for i in group]
-        if len(members) == 1 or not set(members) & set(written):
-            continue
-        bases = [compat.autograd_base(fakes[i]) for i in members]
-        if len(groups) > 1 or not is_dense(bases[0]):
-            found.append(SharedMemory(members[0], (), max(map(extent, bases))))
-        found += [SharedMemory(group[0], tuple(group)) for group in groups.values()]
-    return tuple(found)
-
-
-def stand_ins(
-    fakes: list[Any], memories: tuple[SharedMemory, ...], mode: Any, training: bool
-) -> list[Any]:
-    """Fakes to trace with: of the captured ones, then of the memories. Inputs that share memory still do;
-    what is computed from something that requires grad still is."""
+def stand_ins(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
+    """Return fakes to trace with, which the graph may write to: inputs that share memory still do, and what
+    is computed from something that requires grad still is."""
     sharers = Counter(compat.storage_id(x) for x in fakes if isinstance(x, torch.Tensor))
-    roots: dict[int, torch.Tensor] = {}
     inputs: list[Any] = []
-    for value in [*fakes, *memories]:
-        if isinstance(value, SharedMemory):
-            member = fakes[value.of]
-            root, like = roots.get(compat.storage_id(member)), compat.autograd_base(member)
-            if value.size is not None:
-                like = compat.new_fake(mode, (value.size,), (1,), like.dtype, like.device)
-            made = empty_like_layout(mode, like) if root is None else view_like(root, like).detach()
-            roots.setdefault(compat.storage_id(member), made)
-        elif isinstance(value, torch.Tensor):
-            alone, like = sharers[compat.storage_id(value)] == 1, value
-            made = empty_like_layout(mode, value) if alone else value.data  # own version
-        else:
+    for value in fakes:
+        if not isinstance(value, torch.Tensor):
             inputs.append(value)
             continue
-        if training and like.requires_grad and not like.is_leaf:
+        alone = sharers[compat.storage_id(value)] == 1
+        made = empty_like_layout(mode, value) if alone else value.data  # own version
+        differentiable = training and value.requires_grad
+        if differentiable and not value.is_leaf:
             # it may be written to, which gives it another history
-            source = compat.new_fake(mode, (), (), like.dtype, like.device)
+            source = compat.new_fake(mode, (), (), value.dtype, value.device)
             made.copy_(source.requires_grad_())
-        elif training and like.requires_grad and compat.is_view(like):
+        elif differentiable and compat.is_view(value):
             made = torch.ops.aten.alias(made)  # its views under no_grad require no grad
-        inputs.append(made.requires_grad_(training and like.requires_grad))
+        inputs.append(made.requires_grad_(differentiable))
     return inputs
-
-
-def view_like(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The part of a base's memory that another tensor is."""
-    if like.element_size() != base.element_size():
-        raise Unsupported("inputs share memory as types of several sizes, and one is written to")
-    base = base if like.dtype is base.dtype else base.view(like.dtype)
-    return base.as_strided(like.shape, like.stride(), like.storage_offset())
-
-
-def refuse_offset(view: torch.Tensor) -> None:
-    """Raises Unsupported for a view by strides of a tensor that begins within its memory: where that is
-    written to, autograd, with fakes, looks for the view's gradient in the wrong place."""
-    if compat.autograd_base(view).storage_offset() != 0:
-        raise Unsupported("a view by strides of a tensor that is a part of other memory")
-
-
-def views_of_memories(
-    inputs: list[Any], fakes: list[Any], memories: tuple[SharedMemory, ...], training: bool
-) -> list[Any]:
-    """The stand-ins of inputs, those in shared memories as views of these."""
-    live = inputs[: len(fakes)]
-    with compat.no_dispatch_modes():  # autograd may replay a view to answer
-        tracked = [getattr(value, "grad_fn", None) is not None for value in fakes]
-    for memory, base in zip(memories, inputs[len(fakes) :]):
-        for i in memory.members:
-            live[i] = base
-            if (like := fakes[i])._base is not None:
-                if training and is_own_leaf(like):
-                    raise Unsupported("an input that is a leaf shares memory that is written to")
-                if training:
-                    refuse_offset(like)
-                with torch.set_grad_enabled(training and tracked[i]):
-                    live[i] = view_like(base, like)
-    return live

@@ -9,7 +9,7 @@ have been written to since. The real compiler runs the whole graph on zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -20,11 +20,10 @@ from sympy import sympify
 from torch import fx
 
 from minicompile.aot.layout import inverse_order, same_value, stride_order
-from minicompile.aot.partition import ancestors, is_constant, size_expressions
 from minicompile.aot.result import BackwardWithout, BoxedCallable, Reduced
 from minicompile.errors import BackendError
 from minicompile.ops.graph import Graph, copied, output_node, placeholders
-from minicompile.ops.nodes import aten_ops, has_effect, is_random, is_size, is_view, results_of
+from minicompile.ops.nodes import aten_ops, has_effect, is_size, is_view, results_of
 from minicompile.shapes.symnode import SizeNodes, size_expr
 
 aten = torch.ops.aten
@@ -69,101 +68,66 @@ def tangents_before(node: fx.Node) -> frozenset[int]:
     return frozenset() if is_size(node) else node.meta.get("after", frozenset())
 
 
-def without(
-    backward: Graph, saved: int, missing: Set[int], of_part: Collection[int] | None = None
-) -> tuple[Graph, list[int]]:
-    """The graph without these tangents, and the numbers of the inputs that it takes. Gradients that no other
-    tangent leads to are None; elsewhere zeros stand for what is left out. `of_part`: the gradients of a part,
-    which are zeros then, or constant; it takes all its tangents."""
-    found = copied(backward)
-    graph, inputs = found.gm.graph, placeholders(found.gm.graph)
-    tangents = dict(enumerate(inputs[saved:]))
-    absent = [tangents.pop(i) for i in missing]
-    possible = [node for node in inputs if node not in absent]
-    possible += absent if of_part is None else []
-    if missing:
-        (present, lost), gradients = split_tangents(inputs[saved:], missing), results_of(graph)
-        sizes, top = SizeNodes(graph), inputs[-1].next
-        for node in possible:
-            sizes.add_input(node, node.meta["val"])
-
-        ends: list[fx.Node | None] = []
-        for i, node in enumerate(gradients):
-            after = node.meta.get("after", frozenset()) if node is not None else frozenset()
-            wanted = i in of_part if of_part is not None else not after <= missing
-            end = zeros_for(node, sizes, top) if wanted and node in lost else node
-            ends.append(end if wanted or node in present else None)
-        output_node(graph).args = (tuple(ends),)
-        for node in lost:
-            for user in present.intersection(node.users):
-                leave_out(user, node, sizes, top)
-        others = {n for n in graph.nodes if n in lost or (is_random(n) and n not in present)}
-        graph.eliminate_dead_code(lambda n: has_effect(n) and n not in others.difference(inputs))
-    taken = {node for node in inputs if not missing or node.users or is_size(node)}
-    taken.update(tangents.values() if of_part is not None else ())
-    values = map(size_expressions, (node for node in graph.nodes if node not in inputs))
-    unknown = set().union(*(expr.free_symbols for expr in set().union(*values)))
-    unknown -= set().union(*map(size_expressions, taken))
-    for node in reversed(possible):  # whose shape tells a size
-        if not unknown.isdisjoint(size_expressions(node)):
-            unknown -= size_expressions(node)
-            taken.add(node)
-    takes = [i for i, node in enumerate(inputs) if node in taken]
-    for i in set(range(len(inputs))).difference(takes):
-        graph.erase_node(inputs[i])
-    found.gm.recompile()
-    return found, takes
+def without(backward: Graph, saved: int, missing: Set[int]) -> tuple[Graph, list[int]]:
+    """Return the graph without these tangents, and the numbers of the inputs that it takes: all other
+    tangents, and what is still read. A gradient that no other tangent leads to is None."""
+    reduced = copied(backward)
+    graph, inputs = reduced.gm.graph, placeholders(reduced.gm.graph)
+    tangents = inputs[saved:]
+    lost = computed_from(graph, tangents, missing)
+    sizes, top = SizeNodes(graph), inputs[-1].next
+    for node in filter(is_size, inputs):
+        sizes.add_input(node, node.meta["val"])
+    ends = [None if node in lost else node for node in results_of(graph)]
+    output_node(graph).args = (tuple(ends),)
+    for node in lost:
+        for user in set(node.users) - lost:
+            leave_out(user, node, sizes, top)
+    graph.eliminate_dead_code(lambda n: n in inputs or (has_effect(n) and n not in lost))
+    kept = {tangent for i, tangent in enumerate(tangents) if i not in missing}
+    unread = {n for n in inputs if not (n.users or is_size(n) or n in kept)}
+    takes = [i for i, node in enumerate(inputs) if node not in unread]
+    for node in unread:
+        graph.erase_node(node)
+    reduced.gm.recompile()
+    return reduced, takes
 
 
-def numbers_after(graph: fx.Graph, tangents: Collection[int]) -> list[fx.Node]:
-    """The constants that a backward made of these tangents, and others."""
-    marked = (node for node in graph.nodes if node.op != "placeholder" and "after" in node.meta)
-    return [n for n in marked if is_constant(n) and not n.meta["after"].isdisjoint(tangents)]
-
-
-def split_tangents(
-    tangents: Sequence[fx.Node], missing: Collection[int]
-) -> tuple[set[fx.Node], set[fx.Node]]:
-    """What is computed from tangents that there are, and from missing ones alone. Constants made of these are
-    zeros, or lead to what a sum can do without."""
-    graph, there = tangents[0].graph, set(range(len(tangents))).difference(missing)
-    made = numbers_after(graph, there)
-    present = dependents([*(tangents[i] for i in there), *made])
-    lost = dependents(tangents[i] for i in missing).difference(present)
-    rest = dependents(set(numbers_after(graph, missing)).difference(made)).difference(present, lost)
-    needed = [n for n in rest if any(u in present and u.target not in SUMS for u in n.users)]
-    return present, lost | (rest - ancestors(needed))
+def computed_from(
+    graph: fx.Graph, tangents: Sequence[fx.Node], missing: Collection[int]
+) -> set[fx.Node]:
+    """The nodes that are computed from missing tangents, or made for them of constants, and from no other."""
+    present, lost = set[fx.Node](), set[fx.Node]()
+    numbers = {node: {number} for number, node in enumerate(tangents)}
+    for node in graph.nodes:
+        read = [x for x in node.all_input_nodes if not is_size(x)]
+        own = numbers.get(node, set() if read else tangents_before(node))
+        if not own.issubset(missing) or not present.isdisjoint(read):
+            present.add(node)
+        elif (own or not lost.isdisjoint(read)) and not is_size(node) and node.op != "output":
+            lost.add(node)
+    return lost
 
 
 def sufficient(backward: Graph, saved: int) -> list[int]:
     """The tangents, each of which is enough for the whole graph: zeros for the others change nothing. A loss
     is, beside the logits that it was computed from: its gradient is added to theirs."""
-    tangents = placeholders(backward.gm.graph)[saved:]
-    found = []
+    graph = backward.gm.graph
+    tangents, enough = placeholders(graph)[saved:], list[int]()
     for i in range(len(tangents) if len(tangents) > 1 else 0):
-        present, lost = split_tangents(tangents, {*range(len(tangents))} - {i})
+        lost = computed_from(graph, tangents, {*range(len(tangents))} - {i})
         exact = all(node.op == "placeholder" or keeps_zeros(node, lost) for node in lost)
-        sums = {user.target for node in lost for user in present.intersection(node.users)}
-        if exact and sums <= SUMS and lost.isdisjoint(results_of(backward.gm.graph)):
-            found.append(i)
-    return found
+        if exact and all(
+            user in lost or user.target in SUMS for node in lost for user in node.users
+        ):
+            enough.append(i)
+    return enough
 
 
 def keeps_zeros(node: fx.Node, zeros: Collection[fx.Node]) -> bool:
     """Is it zeros if these nodes are, whatever else there is?"""
     known = is_view(node) or node.target in SUMS | ZEROS_OF_ZEROS
     return known and all(x in zeros or is_size(x) for x in node.all_input_nodes)
-
-
-def dependents(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """What is computed from some nodes, and these."""
-    found, waiting = set[fx.Node](), list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in found and node.op != "output":
-            found.add(node)
-            waiting.extend(node.users)
-    return found
 
 
 def leave_out(user: fx.Node, lost: fx.Node, sizes: SizeNodes, top: fx.Node) -> None:

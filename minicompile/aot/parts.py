@@ -93,8 +93,7 @@ def backward_of(aot: AotResult) -> list[tuple[Graph, Sequence[int]]]:
 def piece(whole: Graph, saved: int, part: Part) -> tuple[Graph, list[int]]:
     """A part's backward graph, with all of its tangents and gradients."""
     tangents = len(placeholders(whole.gm.graph)) - saved
-    missing = set(range(tangents)).difference(part.results)
-    graph, takes = without(whole, saved, missing, part.inputs)
+    graph, takes = without(whole, saved, set(range(tangents)).difference(part.results))
     numbers = {old: new for new, old in enumerate(sorted(part.results))}
     for node in graph.nodes:
         after = node.meta.get("after", ())

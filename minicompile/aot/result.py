@@ -42,21 +42,7 @@ class OutputGroup:
     """The inputs that are still needed then."""
 
 
-@dataclass(frozen=True)
-class SharedMemory:
-    """A further input of the graph (a synthetic base), for inputs that share memory and are written to: the
-    tensor that autograd takes input `of` to be a view of, or the first `size` elements of its storage."""
-
-    of: int
-    members: tuple[int, ...]
-    """The inputs that the graph makes as views of it."""
-    size: int | None = None
-
-    def __str__(self) -> str:
-        return f"what holds inputs {list(self.members)}" if self.members else "all of a storage"
-
-
-Kind = Literal["fresh", "input", "input_view", "output", "output_view", "base", "view", "constant"]
+Kind = Literal["fresh", "input", "input_view", "output", "base", "view", "constant"]
 
 
 @dataclass(frozen=True)
@@ -64,10 +50,10 @@ class OutputSpec:
     """How one output of the captured graph is produced at run time.
 
     kind: "fresh" (its own memory), "input" (it is input `base`), "input_view" (a view of input `base`),
-    "output" (the same object as output `base`), "output_view" (a view of that), "base" (intermediate
-    base number `base`), "view" (a view of that), "constant" (`value`, known when compiling). Only fresh
-    outputs and bases are returned by the compiled forward. `size`, `stride`, `offset` describe views (ints
-    or sympy expressions); the offset is relative to the base's.
+    "output" (the same object as output `base`), "base" (intermediate base number `base`), "view" (a view of
+    that), "constant" (`value`, known when compiling). Only fresh outputs and bases are returned by the
+    compiled forward. `size`, `stride`, `offset` describe views (ints or sympy expressions); the offset is
+    relative to the base's.
     """
 
     kind: Kind
@@ -79,10 +65,6 @@ class OutputSpec:
     requires_grad: bool = False
     detached: bool = True
     """A view that requires no grad: autograd does not know it as one."""
-    dtype: Any = None
-    """The type that a view reads its base's memory as, if it is another."""
-    lazy: tuple[bool, bool] = (False, False)
-    """Is a view the conjugate, the negative of its base?"""
     creation: Any = None
     """What autograd forbids to be done in place to a view (`torch._C._autograd.CreationMeta`)."""
 
@@ -95,7 +77,7 @@ class OutputSpec:
 
     @property
     def is_view(self) -> bool:
-        return self.kind in ("view", "input_view", "output_view")
+        return self.kind in ("view", "input_view")
 
 
 class Part(NamedTuple):
@@ -121,12 +103,8 @@ class RuntimeMetadata(Shown):
     mutated_inputs: tuple[int, ...] = ()
     """Inputs whose new contents the forward returns, to be copied back, in order. Those of which the results
     require grad get a new gradient history by that."""
-    memories: tuple[SharedMemory, ...] = ()
-    """Inputs of the graph after those that were captured."""
     differentiable_inputs: tuple[int, ...] = ()
     """Inputs that get a gradient from some result."""
-    hidden: int = 0
-    """How many of the outputs, the last ones, are there for those alone that are views of them."""
     bases: int = 0
     """Intermediates that outputs are views of, returned after the fresh outputs."""
     saved: int = 0
@@ -154,26 +132,22 @@ class RuntimeMetadata(Shown):
 
     @property
     def written_back(self) -> dict[int, int]:
-        """Results that are an input's new contents, and that input: where neither autograd nor other inputs
-        know of its memory, it can be written to at once."""
-        if self.trains or self.memories:
+        """Results that are an input's new contents, and that input: where autograd doesn't know of it, it can
+        be written to at once."""
+        if self.trains:
             return {}
         return {self.returned + k: number for k, number in enumerate(self.mutated_inputs)}
 
     def __str__(self) -> str:
-        shown = len(self.outputs) - self.hidden
-        counts = f"{shown} outputs, {self.saved} saved, trains={self.trains}"
+        counts = f"{len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
         lines = [f"runtime metadata: {counts}"]
         for i, spec in enumerate(self.outputs):
             of = f" of {spec.base}" if spec.base >= 0 else ""
-            unseen = "" if i < shown else ", for its views alone"
-            lines.append(f"  output {i}: {spec.kind}{of}{unseen}")
+            lines.append(f"  output {i}: {spec.kind}{of}")
         first = len(self.result_requires_grad) - len(self.mutated_inputs)
         for flag, i in zip(self.result_requires_grad[first:], self.mutated_inputs):
             seen = ", which autograd sees" if flag else ""
             lines.append(f"  new contents are copied back into input {i}{seen}")
-        for memory in self.memories:
-            lines.append(f"  one more input, shared memory: {memory}")
         for part in self.parts if len(self.parts) > 1 else ():
             lines.append(f"  tangents {[*part.results]} have a backward of their own")
         return "\n".join(lines)

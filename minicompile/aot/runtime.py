@@ -1,7 +1,6 @@
 """What runs around the two compiled graphs: autograd, mutated inputs, aliases.
 
-    call(inputs) = find memories that inputs share, compiled forward, copy new contents back into inputs,
-                   rebuild outputs that are views
+    call(inputs) = compiled forward, copy new contents back into inputs, rebuild outputs that are views
     backward     = tangents in the layout the graph was compiled for, compiled backward, gradients by input
 
 The real compiler: torch/_functorch/_aot_autograd/runtime_wrappers.py.
@@ -21,7 +20,6 @@ from minicompile import compat
 from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
 from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.missing import backwards, sufficient
-from minicompile.aot.outputs import history
 from minicompile.aot.result import (
     AotResult,
     BoxedCallable,
@@ -30,7 +28,6 @@ from minicompile.aot.result import (
     OutputSpec,
     Part,
     RuntimeMetadata,
-    SharedMemory,
     Tangent,
 )
 from minicompile.compat import any_autocast_enabled, is_view, settings
@@ -380,29 +377,27 @@ def owners(values: Sequence[Any]) -> list[Any]:
     return [v.detach() if isinstance(v, torch.Tensor) and is_view(v) else v for v in values]
 
 
-# Around autograd: memory that inputs share, mutated inputs, outputs that the graph doesn't compute --
+# Around autograd: mutated inputs, outputs that the graph doesn't compute ---------------------------
 
 
-SOURCES = [("input", "input_view"), ("fresh", "base", "view"), ("output", "output_view")]
-PLACES = {kind: place for place, kinds in enumerate(SOURCES) for kind in kinds}
+PLACES = {"input": 0, "input_view": 0, "fresh": 1, "base": 1, "view": 1, "output": 2}
 """Where an output comes from: inputs, results of the graph, outputs so far."""
 
 
 def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCallable:
-    """Add shared memories to the inputs; afterwards change inputs in place, and make the outputs that are
-    inputs, views of inputs or of bases, or constants.
+    """Afterwards write new contents into inputs, and make the outputs that are inputs, views of inputs or of
+    bases, or constants.
 
     Each output is constant, an element of one of three lists (`PLACES`), or a view of it.
     """
-    returned, mutated, memories = metadata.returned, metadata.mutated_inputs, metadata.memories
+    returned, mutated, specs = metadata.returned, metadata.mutated_inputs, metadata.outputs
     histories = metadata.result_requires_grad[returned:]
-    specs = metadata.outputs
     if all(spec.kind == "fresh" for spec in specs) and not mutated:
         return compute
     first_size = returned - len(metadata.view_sizes)
     positions = {size: first_size + i for i, size in enumerate(metadata.view_sizes)}
     fresh = itertools.count()
-    constants, shown = [spec.value for spec in specs], len(specs) - metadata.hidden
+    constants = [spec.value for spec in specs]
     plan = []
     for number, spec in enumerate(specs):
         if spec.kind == "constant":
@@ -412,35 +407,23 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
             index += first_size - metadata.bases
         view = view_maker(spec, positions) if spec.is_view else None
         plan.append((number, PLACES[spec.kind], index, view))
-    plan.sort(key=lambda step: (step[1], step[3] is None))  # of an output: when it is there
-    of_inputs = [index for _, place, index, _ in plan if place == 0]
-    members = [i for memory in memories if any(histories) for i in memory.members]
-    used = {*mutated, *of_inputs, *members}
+    plan.sort(key=lambda step: step[1])  # an output that is another one comes last
+    used = {*mutated, *(index for _, place, index, _ in plan if place == 0)}
 
     def run(inputs: list[Any]) -> Sequence[Any]:
-        inputs.extend([shared_memory(inputs, memory) for memory in memories])
         kept = {i: inputs[i] for i in used}
         results = compute(inputs)
         for index, new, differentiable in zip(mutated, results[returned:], histories):
             with torch.set_grad_enabled(differentiable):
                 kept[index].copy_(new)
-        for i in members:
-            history(kept[i])  # asked for it, a view learns that its base has another one
         outputs = list(constants)
         places = (kept, results, outputs)
         for number, place, index, view in plan:
             value = places[place][index]
             outputs[number] = value if view is None else view(value, results)
-        return outputs[:shown]
+        return outputs
 
     return run
-
-
-def shared_memory(inputs: list[Any], memory: SharedMemory) -> torch.Tensor:
-    value: torch.Tensor = inputs[memory.of]
-    if memory.size is not None:
-        return value.detach().as_strided((memory.size,), (1,), 0)
-    return compat.autograd_base(value)
 
 
 def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor]:
@@ -458,7 +441,7 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
         if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
             creation = compat.creation_meta(base)
         with torch.set_grad_enabled(spec.requires_grad):
-            made = strided_view(spec, base, found[:rank], found[rank:-1], found[-1])
+            made = base.as_strided(found[:rank], found[rank:-1], base.storage_offset() + found[-1])
             made = made.detach() if spec.detached else made
         # in inference mode torch notes that on views, or the view is none to autograd
         plain = compat.is_view(made) and not torch.is_inference_mode_enabled()
@@ -467,20 +450,3 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
         return made
 
     return view
-
-
-def strided_view(
-    spec: OutputSpec, base: torch.Tensor, size: Any, stride: Any, offset: Any
-) -> torch.Tensor:
-    """A view by sizes and strides, of the type of `spec`."""
-    conjugate, negative = spec.lazy
-    complex_of_real = spec.dtype is not None and spec.dtype.is_complex > base.is_complex()
-    if complex_of_real:
-        size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
-    elif spec.dtype is not None:
-        same = base.element_size() == spec.dtype.itemsize
-        base = base.view(spec.dtype) if same else torch.view_as_real(base)
-    made = base.as_strided(size, stride, base.storage_offset() + offset)
-    made = torch.view_as_complex(made) if complex_of_real else made
-    made = made.conj() if conjugate else made
-    return compat.negative_view(made) if negative else made

@@ -24,7 +24,6 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.composites import composites_as_in_eager
 from minicompile.aot.decompositions.registry import Rule, rule_for
 from minicompile.aot.layout import conform, frozen
 from minicompile.errors import Unsupported
@@ -100,8 +99,7 @@ class Tracer(compat.TorchDispatchMode):
         # torch's Python kernels of composites: in C++ batch norm hides that it mutates
         kernels = compat.python_dispatcher(), compat.torch_kernels_as_in_eager()
         quiet = compat.quiet_fakes()  # the capture warned of what there is to warn of
-        asked, composites = asking(self.env, self.asks), composites_as_in_eager()
-        with self.mode, quiet, kernels[0], kernels[1], composites, self, asked:
+        with self.mode, quiet, kernels[0], kernels[1], self, asking(self.env, self.asks):
             yield
 
     @contextlib.contextmanager

@@ -27,7 +27,6 @@ from minicompile.compat.dispatch import (
     adds_products_in_float32,
     autograd_kernels,
     below_autograd,
-    composite_kernels,
     is_composite,
     no_dispatch_modes,
     no_function_modes,

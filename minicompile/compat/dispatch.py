@@ -60,8 +60,10 @@ def python_kernels(tables: Mapping[Any, Mapping[Any, Any]]) -> Iterator[None]:
 
 
 def torch_kernels_as_in_eager() -> contextlib.AbstractContextManager[None]:
-    """Inside, upsampling is traced as the operators that eager runs, not as torch's Python kernels; so is a
-    loss whose Python kernel counts labels behind the -1 that ends the list."""
+    """Inside, operators are traced as eager runs them where torch's Python kernels do something else.
+
+    Those of upsampling compute in other steps; that of a loss counts labels behind the -1 that ends the list;
+    those of recurrent networks have no dropout between layers."""
     tables: dict[Any, dict[Any, Any]] = {}
     for name in (n for n in dir(torch.ops.aten) if "upsample_" in n or "multilabel_margin" in n):
         packet = getattr(torch.ops.aten, name)
@@ -70,7 +72,25 @@ def torch_kernels_as_in_eager() -> contextlib.AbstractContextManager[None]:
             for key in (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd):
                 if table.pop(key, None) and op._overloadname == "vec":
                     table[key] = functools.partial(upsample_by_factors, packet.default)
+    for name in ("gru", "lstm", "rnn_tanh", "rnn_relu"):
+        packet = getattr(torch.ops.aten, name)
+        for op in (packet.input, packet.data):
+            kernels = op.py_kernels.items()
+            tables[op] = {key: functools.partial(network, op, kernel) for key, kernel in kernels}
     return python_kernels(tables)
+
+
+def network(op: Any, kernel: Any, *args: Any) -> Any:
+    """Call a recurrent network's Python kernel, or eager's in C++ where there is dropout between layers: the
+    condition for it in `_rnn_helper` of torch/_decomp/decompositions.py never holds (torch 2.11 to 2.15)."""
+    given = dict(zip((a.name for a in op._schema.arguments), args))
+    if not (given["train"] and given["dropout"] and given["num_layers"] > 1):
+        result, *states = kernel(*args)
+        # 2.11's kernel of LSTMs keeps a dimension of 1 in their states
+        return result, *(state.squeeze(1) if state.dim() > 3 else state for state in states)
+    # oneDNN's LSTM has no backward that a graph can call
+    with torch.backends.mkldnn.flags(enabled=False):
+        return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args)
 
 
 def upsample_by_factors(op: Any, x: torch.Tensor, size: Any, *rest: Any) -> torch.Tensor:
@@ -101,30 +121,6 @@ def autograd_kernels(
     return python_kernels(
         {
             op: op.py_kernels | dict.fromkeys(places, functools.partial(chosen, op, kernel))
-            for op, kernel in kernels.items()
-        }
-    )
-
-
-def composite_kernels(
-    kernels: Mapping[Any, Callable[..., Any]],
-) -> contextlib.AbstractContextManager[None]:
-    """Inside, `kernels[op]` replaces torch's own kernel, which is its first argument.
-
-    That kernel is in Python, or in C++ for an operator without one in Python.
-    """
-    composite = DispatchKey.CompositeImplicitAutograd
-
-    def own(op: Any) -> dict[Any, Callable[..., Any]]:
-        keys = {DispatchKey.Autograd, composite} & op.py_kernels.keys()
-        if not keys and is_composite(op):
-            return {composite: functools.partial(op._op_dk, composite)}
-        return {key: op.py_kernels[key] for key in keys}
-
-    return python_kernels(
-        {
-            op: op.py_kernels
-            | {key: functools.partial(kernel, old) for key, old in own(op).items()}
             for op, kernel in kernels.items()
         }
     )

@@ -161,11 +161,7 @@ class Handover:
 
     def heard(self, event: Event) -> None:
         if event.kind == "aot":
-            data, count = event.subject.metadata, len(self.capture.inputs)
-            changed = set(data.mutated_inputs)
-            shared = [memory for i, memory in enumerate(data.memories, count) if i in changed]
-            held = {i for memory in shared for i in (memory.of, *memory.members)}
-            self.written = tuple(sorted(held.union(i for i in changed if i < count)))
+            self.written = tuple(sorted(event.subject.metadata.mutated_inputs))
 
     def places(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Which inputs share memory with those that the graph changes, and where."""

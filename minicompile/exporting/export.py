@@ -128,9 +128,6 @@ def functional(
     try:
         traced, metadata = trace(whole.gm, capture.fakes, mode, training=False)
         check_layouts(call, capture, traced)
-        if metadata.memories:
-            what = "inputs share memory, and the program writes to it in place"
-            raise ExportError(f"{call.name}: {what}")
         full = Graph(functionalize(traced, metadata, mode), call.name, "functionalization")
         core = lower_to("core", full, mode)
         verify(core)

@@ -167,7 +167,7 @@ class _Lowered:
         aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
         shared = [spec.kind != "fresh" for spec in aot.metadata.outputs]
         if any(shared):
-            _own_outputs(graph, shared[: len(shared) - aot.metadata.hidden])
+            _own_outputs(graph, shared)
             aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
         loops = lower(aot.forward, options)
         self.schedule = schedule(loops, options)

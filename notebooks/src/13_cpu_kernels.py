@@ -911,8 +911,8 @@ def one_round(ops, words, keys):
 #
 # - `minicompile/codegen/plan.py`, `minicompile/codegen/cpp_rules.py`: the plan and its rules, on two pages.
 # - `minicompile/codegen/cpp_loops.py`: the four shapes of a C kernel.
-# - `minicompile/codegen/helpers.h`: lanes, squares, `exp`, Philox; `minicompile/aot/passes/random.py`: who
-#   draws the seeds (in torch: `torch/_inductor/fx_passes/replace_random.py`).
+# - `minicompile/codegen/helpers.h`: lanes, squares, `exp`, Philox. Who draws the seeds:
+#   `minicompile/plugins/random_kernels/seeds.py` (in torch: `torch/_inductor/fx_passes/replace_random.py`).
 # - `torch/_inductor/codegen/cpp.py`: `CppVecKernel`, `CppTile2DKernel`, and the choice between them.
 #
 # **Where you are.** The loops have become C++. Lesson 14 writes the same loops for a GPU.

@@ -12,7 +12,6 @@ import minicompile as mc
 from minicompile.errors import Unsupported
 from minicompile.extension import inverse
 from tests.aot.helpers import compile_aot
-from tests.dynamo.helpers import explained
 
 aten = torch.ops.aten
 
@@ -263,79 +262,6 @@ def test_inputs_that_share_memory_are_fine_to_read():
     assert_like_eager(lambda a, b: (a + b[0], b[1:]), [x, x.view(4, 6)])
 
 
-def write_first(a, b):
-    a.add_(1)
-    return b * 2
-
-
-def write_second(a, b):
-    b.mul_(a.sum())
-    return a * 2, b[0]
-
-
-def write_both(a, b):
-    a.add_(1)
-    b.copy_(b.sin())
-    a[0] = 5
-    return a.t(), b
-
-
-SHARED = {
-    "whole and part": lambda x: [x, x[1:]],
-    "overlapping": lambda x: [x[:3], x[1:]],
-    "apart": lambda x: [x[:2], x[2:]],
-    "columns": lambda x: [x[:, ::2], x[:, 1::2]],
-    "transposed": lambda x: [x.t(), x],
-    "several tensors of autograd": lambda x: [x.detach(), x[1:].detach()],
-    "none contains the others": lambda x: [x[:3].detach(), x[1:].detach()],
-}
-
-
-@pytest.mark.parametrize("kind", SHARED)
-@pytest.mark.parametrize("program", [write_first, write_second, write_both])
-def test_writes_to_inputs_that_share_memory_equal_eager(program, kind):
-    torch.manual_seed(0)
-    seen = []
-    for function in (program, mc.compile(program, backend="aot_eager", fullgraph=True)):
-        torch.manual_seed(0)
-        inputs = SHARED[kind](torch.randn(4, 6))
-        outputs = function(*inputs)
-        outputs = [*outputs] if isinstance(outputs, tuple) else [outputs]
-        seen.append(([*outputs, *inputs], alias_pattern([*outputs, *inputs])))
-    (theirs, pattern), (ours, mine) = seen
-    assert pattern == mine
-    for one, other in zip(theirs, ours, strict=True):
-        assert one.stride() == other.stride()
-        torch.testing.assert_close(one, other)
-
-
-def test_another_overlap_is_another_graph():
-    run = mc.compile(write_first, backend="aot_eager", fullgraph=True)
-    for start in (0, 1, 2, 1):
-        for function in (run, write_first):
-            x = torch.arange(12.0).view(6, 2)
-            assert function(x[:3], x[start : start + 3]).sum() == (
-                write_first(*[(y := torch.arange(12.0).view(6, 2))[:3], y[start : start + 3]]).sum()
-            )
-    assert explained(run).graph_count == 3
-
-
-def test_an_input_that_changes_its_shape_in_place_runs_in_eager():
-    def fn(x):
-        v = x[0]
-        x.t_()
-        x.unsqueeze_(1).mul_(2)
-        v.add_(1)
-        return x + 1, v
-
-    compiled, seen = mc.compile(fn, backend="aot_eager"), []
-    for call in (fn, compiled):
-        x = torch.arange(12.0).view(3, 4)
-        seen.append((x, *call(x)))
-    torch.testing.assert_close(*seen)
-    assert "shape of an input" in explained(compiled).breaks[0].reason
-
-
 def test_a_write_through_as_strided():
     def strided_write(x):
         y = x.clone()
@@ -446,27 +372,6 @@ def test_as_strided_on_something_that_is_a_view_itself():
     assert_like_eager(fn, [torch.randn(4, 6)])
 
 
-def test_outputs_that_read_memory_as_another_dtype_or_conjugated():
-    assert_like_eager(lambda x: x.view(torch.int32), [torch.randn(3)])
-    assert_like_eager(lambda x: (x[1:].imag, x.conj(), x.conj().imag), [torch.randn(3).cfloat()])
-
-    def of_intermediate(x):
-        y = x * 2
-        return y.real, y.conj()[0], y
-
-    assert_like_eager(of_intermediate, [torch.randn(3, 2).cfloat()])
-    with pytest.raises(Unsupported, match="memory as"):
-        compile_aot(lambda x: x.view(torch.int16), [torch.randn(3)])
-
-
-def test_a_lazy_conjugate_is_a_view_of_what_the_graph_computes():
-    call, result = compile_aot(lambda x: (x * 2).conj(), [torch.randn(3).cfloat()])
-    assert result.metadata.outputs[0].lazy == (True, False)
-    x = torch.randn(3).cfloat()
-    (found,) = call([x])
-    assert found.is_conj() and torch.equal(found, (x * 2).conj())
-
-
 def test_an_in_place_operators_default_arguments_are_kept():
     call, _ = compile_aot(lambda x: torch.zeros_like(x).bernoulli_(), [torch.zeros(1000)])
     assert 400 < call([torch.zeros(1000)])[0].sum() < 600
@@ -526,29 +431,6 @@ def test_a_result_that_eager_does_not_cast_to_what_is_written_is_refused(write):
     with pytest.raises(RuntimeError):
         mc.compile(write, backend="aot_eager")(x)
     assert x.equal(torch.arange(4))
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        torch.view_as_complex,
-        lambda x: torch.view_as_complex(x * 2)[1:].t(),
-        lambda x: (torch.view_as_complex(x), torch.view_as_complex(x).conj()),
-    ],
-)
-def test_pairs_of_reals_seen_as_complex_numbers_share_memory_and_gradients(view):
-    ours, theirs = (torch.randn(3, 4, 2).requires_grad_() for _ in range(2))
-    theirs.data.copy_(ours.data)
-    results = []
-    for fn, x in ((mc.compile(view, backend="aot_eager", fullgraph=True), ours), (view, theirs)):
-        found = fn(x)
-        found = found if isinstance(found, tuple) else (found,)
-        sum(value.abs().sum() for value in found).backward()
-        shared = [value.data_ptr() == x.data_ptr() for value in found]
-        results.append((found, shared, [(v.stride(), v.is_conj()) for v in found], x.grad))
-    torch.testing.assert_close(results[0][0], results[1][0])
-    torch.testing.assert_close(results[0][3], results[1][3])
-    assert results[0][1:3] == results[1][1:3]
 
 
 def double_the_diagonal(x):

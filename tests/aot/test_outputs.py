@@ -192,16 +192,3 @@ def test_rows_of_what_is_filled_in_part_are_linked() -> None:
 def test_an_input_may_be_larger_than_the_memory_of_this_machine() -> None:
     halves = mc.compile(lambda x: x.chunk(2), backend="aot_eager", fullgraph=True)
     assert [half.numel() for half in halves(torch.empty(1 << 40, device="meta"))] == [1 << 39] * 2
-
-
-def test_what_outputs_are_views_of_is_no_output() -> None:
-    def function(a: torch.Tensor) -> Any:
-        found = (a * 2).detach()
-        return found[:1], found.detach()[0], a + 1
-
-    compiled = mc.compile(function, fullgraph=True)
-    found = compiled(torch.ones(3, 4, requires_grad=True))
-    assert isinstance(found, tuple) and len(found) == 3
-    first, second = (one._base for one in found[:2])
-    assert first is not None and second is not None and first is not second
-    assert first.shape == second.shape == (3, 4) and not first.requires_grad

@@ -1,9 +1,6 @@
 """Graph passes of AOT; importing this registers them. See passes/manager.py for the stages."""
 
-from minicompile.aot.passes import (  # noqa: F401
-    cleanup,
-    random,
-)
+from minicompile.aot.passes import cleanup  # noqa: F401
 from minicompile.aot.passes.patterns import pattern_passes
 from minicompile.ops.plugins import rules
 from minicompile.passes.manager import Pass, passes

@@ -1,7 +1,7 @@
 """Operators that a library runs on purpose, each with the reason, by packet (all overloads of a name).
 
-Random operators stay with eager's generator, so that the numbers are eager's exactly, unless a pass has made
-them functions of a seed (aot/passes/random.py).
+Random operators stay with eager's generator, so that the numbers are eager's exactly, unless a plug-in has
+made them functions of a seed (ops/philox.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random operators as functions of a seed, which loops compute (`options.fallback_random=False`).
+"""Random operators as functions of a seed, which loops compute.
 
 One call per phase draws a seed for each of them from eager's generator, so that `torch.manual_seed` makes a
 run repeatable; the numbers are others than eager's. Only this call is random: what the backward pass needs of

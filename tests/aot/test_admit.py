@@ -1,0 +1,126 @@
+"""What the front desk refuses runs in eager: with a reason and a line, and with eager's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.dynamo.history import Explanation
+from tests.aot.view_programs import alias_pattern
+from tests.dynamo.helpers import explained
+
+Program = Callable[..., Any]
+
+
+def write_first(x, y):
+    x.mul_(2)
+    return y + 1
+
+
+def write_second(x, y):
+    y.add_(x.sum())
+    return x * 2, y
+
+
+def grow(x):
+    row = x[0]
+    x.unsqueeze_(1).mul_(2)
+    return x + 1, row
+
+
+def turn(x):
+    return x.t_() * 2
+
+
+def rows_of_two(x):
+    detached = (x * 2).detach()
+    again = detached.detach()
+    return detached[:1], again[0], again[1], x + 1
+
+
+def made_without_grad(x):
+    with torch.no_grad():
+        part = x[1:]
+    return part[0], x * 2
+
+
+SHARED = {
+    "whole and part": lambda x: [x, x[1:]],
+    "overlapping": lambda x: [x[:3], x[1:]],
+    "apart": lambda x: [x[:2], x[2:]],
+    "columns": lambda x: [x[:, ::2], x[:, 1::2]],
+    "transposed": lambda x: [x.t(), x],
+    "several tensors of autograd": lambda x: [x.detach(), x[1:].detach()],
+}
+
+
+def compared(program: Program, make: Callable[[torch.Tensor], list[Any]]) -> Explanation:
+    """Assert that values, memory and gradients are eager's; return what became of the program."""
+    compiled, seen = mc.compile(program, backend="aot_eager"), []
+    for call in (program, compiled):
+        leaf = torch.arange(24.0).view(4, 6).requires_grad_()
+        inputs = make(leaf * 1)
+        found = call(*inputs)
+        outputs = [*found] if isinstance(found, tuple) else [found]
+        losses = [(x.abs() ** 2).sum() for x in outputs if x.requires_grad]
+        if losses:
+            sum(losses).backward()
+        seen.append(([*outputs, *inputs], leaf.grad, alias_pattern([*outputs, *inputs])))
+    (theirs, gradient, pattern), (ours, own_gradient, own_pattern) = seen
+    assert pattern == own_pattern
+    torch.testing.assert_close(own_gradient, gradient)
+    for one, other in zip(theirs, ours, strict=True):
+        assert one.requires_grad == other.requires_grad
+        torch.testing.assert_close(other, one)
+    return explained(compiled)
+
+
+def refused(found: Explanation, reason: str) -> bool:
+    """Ran the program in eager for this one reason, on a line of this file?"""
+    (why,) = found.breaks
+    assert why.user_line is not None and why.user_line.file == __file__
+    return reason in why.reason
+
+
+@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.parametrize("program", [write_first, write_second])
+def test_writes_to_memory_that_inputs_share(program, kind):
+    assert refused(compared(program, SHARED[kind]), "share memory that is written to")
+
+
+@pytest.mark.parametrize("program", [grow, turn])
+def test_an_input_changes_its_shape_in_place(program):
+    assert refused(compared(program, lambda x: [x]), "shape of an input in place")
+
+
+@pytest.mark.parametrize(
+    "reason, program",
+    [
+        ("views of two tensors", rows_of_two),
+        ("made without grad mode", made_without_grad),
+        ("the conjugate", lambda x: (torch.complex(x, x).conj(), x * 2)),
+        ("memory as torch.complex64", lambda x: (torch.view_as_complex(x.view(4, 3, 2)), x * 2)),
+        ("memory as torch.int32", lambda x: (x.detach().view(torch.int32), x * 2)),
+    ],
+)
+def test_outputs_that_are_no_plain_views(reason, program):
+    assert refused(compared(program, lambda x: [x]), reason)
+
+
+def test_inputs_that_share_memory_are_read_in_a_graph():
+    found = compared(lambda x, y: x * 2 + y.sum(), SHARED["overlapping"])
+    assert found.graph_count == 1 and not found.breaks
+
+
+def test_a_tensor_that_the_graph_makes_changes_its_shape_in_place():
+    def program(x):
+        y = x * 2
+        y.t_()
+        return y.unsqueeze_(1).mul_(2), y[0]
+
+    found = compared(program, lambda x: [x])
+    assert found.graph_count == 1 and not found.breaks
