@@ -106,7 +106,15 @@ def answer_lines(source: Path) -> set[str]:
 def shown_answers(source: Path, text: str) -> set[str]:
     """Lines of a lesson's answers that a page's text has."""
     text = squeezed(text)
-    return {line for line in answer_lines(source) if line in text}
+    shown = {line for line in answer_lines(source) if line in text}
+    return {line for line in shown if line not in package_text()}
+
+
+@functools.cache
+def package_text() -> str:
+    """The compiler's own text, which pictures of kernels and rules may show."""
+    files = [*ROOT.glob("minicompile/**/*.py"), *ROOT.glob("minicompile/**/*.h")]
+    return squeezed("\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
 def answers(folder: Path) -> Iterator[str]:

@@ -64,6 +64,13 @@ def keep_layout(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
     lines[:] = "\n\n".join(paragraphs).split("\n")
 
 
+def captions(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """A headline of the menu says its level, as a screen reader needs it."""
+    tree = str(context.get("furo_navigation_tree", ""))
+    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+
+
 def setup(app: Any) -> None:
+    app.connect("html-page-context", captions, priority=900)
     app.connect("config-inited", lambda app, config: config.html_extra_path.append(f"{app.srcdir}/extra"))
     app.connect("autodoc-process-docstring", keep_layout)

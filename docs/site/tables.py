@@ -133,7 +133,7 @@ def section(file: str, result: dict[str, Any]) -> Iterator[str]:
 
 
 def cases(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield '<table class="measured"><thead><tr><th>case</th><th></th><th>eager</th>'
+    yield '<table class="measured"><thead><tr><th>case</th><th>compared</th><th>eager</th>'
     yield "<th>torch.compile</th><th>minicompile</th><th>ours / theirs</th></tr></thead><tbody>"
     for case in rows:
         seconds = case["seconds"]
