@@ -135,7 +135,9 @@ def open_site(chosen: argparse.Namespace) -> int:
             print(page)
             webbrowser.open(page.as_uri())
             return 0
-    raise MinicompileError("the pages are not here: `make site` builds them, `make wheel` packs them")
+    raise MinicompileError(
+        "the pages are not here: `make site` builds them, `make wheel` packs them"
+    )
 
 
 COMMANDS = {

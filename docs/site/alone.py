@@ -1,4 +1,4 @@
-"""`python alone.py LESSON.ipynb`: execute a lesson where the repository is not, as a stranger's "Run all" does."""
+"""`python alone.py LESSON.ipynb`: execute a lesson where the repository is not."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ def main(file: Path) -> int:
         notebook, kernel_name="python3", timeout=900, allow_errors=True, resources=where
     ).execute()
     outputs = [(cell.id, out) for cell in notebook.cells for out in cell.get("outputs", [])]
-    errors = [f"{name}: {out.ename}: {out.evalue}" for name, out in outputs if out.output_type == "error"]
+    errors = [
+        f"{name}: {out.ename}: {out.evalue}" for name, out in outputs if out.output_type == "error"
+    ]
     pictures = sum("text/html" in out.get("data", {}) for _, out in outputs)
     print(*errors, sep="\n", end="\n" * bool(errors))
-    print(f"{file.name}: {len(outputs)} outputs, {pictures} pictures, {time.monotonic() - start:.0f} s")
+    print(
+        f"{file.name}: {len(outputs)} outputs, {pictures} pictures, {time.monotonic() - start:.0f} s"
+    )
     return 1 if errors or not pictures else 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import html.parser
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,9 +73,12 @@ def links(folder: Path) -> Iterator[str]:
             target = target / "index.html" if target.is_dir() else target
             if not target.exists():
                 yield f"{file}: no page {address}"
-            elif parts.fragment and target.suffix == ".html":
-                if unquote(parts.fragment) not in read(target).places:
-                    yield f"{file}: no place {address}"
+            elif (
+                parts.fragment
+                and target.suffix == ".html"
+                and unquote(parts.fragment) not in read(target).places
+            ):
+                yield f"{file}: no place {address}"
 
 
 def sizes(folder: Path) -> Iterator[str]:

@@ -35,6 +35,7 @@ autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
 add_module_names = False
+toc_object_entries = False
 
 html_theme = "furo"
 html_title = "minicompile"
@@ -67,10 +68,14 @@ def keep_layout(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
 def captions(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """A headline of the menu says its level, as a screen reader needs it."""
     tree = str(context.get("furo_navigation_tree", ""))
-    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
 
 
 def setup(app: Any) -> None:
     app.connect("html-page-context", captions, priority=900)
-    app.connect("config-inited", lambda app, config: config.html_extra_path.append(f"{app.srcdir}/extra"))
+    app.connect(
+        "config-inited", lambda app, config: config.html_extra_path.append(f"{app.srcdir}/extra")
+    )
     app.connect("autodoc-process-docstring", keep_layout)

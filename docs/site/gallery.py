@@ -14,8 +14,8 @@ from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.ops.display import to_html
 from minicompile.show.html import STYLE
 
-TRITON = {"device_codegen": "triton"}
-"""Kernels as a GPU gets them; none is needed to write them."""
+CPU, GPU = {"device_codegen": "cpp"}, {"device_codegen": "triton"}
+"""Options: kernels for a CPU, and kernels as a GPU gets them. No GPU is needed to write those."""
 
 
 class ResidualBlock(nn.Module):
@@ -47,6 +47,10 @@ def first_steps(x: Tensor, w: Tensor) -> Tensor:
     return torch.softmax(scores, -1)
 
 
+def first_inputs() -> list[Tensor]:
+    return [torch.randn(64, 32), torch.randn(32, 48)]
+
+
 def gpt() -> tuple[Any, list[Tensor]]:
     tokens = torch.randint(0, 60, (2, 65))
     model = GPT(GPTConfig(n_layer=1))
@@ -66,13 +70,10 @@ MODELS = {
     "resnet": ("A block of a ResNet, one training step", resnet),
     "attention": ("Attention, written out", attended),
 }
-TARGETS: dict[str, tuple[str, dict[str, Any], bool]] = {
-    "cpu": ("C++ for a CPU", {"device_codegen": "cpp"}, False),
-    "gpu": ("Triton for a GPU", TRITON, False),
-}
+TARGETS = {"cpu": ("C++ for a CPU", CPU), "gpu": ("Triton for a GPU", GPU)}
 
 
-def explorer(model: Any, arguments: list[Tensor], options: dict[str, Any]) -> str:
+def explorer(model: Any, arguments: list[Tensor], options: dict[str, str]) -> str:
     """The linked view of a trace as HTML, without the style sheet that the pages have."""
     trace = mc.trace(mc.compile(model, options=options), *arguments)
     return to_html(trace.explore()).removeprefix(STYLE)
@@ -83,23 +84,29 @@ def pages() -> Iterator[tuple[str, str]]:
     torch.manual_seed(0)
     names = []
     for key, (title, make) in MODELS.items():
-        for target, (language, options, _) in TARGETS.items():
+        for target, (language, options) in TARGETS.items():
+            name = f"{key}_{target}"
+            names.append(name)
             model, arguments = make()
-            view = explorer(model, arguments, options)
-            names.append(f"{key}_{target}")
-            yield f"{names[-1]}.html.txt", view
-            yield f"{names[-1]}.md", page(f"{title}: {language}", names[-1])
-    arguments = [torch.randn(64, 32), torch.randn(32, 48)]
-    yield "first.html.txt", explorer(first_steps, arguments, TARGETS["cpu"][1])
+            yield f"{name}.html.txt", explorer(model, arguments, options)
+            yield f"{name}.md", PAGE.format(title=f"{title}: {language}", name=name)
+    yield "first.html.txt", explorer(first_steps, first_inputs(), CPU)
     yield "index.md", INDEX.format(names="\n".join(names))
 
 
-def page(title: str, name: str) -> str:
-    return f"---\nhide-toc: true\n---\n\n# {title}\n\n{HOW}\n\n```{{raw}} html\n:file: {name}.html.txt\n```\n"
+PAGE = """---
+hide-toc: true
+---
 
+# {title}
 
-HOW = """Point at a line: all that shares an operation with it lights up, from Python to the kernel. A click
-pins it, arrow keys move, Escape lets go. The strip above the panes opens the other stages."""
+Point at a line: all that shares an operation with it lights up, from Python to the kernel. A click pins it,
+arrow keys move, Escape lets go. The strip above the panes opens the other stages.
+
+```{{raw}} html
+:file: {name}.html.txt
+```
+"""
 
 INDEX = """# One model, top to bottom
 

@@ -1,9 +1,9 @@
 """`python docs/site/look.py build/site/html [PAGE ...]`: the built site in Chromium, without a network.
 
-Of every page that is named (default: all but those of source files): nothing outside of the site is asked for,
-no script fails, every picture is there, explorers light up, steppers step, text fits a phone, and axe-core finds
-no breach of WCAG 2.1 AA in light and dark. `--shots FOLDER` keeps pictures at three widths. A line for each
-finding, exit code 1.
+Of every page that is named (default: all but those of source files): nothing outside of the site is asked
+for, no script fails, every picture is there, explorers light up, steppers step, text fits a phone, and axe-core
+finds no breach of WCAG 2.1 AA in light and dark. `--shots FOLDER` keeps pictures at three widths. A line for
+each finding, exit code 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from playwright.sync_api import sync_playwright
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-quic", "--disable-sync", "--disable-component-update"]
 FLAGS.append("--host-resolver-rules=MAP * ~NOTFOUND")
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS = {"phone": 390, "tablet": 820, "desk": 1400}
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
 
@@ -44,6 +44,11 @@ STEPPERS = """() => [...document.querySelectorAll('.mc .steps.live')].map((root)
     buttons[0].click();
     return second === 1 && open() === 0;
 })"""
+
+
+def chromium() -> str | None:
+    """Where Chromium is; Playwright looks for a build of its own where there is none."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 def alive(tab: Any, counts: Counter[str]) -> Iterator[str]:
@@ -90,7 +95,7 @@ def look(context: Any, file: Path, root: Path, shot: str, counts: Counter[str]) 
     tab.on("request", asked)
     tab.on("pageerror", lambda error: findings.append(str(error)))
     tab.goto(file.as_uri())
-    findings += [*alive(tab, counts), *fits(tab, shot), *accessible(tab)]
+    findings += [*accessible(tab), *fits(tab, shot), *alive(tab, counts)]
     tab.close()
     counts["findings"] += len(findings)
     return findings
@@ -107,10 +112,9 @@ def main(arguments: list[str] | None = None) -> int:
     pages = chosen.pages or [page for page in every if not page.startswith("source/")]
     if chosen.shots:
         chosen.shots.mkdir(parents=True, exist_ok=True)
-    chromium = next(filter(None, map(shutil.which, CHROMIUM)), None)
     counts: Counter[str] = Counter(pages=len(pages))
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         context = browser.new_context(viewport={"width": 1400, "height": 1000})
         for page in pages:
             shot = str(chosen.shots / page.replace("/", "_")) if chosen.shots else ""

@@ -38,6 +38,10 @@ from notebooks.glossary import Glossary, Term, folded, read_glossary  # noqa: E4
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCED = re.compile(r"^(```.*?^```[ \t]*$)", re.M | re.S)
 ITALIC = re.compile(r"(?<![*\w`])\*([^*\n`]+(?:\n[^*\n`]+)?)\*(?![*\w])")
+FRONT = re.compile(
+    r"<picture>.*?</picture>\n\n|^\[!\[[^\n]*\n|^\*\*Read it in a browser.*?\n\n", re.M | re.S
+)
+"""Of the README: badges, the explorer's picture, and the way to the site, which stands where it leads."""
 SOURCE_NAME = re.compile(r"`((?:minicompile|notebooks)/[\w/.]+\.\w+)`")
 STYLE = re.compile(r"<style>\.mc \{.*?</style>", re.S)
 LANGUAGES = {".py": "python", ".c": "c", ".h": "cpp", ".toml": "toml", ".js": "javascript"}
@@ -165,9 +169,7 @@ def lesson(name: str, site: Site) -> None:
             text = site.links(cell.source, f"notebooks/{name}", page)
             cell.source = linked_terms(text, site.glossary)
         elif "answer" not in tags(cell):
-            cell.outputs = [
-                nbformat.from_dict(o) for o in plain(cell, outputs.get(cell["id"], []))
-            ]
+            cell.outputs = [nbformat.from_dict(o) for o in plain(cell, outputs.get(cell["id"], []))]
     title, _, rest = opened.cells[0].source.partition("\n")
     opened.cells[0].source = f"{title}\n\n{buttons(name)}\n{rest}"
     site.write(page, nbformat.writes(opened))
@@ -209,7 +211,12 @@ def entry(term: Term, used: list[str], site: Site) -> Iterator[str]:
 
 def glossary(site: Site) -> None:
     used = uses(site)
-    lines = ["# Glossary", "", "Each term with its meaning, the lessons that use it, and its source.", ""]
+    lines = [
+        "# Glossary",
+        "",
+        "Each term with its meaning, the lessons that use it, and its source.",
+        "",
+    ]
     lines += ["````{glossary}"]
     for term in sorted(site.glossary.terms, key=lambda term: folded(term.name)):
         lines += entry(term, used[term.name], site)
@@ -266,13 +273,17 @@ def one_title(text: str) -> str:
 
 def document(file: str, site: Site) -> None:
     page = PAGES[file]
-    text = one_title((ROOT / file).read_text(encoding="utf-8"))
+    text = one_title(FRONT.sub("", (ROOT / file).read_text(encoding="utf-8")))
     site.write(page, site.links(text, file, page))
 
 
 def lesson_list() -> str:
-    names = "\n".join(sorted(Path(page).stem for page in PAGES.values() if page.startswith("lessons/")))
-    about = "Each page is a notebook that was executed; exercises are yours to answer in a copy of it."
+    names = "\n".join(
+        sorted(Path(page).stem for page in PAGES.values() if page.startswith("lessons/"))
+    )
+    about = (
+        "Each page is a notebook that was executed; exercises are yours to answer in a copy of it."
+    )
     return f"# The lessons, executed\n\n{about}\n\n```{{toctree}}\n:maxdepth: 1\n\n{names}\n```\n"
 
 
@@ -282,15 +293,30 @@ def reference() -> str:
     from minicompile import extension
 
     public = {name: f"minicompile.{name}" for name in minicompile.PUBLIC}
-    rules = [*re.findall(r"^\| `(\w+)\(", extension.__doc__ or "", re.M), "scoped", "without", "add_plugin"]
+    rules = [
+        *re.findall(r"^\| `(\w+)\(", extension.__doc__ or "", re.M),
+        "scoped",
+        "without",
+        "add_plugin",
+    ]
     others = {name: f"minicompile.extension.{name}" for name in rules if name not in public}
     lines = ["# Reference", "", "Names of `minicompile`, from their docstrings.", ""]
     for title, names in (("Functions and classes", public), ("Extension points", others)):
         lines += [f"## {title}", ""]
         if title == "Extension points":
-            lines += ["From `minicompile.extension`; [extending](docs/extending.md) shows each in use.", ""]
+            lines += [
+                "From `minicompile.extension`; [extending](docs/extending.md) shows each in use.",
+                "",
+            ]
         for name, path in names.items():
-            lines += [f"### {name}", "", "```{eval-rst}", f".. {directive(path)}:: {path}", "```", ""]
+            lines += [
+                f"### {name}",
+                "",
+                "```{eval-rst}",
+                f".. {directive(path)}:: {path}",
+                "```",
+                "",
+            ]
     return "\n".join(lines)
 
 
@@ -316,7 +342,9 @@ def write(folder: Path) -> Site:
             document(file, site)
     glossary(site)
     for page in sorted((HERE / "pages").glob("*.md")):
-        site.write(page.name, site.links(page.read_text(encoding="utf-8"), "docs/site/pages/x", page.name))
+        site.write(
+            page.name, site.links(page.read_text(encoding="utf-8"), "docs/site/pages/x", page.name)
+        )
     site.write("operators.md", tables.operators(lambda file: site.link(file, "operators.md")))
     site.write("lessons/index.md", lesson_list())
     site.write("api.md", reference())
