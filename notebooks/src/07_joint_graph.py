@@ -18,9 +18,16 @@
 # - write an operator's gradient yourself, have the compiler use it, and prove that it is right.
 
 # %% name="setup" tags=["setup"]
+try:
+    import minicompile as mc
+except ModuleNotFoundError:  # opened elsewhere, as on Colab
+    get_ipython().run_line_magic(
+        "pip", 'install -q "minicompile[notebook] @ git+https://github.com/your_name/minicompile"'
+    )
+    import minicompile as mc
+
 import torch
 
-import minicompile as mc
 from minicompile.lessons.exercise import checks
 from minicompile.lessons.model import Block, GPTConfig
 

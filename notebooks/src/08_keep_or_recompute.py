@@ -19,12 +19,19 @@
 # - write the rule that says what may be computed again, and what happens if it is wrong.
 
 # %% name="setup" tags=["setup"]
+try:
+    import minicompile as mc
+except ModuleNotFoundError:  # opened elsewhere, as on Colab
+    get_ipython().run_line_magic(
+        "pip", 'install -q "minicompile[notebook] @ git+https://github.com/your_name/minicompile"'
+    )
+    import minicompile as mc
+
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-import minicompile as mc
 from minicompile.lessons.exercise import checks
 from minicompile.lessons.model import Block, GPTConfig
 

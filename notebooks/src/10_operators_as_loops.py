@@ -17,9 +17,16 @@
 # Our example adds a row to a table, clips it at zero and transposes the result:
 
 # %% name="setup" tags=["setup"]
+try:
+    import minicompile as mc
+except ModuleNotFoundError:  # opened elsewhere, as on Colab
+    get_ipython().run_line_magic(
+        "pip", 'install -q "minicompile[notebook] @ git+https://github.com/your_name/minicompile"'
+    )
+    import minicompile as mc
+
 import torch
 
-import minicompile as mc
 from minicompile.extension import lowering
 from minicompile.lessons.exercise import checks
 from minicompile.lowering import views

@@ -17,10 +17,17 @@
 # Our example looks at a table column by column, as one row of numbers:
 
 # %% name="setup" tags=["setup"]
+try:
+    import minicompile as mc
+except ModuleNotFoundError:  # opened elsewhere, as on Colab
+    get_ipython().run_line_magic(
+        "pip", 'install -q "minicompile[notebook] @ git+https://github.com/your_name/minicompile"'
+    )
+    import minicompile as mc
+
 import sympy
 import torch
 
-import minicompile as mc
 from minicompile.lessons.exercise import checks
 from minicompile.lowering.ir import FormulaOps
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, bounds, simplify_index

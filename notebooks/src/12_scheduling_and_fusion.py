@@ -18,9 +18,16 @@
 # (`inline="never"`); later we allow it again.
 
 # %% name="setup" tags=["setup"]
+try:
+    import minicompile as mc
+except ModuleNotFoundError:  # opened elsewhere, as on Colab
+    get_ipython().run_line_magic(
+        "pip", 'install -q "minicompile[notebook] @ git+https://github.com/your_name/minicompile"'
+    )
+    import minicompile as mc
+
 import torch
 
-import minicompile as mc
 from minicompile.extension import FusionPolicy, fusion_rule
 from minicompile.lessons.exercise import checks
 

@@ -18,9 +18,16 @@
 # Our example scales, shifts and clips a small table of numbers.
 
 # %% name="setup" tags=["setup"]
+try:
+    import minicompile as mc
+except ModuleNotFoundError:  # opened elsewhere, as on Colab
+    get_ipython().run_line_magic(
+        "pip", 'install -q "minicompile[notebook] @ git+https://github.com/your_name/minicompile"'
+    )
+    import minicompile as mc
+
 import torch
 
-import minicompile as mc
 from minicompile.codegen.phases import transposed
 from minicompile.codegen.plan import plan_rule
 from minicompile.lessons.assembly import assembly_of, cpp_assembly, explore_assembly

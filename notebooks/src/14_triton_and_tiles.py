@@ -20,11 +20,18 @@
 # the first cell says that it is missing, read on with the saved outputs of `notebooks/solutions`.
 
 # %% name="setup" tags=["setup"]
+try:
+    import minicompile as mc
+except ModuleNotFoundError:  # opened elsewhere, as on Colab
+    get_ipython().run_line_magic(
+        "pip", 'install -q "minicompile[notebook] @ git+https://github.com/your_name/minicompile"'
+    )
+    import minicompile as mc
+
 import importlib.util
 
 import torch
 
-import minicompile as mc
 from minicompile.lessons.exercise import checks
 from minicompile.lessons.gpu import on_gpu
 

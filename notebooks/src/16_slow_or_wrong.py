@@ -16,12 +16,19 @@
 # - choose inputs that catch such a bug before a user does.
 
 # %% name="setup" tags=["setup"]
+try:
+    import minicompile as mc
+except ModuleNotFoundError:  # opened elsewhere, as on Colab
+    get_ipython().run_line_magic(
+        "pip", 'install -q "minicompile[notebook] @ git+https://github.com/your_name/minicompile"'
+    )
+    import minicompile as mc
+
 import warnings
 
 import torch
 from torch.nn import functional as F
 
-import minicompile as mc
 from minicompile.lessons.bugs import planted
 from minicompile.lessons.exercise import checks
 

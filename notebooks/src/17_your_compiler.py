@@ -17,11 +17,18 @@
 # - read what each optimization costs and buys, leave it out, and bring one of your own in a folder.
 
 # %% name="setup" tags=["setup"]
+try:
+    import minicompile as mc
+except ModuleNotFoundError:  # opened elsewhere, as on Colab
+    get_ipython().run_line_magic(
+        "pip", 'install -q "minicompile[notebook] @ git+https://github.com/your_name/minicompile"'
+    )
+    import minicompile as mc
+
 import importlib.util
 
 import torch
 
-import minicompile as mc
 from minicompile.extension import code_generator, decompose, kernel_loader, lowering
 from minicompile.lessons.exercise import checks
 from minicompile.lowering.rules.common import elementwise
