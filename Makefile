@@ -1,4 +1,4 @@
-# minicompile: `make lab` opens the lessons, `make demo` trains the lesson model, `make test` runs every check.
+# minicompile: `make lab` opens the lessons, `make demo` trains the lesson model, `make test` runs the checks.
 # On a fresh machine each of them first sets up what it needs in .venv; after that it starts at once.
 
 PYTHON ?= python3
@@ -15,7 +15,8 @@ FIRST     = notebooks/00_one_model_top_to_bottom.ipynb
 # JupyterLab asks root to say that it means it. The address that it prints leads to the lesson too.
 LAB_FLAGS = $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: help lab demo notebooks grade mutants site look wheel test check lint tests lessons fuzz browser compat size clean
+.PHONY: help lab demo notebooks grade mutants site look wheel test test-all check check-all lint lessons fuzz
+.PHONY: browser compat size clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -62,26 +63,39 @@ wheel: site
 	$(PIP) --upgrade "setuptools>=77" && $(PY) -m pip wheel . --no-deps --no-build-isolation --wheel-dir dist; \
 	    code=$$?; rm -rf minicompile/pages; exit $$code
 
-## make test       set up and run every check: lint, types, tests, notebooks
-test: $(VENV)/.dev browser check
+## make test       set up and run what must hold for any change, in minutes; make test ROOM=scheduling: of one room
+test: $(VENV)/.dev check
 
-## make check      the same with what is installed; PY=python uses the active environment
-check: lint tests lessons
+## make test-all   set up and run the rest: long tests, views in a browser, every lesson
+test-all: $(VENV)/.dev browser check-all
 
-## make lint       ruff and mypy only (as `make check`, without setting up)
+# As `make test` and `make test-all` with what is installed: PY=python uses the active environment.
+ifdef ROOM
+check:
+	$(PYTEST) -m "not long" tests/$(ROOM)
+else
+check: lint
+	$(PY) -m notebooks.lint
+	$(PY) -m notebooks.glossary --check
+	$(PYTEST) -m "not long"
+	$(PY) -m notebooks.build --validate --changed
+endif
+
+check-all:
+	$(PYTEST) -m long --durations 20
+	$(PY) -m notebooks.build --validate
+
+# Two processes, a file of tests in one of them; in order, since some files must come last.
+PYTEST = $(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+## make lint       ruff and mypy only, without setting up
 lint:
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Two processes, a file of tests in one of them; in order, since some files must come last.
-tests:
-	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-
-## make lessons    lint the lessons' text, execute them all and compare (as `make check`, without setting up)
+## make lessons    execute all lessons and compare, without setting up
 lessons:
-	$(PY) -m notebooks.lint
-	$(PY) -m notebooks.glossary --check
 	$(PY) -m notebooks.build --validate
 
 ## make fuzz       random programs against eager: SEED=0 MINUTES=5 (or COUNT=100) BACKEND=inductor

@@ -12,7 +12,9 @@ The same source gives the same bytes: cells are called by name or by place, exec
 hash seed is fixed. A notebook records what it was made with. `--check` compares the sources with what is
 saved; `--validate` also executes every lesson under nbval. What a learner opens must run to its last cell,
 with nothing answered; a solution's outputs must be those that are saved: all of them on the same versions
-and kind of processor, otherwise those of check cells.
+and kind of processor, otherwise those of check cells. `--changed` passes over a lesson whose text, checks and
+rooms (the folders of the package that they import) are as they were when it was validated last:
+solutions/validated.json has a hash of each.
 """
 
 from __future__ import annotations
@@ -66,6 +68,9 @@ KERNEL_ENVIRONMENT = {
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     "MINICOMPILE_PROGRESS": "0",
 }
+
+ROOM = re.compile(rb"\bminicompile\.([a-z]+)\b")
+VALIDATED = Path("solutions", "validated.json")
 
 STAMP = "minicompile"
 """Where a notebook's metadata says what it was made with."""
@@ -299,6 +304,29 @@ def validate(source: Path, folder: Path) -> str:
     return "" if ran.returncode == 0 else ran.stdout[-6000:] + ran.stderr[-2000:]
 
 
+def fingerprint(source: Path, folder: Path) -> str:
+    """Return a hash of a lesson's text, its checks, and the Python of the rooms that these import."""
+    files = [source, folder / "checks" / f"lesson_{source.stem[:2]}.py"]
+    texts = [file.read_bytes() for file in files if file.exists()]
+    for room in sorted(set(ROOM.findall(b"\n".join(texts)))):
+        package = folder.parent / "minicompile" / room.decode()
+        texts += [file.read_bytes() for file in sorted(package.rglob("*.py"))]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+
+
+def read_validated(folder: Path) -> dict[str, str]:
+    """Return the fingerprints that lessons had when they were validated last, by name."""
+    file = folder / VALIDATED
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def write_validated(sources: Sequence[Path], folder: Path) -> None:
+    """Note that these lessons, as they are now, were validated."""
+    now = {source.stem: fingerprint(source, folder) for source in sources}
+    text = json.dumps(dict(sorted((read_validated(folder) | now).items())), indent=1)
+    (folder / VALIDATED).write_text(text + "\n", encoding="utf-8")
+
+
 def difference(saved: str, rebuilt: str) -> str:
     """The first line that differs, both ways."""
     pairs = itertools.zip_longest(saved.split("\n"), rebuilt.split("\n"), fillvalue="(nothing)")
@@ -317,6 +345,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help=check)
     validating = "check, then execute the saved solutions under nbval"
     parser.add_argument("--validate", action="store_true", help=validating)
+    changed = "only lessons that changed since they were validated, or whose rooms did"
+    parser.add_argument("--changed", action="store_true", help=changed)
     parser.add_argument("--jobs", type=int, default=2, help="lessons at a time (default 2)")
     chosen = parser.parse_args(arguments)
     try:
@@ -326,6 +356,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not wanted:
             known = ", ".join(source.stem for source in sources)
             raise MinicompileError(f"no lesson is called so; there are {known}")
+        if chosen.changed:
+            before = read_validated(folder)
+            wanted = [s for s in wanted if before.get(s.stem) != fingerprint(s, folder)]
     except MinicompileError as error:
         print(error, file=sys.stderr)
         return 1
@@ -334,7 +367,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return one(source, folder, chosen.check, chosen.validate)
 
     with concurrent.futures.ThreadPoolExecutor(max(1, chosen.jobs)) as pool:
-        return 0 if all(list(pool.map(do, wanted))) else 1
+        done = list(pool.map(do, wanted))
+    if chosen.validate:
+        write_validated([source for source, right in zip(wanted, done) if right], folder)
+    return 0 if all(done) else 1
 
 
 def one(source: Path, folder: Path, check: bool, validating: bool) -> bool:

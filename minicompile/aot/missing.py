@@ -102,7 +102,7 @@ def computed_from(
     for node in graph.nodes:
         read = [x for x in node.all_input_nodes if not is_size(x)]
         own = numbers.get(node, set() if read else tangents_before(node))
-        if not own.issubset(missing) or not present.isdisjoint(read):
+        if not own <= missing or not present.isdisjoint(read):
             present.add(node)
         elif (own or not lost.isdisjoint(read)) and not is_size(node) and node.op != "output":
             lost.add(node)

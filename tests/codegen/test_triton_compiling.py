@@ -314,12 +314,12 @@ def test_equal_kernels_at_different_places_compile_to_the_same_module():
     assert module_text(first) == module_text(second)
 
 
-FEW = [n for n, spec in POINTWISE.items() if spec.arity < 3]
-TWO = [n for n in FEW if POINTWISE[n].arity == 2]
+ONE = [n for n, spec in POINTWISE.items() if spec.arity < 2]
+TWO = [n for n, spec in POINTWISE.items() if spec.arity == 2]
 
 
 @pytest.mark.parametrize(
-    "name, number", [(n, None) for n in FEW] + [(n, place) for place in (0, 1) for n in TWO]
+    "name, number", [(n, None) for n in ONE] + [(n, place) for place in (0, 1) for n in TWO]
 )
 def test_every_operation_compiles_for_a_gpu(name, number):
     """The interpreter runs some functions that a GPU's library has under another name, or not at all; and it

@@ -22,7 +22,7 @@ PYTEST = (
     *("-q", "-n", "2", "--dist", "loadfile"),
     *("--no-loadscope-reorder", "--max-worker-restart", "0"),
 )
-"""As `make tests` runs it."""
+"""As `make test` and `make test-all` run it."""
 
 
 def row(report: Path) -> str:

@@ -183,6 +183,23 @@ def test_a_failing_cell_fails_the_build_and_is_shown(lesson: Path):
     assert not (lesson.parent.parent / "00_test.ipynb").exists()
 
 
+def test_a_lesson_is_validated_again_when_its_text_or_a_room_that_it_imports_changes(lesson: Path):
+    folder = lesson.parent.parent
+    (folder / "solutions").mkdir()
+    lesson.write_text(SOURCE.replace("import minicompile", "import minicompile.aot.joint"))
+    for room in ("aot", "dynamo"):
+        (folder.parent / "minicompile" / room).mkdir(parents=True)
+        (folder.parent / "minicompile" / room / "file.py").write_text("")
+    builder.write_validated([lesson], folder)
+    [before] = builder.read_validated(folder).values()
+    (folder.parent / "minicompile" / "dynamo" / "file.py").write_text("a = 1")
+    assert builder.fingerprint(lesson, folder) == before
+    (folder.parent / "minicompile" / "aot" / "file.py").write_text("a = 1")
+    room_changed = builder.fingerprint(lesson, folder)
+    lesson.write_text(lesson.read_text() + "\n")
+    assert len({before, room_changed, builder.fingerprint(lesson, folder)}) == 3
+
+
 def test_two_cells_of_one_name_are_refused(lesson: Path):
     lesson.write_text(SOURCE + '\n# %% name="one two"\n1\n')
     with pytest.raises(MinicompileError, match="several cells are called one-two"):
