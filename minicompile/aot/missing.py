@@ -94,7 +94,7 @@ def without(backward: Graph, saved: int, missing: Set[int]) -> tuple[Graph, list
 
 
 def computed_from(
-    graph: fx.Graph, tangents: Sequence[fx.Node], missing: Collection[int]
+    graph: fx.Graph, tangents: Sequence[fx.Node], missing: Set[int]
 ) -> set[fx.Node]:
     """The nodes that are computed from missing tangents, or made for them of constants, and from no other."""
     present, lost = set[fx.Node](), set[fx.Node]()
