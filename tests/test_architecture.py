@@ -256,7 +256,7 @@ LESSONS_ON_A_ROOM = {
     "lessons.bugs": {"lowering.rules.common"},
     "lessons.cache": {"codegen.phases"},
     "lessons.pictures": {"bench.prices", "runtime.reference"},
-    "lessons.replay": {"codegen.generate", "runtime.load"},
+    "lessons.replay": {"codegen.generate", "runtime.load", "plugins.cuda_graphs.replay"},
     "lessons.stepping": {"dynamo.interpreter", "dynamo.tracer"},
 }
 """Modules of lessons whose subject is the inside of a room, or the price list."""
@@ -396,7 +396,7 @@ def test_the_systems_that_we_teach_are_asked_for_by_comparisons_alone():
     ]
     assert wrong == []
     users = {folder(importer) for _, importer, target in internal_imports() if target == asks}
-    assert users == {"bench", "debug"}
+    assert users == {"debug"}
 
 
 def example(importer: str, code: str) -> list[Import]:
