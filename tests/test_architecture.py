@@ -395,7 +395,7 @@ def test_the_systems_that_we_teach_are_asked_for_by_comparisons_alone():
     ]
     assert wrong == []
     users = {folder(importer) for _, importer, target in internal_imports() if target == asks}
-    assert users == {"bench", "debug"}
+    assert users == {"debug"}
 
 
 def example(importer: str, code: str) -> list[Import]:

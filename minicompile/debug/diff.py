@@ -384,7 +384,7 @@ def stages_of(trace: Trace, found: dict[str, Point]) -> dict[str, Point]:
 
 
 def across(first: Trace, second: Trace, only: str | None) -> Diff:
-    """Two traces, stage by stage."""
+    """Two traces, stage by stage. The cause of what the second has is the step that made it there."""
     traces = [stages_of(trace, points(trace)) for trace in (first, second)]
     only = only and place({**traces[0], **traces[1]}, only)
     chosen = [asdict(trace.capture.watch.of.options) for trace in (first, second)]
@@ -395,7 +395,10 @@ def across(first: Trace, second: Trace, only: str | None) -> Diff:
         ends = [stages.get(name, Point(name, [])) for stages in traces]
         facts.append((name, ends[0].count, ends[1].count))
         made = ends[1].beside(ends[0], name)
-        differ = any(row.status != "same" for row in made)
+        if differ := any(row.status != "same" for row in made):
+            steps = rows_along(ends[1].path(traces[1].values()))
+            causes = {id(row.after): row.cause for row in steps if row.status != "same"}
+            made = [replace(row, cause=causes.get(id(row.after), row.cause)) for row in made]
         rows += made if name == only or (differ and not only) else []
         if name.endswith(".schedule"):
             facts += [(f"{name}: {what}", a, b) for (what, a), (_, b) in zip(*map(figures, ends))]

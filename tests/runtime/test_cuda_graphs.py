@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import minicompile as mc
+from minicompile.lessons.replay import StandIn
 from minicompile.plugins.cuda_graphs import replay as cuda_graphs
-from tests.runtime.stand_in import StandIn
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
