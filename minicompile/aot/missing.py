@@ -93,16 +93,14 @@ def without(backward: Graph, saved: int, missing: Set[int]) -> tuple[Graph, list
     return reduced, takes
 
 
-def computed_from(
-    graph: fx.Graph, tangents: Sequence[fx.Node], missing: Collection[int]
-) -> set[fx.Node]:
+def computed_from(graph: fx.Graph, tangents: Sequence[fx.Node], missing: Set[int]) -> set[fx.Node]:
     """The nodes that are computed from missing tangents, or made for them of constants, and from no other."""
     present, lost = set[fx.Node](), set[fx.Node]()
     numbers = {node: {number} for number, node in enumerate(tangents)}
     for node in graph.nodes:
         read = [x for x in node.all_input_nodes if not is_size(x)]
         own = numbers.get(node, set() if read else tangents_before(node))
-        if not own.issubset(missing) or not present.isdisjoint(read):
+        if not own <= missing or not present.isdisjoint(read):
             present.add(node)
         elif (own or not lost.isdisjoint(read)) and not is_size(node) and node.op != "output":
             lost.add(node)
