@@ -93,9 +93,7 @@ def without(backward: Graph, saved: int, missing: Set[int]) -> tuple[Graph, list
     return reduced, takes
 
 
-def computed_from(
-    graph: fx.Graph, tangents: Sequence[fx.Node], missing: Set[int]
-) -> set[fx.Node]:
+def computed_from(graph: fx.Graph, tangents: Sequence[fx.Node], missing: Set[int]) -> set[fx.Node]:
     """The nodes that are computed from missing tangents, or made for them of constants, and from no other."""
     present, lost = set[fx.Node](), set[fx.Node]()
     numbers = {node: {number} for number, node in enumerate(tangents)}

@@ -77,9 +77,9 @@ def partition(
 ) -> tuple[Graph, Graph, Partition]:
     """(forward, backward, report) of a joint graph with output ((forward results...), (gradients...)).
 
-    `fakes` are its first inputs. How many values pass between the two goes into `metadata`. `continues`: the
-    function goes on after the graph, and may write to what the graph got or gave: what eager would not keep
-    of that for a tangent is not kept either, for autograd would refuse the backward.
+    `fakes` are its first inputs. How many values pass between the two goes into `metadata`. `continues`:
+    Python code runs after this graph and may overwrite its inputs or results. Nothing is then computed again
+    from these: a write that eager allows would let autograd refuse the backward.
     """
     inputs = placeholders(joint.gm.graph)
     copy_mutated_inputs(joint.gm, [inputs[i] for i in metadata.mutated_inputs])
@@ -186,8 +186,8 @@ class JointParts:
             drawn = any(map(is_random, (node, *node.all_input_nodes)))
             if (mine or derived) and (node.target is PHILOX or not drawn):
                 self.inside.add(node)
-        self.never = self.kept_for_others() if continues else []
-        """Of these pairs the second isn't computed again from the first if that is kept."""
+        self.never = self.read_of_others() if continues else []
+        """Pairs (a, b): if `a` is saved, `b` is not computed again from it."""
 
     def is_backward(self, node: fx.Node) -> bool:
         """As autograd ran it: after the tangents, or in the backward phase for nothing else."""
@@ -195,28 +195,15 @@ class JointParts:
             node.meta.get("phase") == "backward" and node not in self.needed_by_forward
         )
 
-    def kept_for_others(self) -> list[tuple[fx.Node, fx.Node]]:
-        """Values that others may write to, each with an operator that must not be run again on it: eager does
-        not keep the value for a tangent that needs the operator's result."""
-        every = frozenset(range(len(self.tangents)))
-        by_themselves = {node: every for node in self.gradients if isinstance(node, fx.Node)}
-        kept = dict.fromkeys(self.given, frozenset[int]())
-        kept.update((node, every) for node in map(alias_root, by_themselves) if node in kept)
-        tangents = dict[fx.Node, frozenset[int]]()
-        """For which ones a value is computed."""
-        again = []
-        for node in reversed(self.nodes):
-            users = [tangents[user] for user in node.users if user in tangents]
-            tangents[node] = by_themselves.get(node, frozenset()).union(*users)
-            if self.is_backward(node):
-                tangents[node] = node.meta.get("after", tangents[node])
-            used = () if is_size(node) else map(alias_root, node.all_input_nodes)
-            for read in self.given.intersection(used):
-                if self.is_backward(node) or node in self.inside:
-                    kept[read] |= tangents[node]
-                elif not is_view(node):
-                    again.append((read, node))
-        return [(read, node) for read, node in again if not tangents[node] <= kept[read]]
+    def read_of_others(self) -> list[tuple[fx.Node, fx.Node]]:
+        """Pairs of a value that others may write to, and an operator of the forward that reads it."""
+        return [
+            (read, node)
+            for node in self.nodes
+            if not (is_view(node) or is_size(node) or self.is_backward(node) or node in self.inside)
+            for read in map(alias_root, node.all_input_nodes)
+            if read in self.given
+        ]
 
     def sizes_read_by_backward(self, saved: Iterable[fx.Node]) -> list[fx.Node]:
         """Sizes and numbers that the backward graph uses, directly or through what it recomputes."""

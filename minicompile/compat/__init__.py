@@ -96,6 +96,5 @@ from minicompile.compat.views import (
     has_forgotten_history,
     how_made,
     is_view,
-    negative_view,
     set_creation_meta,
 )

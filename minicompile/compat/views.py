@@ -19,9 +19,6 @@ CreationMeta = take("torch._C._autograd.CreationMeta", "capture")
 VIEW_AS_USUAL = CreationMeta.DEFAULT
 VIEW_OF_FUNCTION = CreationMeta.IN_CUSTOM_FUNCTION
 
-negative_view = take("torch._neg_view", "speed", otherwise=torch.ops.aten._neg_view.default)
-"""Return a view of a tensor whose values are read with the other sign."""
-
 
 def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor of which autograd takes this one to be a view; itself if it is none."""

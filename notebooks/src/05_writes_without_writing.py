@@ -344,11 +344,13 @@ print(outside_trace.aot.metadata)
 # first two outputs show one memory, so the graph returns the base once and the views are made of it
 # afterwards. The sum is fresh: nothing to do.
 #
-# Aliased inputs are harder. If `a` and `b` overlap and `a` is written, then `b` changed too. The
-# graph gets one more input that holds both, a *synthetic base*, and makes `a` and `b` as its views:
+# Aliased inputs are harder. If `a` and `b` overlap and `a` is written, then `b` changed too. The real
+# compiler gives the graph one more input that holds both, a *synthetic base*, and makes `a` and `b` as
+# its views. Ours refuses at the front desk, `aot/admit.py`: such calls are rare, so they run in eager,
+# with a reason:
 
 
-# %% name="synthetic-base"
+# %% name="overlapping"
 def overlapping(a, b):
     a.mul_(10)
     return b + 1
@@ -359,10 +361,11 @@ def run(function):
     return function(memory[:4], memory[2:]).tolist()
 
 
+compiled = mc.compile(overlapping)
 memory = torch.arange(1.0, 7.0)
-print(mc.trace(overlapping, memory[:4], memory[2:]).aot.metadata)
 print("eager:   ", run(overlapping))
-print("compiled:", run(mc.compile(overlapping, backend="aot_eager")))
+print("compiled:", run(compiled))
+print(*mc.explain(compiled)(memory[:4], memory[2:]).breaks)
 
 # %% [markdown]
 # ## The model: a cache that is written in place
@@ -949,11 +952,11 @@ def traps():
 # ## Go deeper
 #
 # - `minicompile/aot/functionalize.py`: the pass; `minicompile/aot/outputs.py`: what an output is of the
-#   inputs; `minicompile/aot/joint.py`: shared memory; `minicompile/aot/runtime.py`: rebuilding views.
+#   inputs; `minicompile/aot/admit.py`: what is refused; `minicompile/aot/runtime.py`: rebuilding views.
 # - FunctionalTensorWrapper and FunctionalInverses, in the folder aten/src/ATen of PyTorch's source:
 #   the real ones, in C++.
 # - `torch/_functorch/_aot_autograd/collect_metadata_analysis.py`: what PyTorch must know about
-#   inputs and outputs; `runtime_wrappers.py` (`merge_view_inputs`): its synthetic bases.
+#   inputs and outputs; `runtime_wrappers.py` (`merge_view_inputs`): synthetic bases.
 # - `torch/_inductor/fx_passes/reinplace.py`: the way back, from scatters to writes.
 #
 # **Where you are.** The graph is free of memory. The next lesson makes its vocabulary small.

@@ -59,9 +59,6 @@ formulas(
         aten.hardswish_backward.default: lambda grad, x: where(
             x <= -3, 0.0, where(x < 3, grad * (x / 3 + 0.5), grad)
         ),
-        aten.celu.default: lambda x, alpha=1.0: (  # eager refuses 0
-            aten.elu.default(x, alpha, 1.0, 1 / alpha) if alpha else NotImplemented
-        ),
         aten.mish.default: lambda x: x * tanh(log1p(exp(x))),
         aten.leaky_relu.default: lambda x, slope=0.01: where(x > 0, x, x * slope),
         aten.native_dropout_backward.default: lambda grad, mask, scale: grad * mask * scale,

@@ -15,7 +15,6 @@ from minicompile.aot.decompositions.registry import (
     Rule,
     decompose,
     formulas,
-    real,
     wide,
 )
 from minicompile.ops.dtypes import HALF_TYPES, promote
@@ -23,8 +22,6 @@ from minicompile.ops.dtypes import HALF_TYPES, promote
 aten = torch.ops.aten
 Number = int | float | bool
 INF = math.inf
-FEW = 32
-"""As many comparisons cost less than sorting."""
 
 
 def scaled(x: Any, factor: Number) -> Any:
@@ -121,41 +118,17 @@ def clamp_tensor(x: Tensor, low: Maybe = None, high: Maybe = None) -> Tensor:
     return x if high is None else torch.minimum(x, high)
 
 
-formulas(
-    {
-        aten.frac.default: lambda x: x - torch.trunc(x),
-        aten.logaddexp.default: lambda x, y: where(
-            (x == y) & (x.abs() == INF),
-            x,
-            torch.maximum(x, y) + torch.log1p(torch.exp(-(x - y).abs())),
-        ),
-    }
-)
-
-
-@decompose(aten.isin.Tensor_Tensor, to="core")
-def isin(x: Tensor, among: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    """By comparison with each, if they are few."""
-    if not isinstance(among.numel(), int) or among.numel() > FEW:
-        return NotImplemented
-    found = (x.unsqueeze(-1) == among.reshape([-1])).any(-1)
-    return ~found if invert else found
+formulas({aten.frac.default: lambda x: x - torch.trunc(x)})
 
 
 formulas(
     {
-        aten.fmax.default: lambda x, y: where((x >= y) | torch.isnan(y), x, y),
-        aten.fmin.default: lambda x, y: where((x <= y) | torch.isnan(y), x, y),
-        aten.angle.default: real(lambda x: where(torch.isnan(x), x, (x < 0).to(x.dtype) * math.pi)),
         aten.addcmul.default: added(torch.mul),
         aten.addcdiv.default: added(torch.div),
         aten.add.Scalar: lambda x, y, alpha=1: aten.add.Tensor(x, y, alpha=alpha),
         aten.sub.Scalar: lambda x, y, alpha=1: aten.sub.Tensor(x, y, alpha=alpha),
         aten.mul.Scalar: lambda x, y: aten.mul.Tensor(x, y),
         aten.div.Scalar: lambda x, y: aten.div.Tensor(x, y),
-        aten.ldexp.Tensor: lambda x, y: x * torch.pow(2.0, y),
-        aten.deg2rad.default: lambda x: x * (math.pi / 180),
-        aten.rad2deg.default: lambda x: x * (180 / math.pi),
         aten.floor_divide.default: lambda x, y: torch.div(x, y, rounding_mode="floor"),
         aten.floor_divide.Scalar: lambda x, y: torch.div(x, y, rounding_mode="floor"),
     },

@@ -89,20 +89,3 @@ def widened(rule: Rule) -> Rule:
         return rule(*map(wide, args), **kwargs)
 
     return run
-
-
-def real(rule: Rule) -> Rule:
-    """The rule, computed in float32 on half types and in the default dtype on integers and bools."""
-
-    @functools.wraps(rule)
-    def run(*args: Any) -> Any:
-        tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        if any(x.is_complex() for x in tensors):
-            return NotImplemented
-        exact = not any(x.is_floating_point() for x in tensors)
-        dtype = torch.get_default_dtype()
-        return rule(
-            *(x.to(dtype) if exact and isinstance(x, torch.Tensor) else wide(x) for x in args)
-        )
-
-    return run

@@ -97,12 +97,6 @@ def diagonal_scatter(
     return found.movedim((-2, -1), (dim0, dim1))
 
 
-@decompose(aten.linalg_cross.default, to="core")
-def cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
-    x, y = torch.broadcast_tensors(x, y)
-    return x.roll(-1, dim) * y.roll(-2, dim) - x.roll(-2, dim) * y.roll(-1, dim)
-
-
 formulas(
     {
         aten.t.default: lambda x: x.permute([1, 0]) if x.dim() == 2 else x,

@@ -1,4 +1,4 @@
-"""Special functions: entropy terms, logit and sinc as formulas (formulas.py), so that they fuse.
+"""Special functions: entropy terms, logit, sinc and others as formulas (formulas.py), so that they fuse.
 
 Without this plug-in they are extern calls, as other special functions always are.
 """
@@ -7,7 +7,7 @@ from minicompile.ops.plugins import Plugin
 
 PLUGIN = Plugin(
     "special_functions",
-    "Computes entropy terms, logit and sinc in kernels, where they fuse with what is around them.",
+    "Computes entropy terms, logit, sinc and other rare functions in kernels, where they fuse.",
     (f"{__name__}.formulas",),
     cases=("row_entropy, cache", "row_entropy, cache, training"),
 )
