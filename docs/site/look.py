@@ -82,9 +82,10 @@ def accessible(tab: Any) -> Iterator[str]:
     for scheme, rules in RULES.items():
         tab.emulate_media(color_scheme=scheme)
         for breach in Axe().run(tab, options=rules).response["violations"]:
-            for node in breach["nodes"]:
-                said = node["failureSummary"].splitlines()[-1].strip()
-                yield f"{scheme}: {breach['id']}: {node['target'][0]}: {said}"
+            node = breach["nodes"][0]
+            said = node["failureSummary"].splitlines()[-1].strip()
+            places = f"{len(breach['nodes'])} places, {node['target'][0]}"
+            yield f"{scheme}: {breach['id']}: {places}: {said}"
 
 
 def look(context: Any, file: Path, root: Path, shot: str, counts: Counter[str]) -> list[str]:
