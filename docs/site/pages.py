@@ -169,6 +169,8 @@ def lesson(name: str, site: Site) -> None:
             text = site.links(cell.source, f"notebooks/{name}", page)
             cell.source = linked_terms(text, site.glossary)
         elif "answer" not in tags(cell):
+            if "setup" in tags(cell):
+                cell.metadata["tags"] = ["setup", "hide-input"]
             cell.outputs = [nbformat.from_dict(o) for o in plain(cell, outputs.get(cell["id"], []))]
     title, _, rest = opened.cells[0].source.partition("\n")
     opened.cells[0].source = f"{title}\n\n{buttons(name)}\n{rest}"
@@ -341,10 +343,9 @@ def write(folder: Path) -> Site:
         elif page not in WRITTEN_HERE:
             document(file, site)
     glossary(site)
-    for page in sorted((HERE / "pages").glob("*.md")):
-        site.write(
-            page.name, site.links(page.read_text(encoding="utf-8"), "docs/site/pages/x", page.name)
-        )
+    for path in sorted((HERE / "pages").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        site.write(path.name, site.links(text, f"docs/site/pages/{path.name}", path.name))
     site.write("operators.md", tables.operators(lambda file: site.link(file, "operators.md")))
     site.write("lessons/index.md", lesson_list())
     site.write("api.md", reference())

@@ -65,7 +65,7 @@ from IPython.display import HTML
 
 
 def branch(question, *inside):
-    body = "".join(i if i.startswith("<") else f"<li>{i}</li>" for i in inside)
+    body = "".join(f"<li>{i}</li>" for i in inside)
     look = "margin:2px 0 2px 14px;font:13px system-ui"
     return f'<details open style="{look}"><summary>{question}</summary><ul>{body}</ul></details>'
 
