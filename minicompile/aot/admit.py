@@ -1,4 +1,4 @@
-"""The front desk: what the rooms behind it handle. All else is Unsupported, and the frame runs in eager.
+"""Checks before tracing that AOT autograd handles a graph: else it is Unsupported, and the frame runs in eager.
 
     inputs      strided tensors; on CUDA only with a torch that was built for it
     calls       what autograd can be asked about on fakes

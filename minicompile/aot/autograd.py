@@ -1,4 +1,4 @@
-"""Ahead-of-time autograd: the room's table of contents.
+"""Ahead-of-time autograd: calls the stages of this folder in order.
 
 The real compiler: torch/_functorch/aot_autograd.py.
 """

@@ -1,4 +1,5 @@
-"""Gradients that come out while the backward runs: one compiled graph behind a chain of autograd nodes.
+"""Gives DistributedDataParallel gradients in groups while the backward runs: a chain of autograd nodes, one a
+group.
 
     forward     link 3 (parameters of group 3) -> anchor
                 link 2 (parameters of group 2, anchor) -> anchor

@@ -1,4 +1,4 @@
-"""Operator levels: what a graph may hold at each, and the graph that says which rules brought it there.
+"""Operator levels (full ATen, core ATen, prims): which operators each allows, and the lowering to it.
 
     full   functional ATen operators, whatever autograd used
     core   those that torch tags as core, and those of `FAMILIES`

@@ -1,4 +1,4 @@
-"""The backward graph of calls of which some results get no gradient.
+"""Makes the backward graph for a call where some results take no part in the loss.
 
     return a.sqrt(), a * 2      if the second alone is differentiated: 2 * tangent, as in eager. Zeros for the
                                 other tangent would add 0 / (2 * sqrt(a)), which is NaN where `a` is 0

@@ -1,4 +1,4 @@
-"""Results that eager differentiates one after the other, each with what it is computed from.
+"""Splits a backward graph by results, so that each can be differentiated in a call of its own, as in eager.
 
     return net(real), net(fake)     two parts, each a node of autograd: they share parameters alone
     return logits, loss             one: what the operators that both come from keep is gone after a backward

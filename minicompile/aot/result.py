@@ -1,4 +1,4 @@
-"""What ahead-of-time autograd hands on.
+"""The result of ahead-of-time autograd: forward and backward graphs, and what the runtime must know of them.
 
     AotResult := forward, backward | None, joint graph | None, Partition | None, RuntimeMetadata,
                  the whole graph by operator level

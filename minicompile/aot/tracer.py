@@ -1,4 +1,4 @@
-"""`Tracer`: a graph under construction, in which fake tensors stand for nodes.
+"""`Tracer` of ATen operators: records what runs on fake tensors as a graph, below autograd.
 
 Inside `with tracer.active():` every ATen operator that runs on fakes is recorded as a node, below
 autograd: so the backward pass that the autograd engine runs is recorded just like the forward. A

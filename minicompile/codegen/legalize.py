@@ -1,4 +1,5 @@
-"""Everything that eager does without saying becomes explicit on the typed body.
+"""Makes explicit on a kernel's typed loop body what eager does without saying: NaN in max and min, floor
+division, rounding of half types, integer widths.
 
 After `legalize`, a printer only prints:
 

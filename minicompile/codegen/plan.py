@@ -1,4 +1,4 @@
-"""What code generation decides and what it writes.
+"""`KernelPlan`, all decisions about one kernel, and `KernelSource`, its text.
 
     KernelPlan   := one FusedSchedulerNode merged into one typed LoopBody, cut into phases,
                     with loops and tiles; or cut into launches, [KernelPlan] that run in its place

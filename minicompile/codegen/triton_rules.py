@@ -1,4 +1,4 @@
-"""What a Triton kernel's plan decides: persistent or looped reduction, tiles, warps.
+"""Chooses the numbers of a Triton kernel: persistent or looped reduction, sizes of tiles, warps.
 
 Tiles are "y", "x" and "r": elements of the flattened axes that one program holds. The choices follow from
 three facts about the device. A thread loads up to 16 bytes at once, and a few such loads hide memory's

@@ -1,4 +1,4 @@
-"""The tiles of Triton kernels: which elements a program has, and where they lie in memory.
+"""Prints the index arithmetic of Triton kernels: which elements of a tile a program has, and their addresses.
 
 A pointwise kernel works on blocks [XBLOCK], or, where it reads along another loop than it writes, on squares
 [YBLOCK, XBLOCK]; one with reductions on tiles [XBLOCK, RBLOCK]. A value has the axes its operands and index

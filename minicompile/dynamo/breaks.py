@@ -1,4 +1,4 @@
-"""Graph breaks: capture a frame up to an instruction, run that one as Python does, capture what follows.
+"""Graph breaks: chooses where to cut a frame, and runs what remains (continuation.py makes the functions).
 
     places(frame, log) -> [steps]           where the running frames could be cut, the best place first
     resume_after(frame, resume) -> GoOn     what remains to be done where they are cut

@@ -1,4 +1,4 @@
-"""One instruction stream for CPython 3.11, 3.12 and 3.13.
+"""Decodes the bytecode of CPython 3.11, 3.12 and 3.13 into one set of instructions.
 
     Program     := instructions, in order; jump targets and exception handlers are indices into them
     Instruction := opname, arg, value, target, unit

@@ -1,4 +1,4 @@
-"""Cutting a frame in two: leave it before any instruction, go on from there in another function.
+"""Makes the functions of a graph break: one that leaves a frame before an instruction, one that resumes it.
 
     State := point, stack (a kind for each slot), bound names
     point := index into `units(code)`

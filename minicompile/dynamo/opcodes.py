@@ -1,5 +1,5 @@
-"""What each normalised opcode does to the frame. Meaning comes from `frame.world`; here is only stack
-traffic.
+"""The handlers of bytecode instructions: one function for each normalised opname (bytecode.py), which moves
+values between stack, locals and `frame.world`, the tracer that gives them meaning (tracer.py).
 
 Plug-in point: `@bytecode("OPNAME")` on a function `(frame, instruction)`; it may replace any of these.
 The real compiler: the methods of InstructionTranslatorBase in torch/_dynamo/symbolic_convert.py.

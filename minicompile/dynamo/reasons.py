@@ -1,4 +1,4 @@
-"""Why Python runs something itself: every reason's id, what it means, and the usual fix.
+"""The registry of reasons for graph breaks and eager frames: each one's id, meaning and usual fix.
 
 `refusal(id, what)` makes the exception; `what` says what was met this time.
 The real compiler: torch/_dynamo/graph_break_registry.json, torch/_dynamo/exc.py.

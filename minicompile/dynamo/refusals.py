@@ -1,4 +1,4 @@
-"""What capture leaves to Python because of its name: one table.
+"""One table of functions that capture never enters: a call of them is a graph break.
 
 The real compiler: torch/_dynamo/trace_rules.py, torch/_dynamo/graph_break_registry.json.
 """

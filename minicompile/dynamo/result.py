@@ -1,4 +1,4 @@
-"""What capture hands to the corridor.
+"""The result of capture: the graph, its inputs and guards, and how Python's results are rebuilt.
 
     Capture   := graph, inputs: [GraphInput], guards: [Guard], bytecode: [InstructionRecord], result recipe
     GraphInput := Source of a tensor (or symbolic int) that becomes a placeholder

@@ -1,5 +1,4 @@
-"""Symbolic sizes and numbers: which of a call's sizes, ints and floats get a symbol, and what must hold for
-the graph to be used at other values.
+"""Chooses which sizes, ints and floats of a call get a symbol, and which of them share one (duck shaping).
 
     Dynamic   what was asked for: `dynamic=`, and what varied between calls so far
     Sizes     the symbols of one capture, and the fakes of inputs that use them

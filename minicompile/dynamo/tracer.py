@@ -1,4 +1,4 @@
-"""`Tracer`: the interpreter that captures. It joins the pieces and keeps the log of executed instructions.
+"""`Tracer` of bytecode: the interpreter that captures, put together from the classes of this folder.
 
     Interpreter -> Outside (guards, writes) -> Attributes -> Containers -> Calls -> Tracer
 

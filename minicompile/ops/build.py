@@ -1,4 +1,4 @@
-"""C source to a loaded library: the compilers at work, and the disk cache.
+"""Starts the C compiler on generated source, loads the library, and keeps it on disk.
 
 Kernels are built by `start_build`, which starts the compiler and returns at once; our own small extensions of
 Python by `load_extension`. A finished library is kept under a key made of everything that determines it

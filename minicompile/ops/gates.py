@@ -1,4 +1,4 @@
-"""Gates: what may refuse single applications of the compiler's rules, as bisection does (debug/bisect.py).
+"""Gates: functions that may forbid one application of a rule, as bisection does to find the one that is wrong.
 
     @gate("no memory is used twice")
     def strict(what: Application) -> bool:

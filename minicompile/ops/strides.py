@@ -1,4 +1,4 @@
-"""Results that FakeTensor tells otherwise than eager makes them, or at the price of many guards.
+"""Corrects shapes and strides of results where FakeTensor's differ from eager's, or cost many guards.
 
 Strides of dimensions of size 0 or 1 lead to no element; they are as FakeTensor tells them.
 

@@ -1,4 +1,4 @@
-"""The C compiler of CPU kernels: which one, what it is, and the flags to call it with.
+"""Finds the C compiler for CPU kernels, and the flags to call it with (build.py calls it).
 
 The real compiler: torch/_inductor/cpp_builder.py.
 """

@@ -1,4 +1,4 @@
-"""Common loops: when do two loop nests walk the same space, and how must their loops be split for it?
+"""Finds common loops for two nests that are to share a kernel: which loops to split, merge or reorder.
 
 Nests that share a buffer are matched by the strides with which they walk it: a loop of 64 with stride 1
 meets a loop of 4096 with stride 1, so the latter becomes 64 x 64; of two that walk it in opposite directions

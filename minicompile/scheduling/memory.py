@@ -1,4 +1,4 @@
-"""The memory plan: when each buffer is allocated, when it dies, and whose memory it can take over.
+"""The memory plan: when each buffer is allocated and freed, and which freed memory a later buffer reuses.
 
 Liveness is a walk over the kernels in running order. A buffer that only one kernel touches never reaches
 memory; one that dies hands its memory to another of the same device, dtype and size: to one that the last

@@ -1,4 +1,4 @@
-"""`ShapeEnv`: symbols for sizes and other numbers, and the guards that the compiled code relies on.
+"""`ShapeEnv`: the symbols of a compilation, what is known of them, and the guards that their use has caused.
 
 A symbol stands for a size of at least 2: sizes 0 and 1 broadcast and are laid out differently, so they stay
 plain ints. A question about sizes ("is 4*s0 == s1?") is answered from what is known of the symbols; if that

@@ -1,4 +1,4 @@
-"""Views: index maps (lowering/views.py), never copies."""
+"""Registers the lowering of view operators: each is an index map (lowering/views.py), never a copy."""
 
 from __future__ import annotations
 

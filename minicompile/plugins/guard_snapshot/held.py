@@ -1,4 +1,4 @@
-"""Checks of guards and of torch's settings that first ask whether anything changed at all (facts.py).
+"""Checks of guards that first ask in C whether anything that they read has changed (facts.py).
 
     HeldCheck       guards on what a cache entry holds: they are evaluated only if a fact changed
     settings_hold   the settings of torch

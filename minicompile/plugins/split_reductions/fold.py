@@ -1,4 +1,4 @@
-"""Folds: sums of columns that ride in a kernel which holds whole rows (join.py).
+"""Prints folds: sums of columns that are computed in a kernel which holds whole rows (join.py chooses them).
 
 rows     each program goes over some of the rows and adds them to a row of sums, which it stores
 columns  the sums of all programs added up, in order, and what is computed once a column
