@@ -10,11 +10,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import gc
-import itertools
 import operator
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -40,24 +38,12 @@ from minicompile.dynamo.variables import (
 )
 from minicompile.shapes.symnode import SYMBOLIC
 
-_NO_ITEMS: dict[Any, Any] = {}
-DICT_ITERATORS = {
-    type(iter(_NO_ITEMS)): "dict.keys",
-    type(iter(_NO_ITEMS.values())): "dict.values",
-    type(iter(_NO_ITEMS.items())): "dict.items",
-}
 _ITERABLES: tuple[Any, ...] = ([], (), set(), "", b"", range(0), range(1 << 70))
 ITERATORS: tuple[type, ...] = (
-    *(*DICT_ITERATORS, *(type(iter(empty)) for empty in _ITERABLES)),
+    *(type(iter(empty)) for empty in _ITERABLES),
     *(enumerate, zip, reversed, type(reversed([]))),
 )
-"""Iterators of native code that can be made again where they stand."""
-
-
-def advanced(iterator: Iterator[Any], count: int) -> Iterator[Any]:
-    """The iterator after `count` items."""
-    collections.deque(itertools.islice(iterator, count), maxlen=0)
-    return iterator
+"""Iterators of native code that can be made again where they stand. Those of dicts see later changes."""
 
 
 LITERALS = (int, str, bool, type(None))
@@ -75,7 +61,7 @@ class Rebuild:
         code.names.update(deque=collections.deque, partial=functools.partial, types=types)
         code.names.update(torch=torch)
         code.names.update(OrderedDict=collections.OrderedDict, defaultdict=collections.defaultdict)
-        code.names.update(StandIn=StandIn, advanced=advanced)
+        code.names.update(StandIn=StandIn)
         self.outputs: dict[fx.Node, int] = {}
         self.lines: list[str] = []
         self.positions: list[str] = []
@@ -196,18 +182,6 @@ class Rebuild:
 
     def iterator(self, value: Any) -> str:
         """An iterator that native code made, where it stands."""
-        if type(value) in DICT_ITERATORS:
-            held = [found for found in gc.get_referents(value) if isinstance(found, dict)]
-            owner, left = held[0] if held else {}, operator.length_hint(value)
-            if held and not left:
-                try:
-                    next(value)
-                except StopIteration:
-                    pass
-                except RuntimeError:  # the dict has changed its size
-                    self.refuse(value)
-            view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
-            return self.assign(value, f"advanced(iter({view}), {len(owner) - left})")
         maker, given, *state = value.__reduce__()
         text = "".join(f"{self.iterated(part)}, " for part in given)
         name = self.assign(value, f"{self.code.constant(maker)}({text})")
