@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,6 +168,15 @@ SETTING_READERS = [
 ]
 """torch functions that read other settings; a frame that asks gets a guard on the answer."""
 
+_SDP_KERNELS = "math flash mem_efficient cudnn overrideable"
+SETTINGS: dict[Any, Any] = dict(
+    zip(
+        _present("torch._C", " ".join(f"_set_sdp_use_{n}" for n in _SDP_KERNELS.split())),
+        _present("torch._C", " ".join(f"_get_{n}_sdp_enabled" for n in _SDP_KERNELS.split())),
+    )
+)
+"""Functions that set other settings, and those that read them: which kernels `sdpa_kernel` allows."""
+
 
 def compiling_predicates() -> list[Any]:
     """Functions by which a program asks whether it is being compiled."""
@@ -217,10 +226,17 @@ class Modes:
 
 
 @contextlib.contextmanager
-def restored_modes() -> Iterator[None]:
-    """Leave grad mode and autocast as before, whatever happens inside."""
-    before = Modes.now()
+def restored_modes(setters: Iterable[Any] = SETTINGS) -> Iterator[None]:
+    """Grad mode, autocast and what some of `SETTINGS` set as before, whatever happens inside."""
+    before, values = Modes.now(), settings_now(setters)
     try:
         yield
     finally:
         before.set(before.nesting)
+        for setter, value in values.items():
+            setter(value)
+
+
+def settings_now(setters: Iterable[Any] = SETTINGS) -> dict[Any, Any]:
+    """What setters of `SETTINGS` would have to be called with to change nothing."""
+    return {setter: SETTINGS[setter]() for setter in setters}

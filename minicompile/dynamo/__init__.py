@@ -20,9 +20,8 @@ entries and calls `capture` if none fits.
     outside -> attributes -> containers -> calls -> tracer
                    the interpreter that captures, one subclass a subject: reads and writes of what existed
                    before, attributes, operators and containers, calls, all of it together
-    builtins, library
+    builtins, library, functions
                    what calls of particular functions mean; refusals: what is left to Python by name
-    functions      what a node calls in place of a function that torch calls later
     capture        runs a frame through all this, and keeps what is needed to run it again
 
     Running what was captured

@@ -36,8 +36,7 @@ def signature_of(function: types.FunctionType) -> inspect.Signature:
 def fingerprint(value: Any, depth: int = 0) -> Any:
     """What two calls must share for a refusal of one to stand for the other; hashable."""
     if type(value) in (torch.Tensor, torch.nn.Parameter):  # reads of others would run user code
-        facts = value.device, value.requires_grad, value.is_inference()
-        return type(value), value.dtype, tuple(value.shape), *facts
+        return type(value), value.dtype, tuple(value.shape), value.device, value.requires_grad
     if isinstance(value, list | tuple) and depth < 4:
         return type(value), tuple(fingerprint(item, depth + 1) for item in value)
     if is_constant(value):

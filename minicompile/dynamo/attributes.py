@@ -9,6 +9,7 @@ The real compiler: torch/_dynamo/variables/user_defined.py, nn_module.py.
 from __future__ import annotations
 
 import collections
+import contextvars
 import enum
 import functools
 import threading
@@ -48,7 +49,7 @@ STANDS_FOR: dict[type, type] = {
     torch.SymFloat: float,
     TracedGenerator: types.GeneratorType,
 }
-"""The class that `type(value)` gives for values of a class that only capture has."""
+"""What Python sees in place of classes that only capture uses."""
 TENSOR_METADATA = words(
     "shape dtype device ndim layout requires_grad itemsize nbytes names is_cuda is_cpu is_sparse "
     "is_quantized is_meta is_nested is_mkldnn is_mps is_xpu is_sparse_csr is_mtia is_ipu is_vulkan "
@@ -250,6 +251,8 @@ class Attributes(Outside):
         if name == "__class__":
             return self.type_of(value)
         owner = self.tracker(value)
+        if type(value) is contextvars.Token:
+            self.unsupported("context-variable", "a ContextVar's token is read")
         if owner is None:
             found = definition.__get__(value, type(value))
             if name == "__dict__":

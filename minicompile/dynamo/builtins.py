@@ -12,7 +12,7 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -216,7 +216,19 @@ for _method in words("send throw close __iter__ __next__"):
     means(getattr(types.GeneratorType, _method), named=True)(generator_method)
 
 
-means(iter)(lambda tracer, value: tracer.iterate(value))
+means(iter)(
+    lambda tracer, value, *sentinel: (
+        until(tracer, value, *sentinel) if sentinel else tracer.iterate(value)
+    )
+)
+
+
+def until(tracer: Calls, function: Any, sentinel: Any) -> Iterator[Any]:
+    while True:
+        item = tracer.call(function, (), {})
+        if tracer.truth(tracer.compare("==", item, sentinel)):
+            return
+        yield item
 
 
 @means(next)
@@ -396,13 +408,24 @@ def dict_method(tracer: Calls, method: Any, owner: Any, *args: Any, **default: A
     named=True,
 )
 def all_keys_method(tracer: Calls, method: Any, owner: Any, *args: Any, **options: Any) -> Any:
-    """Call a method that looks at all keys of a dict, which the frame must have made."""
-    if tracer.tracker(owner) is not None:
-        what = f"{method.__name__}() changes a dict from outside as a whole"
-        tracer.unsupported("outside-change", what)
+    """A method that looks at all keys: called on a copy with these keys, which the outside dict follows."""
     if method is ORDERED.popitem:
         tracer.check_overrides(owner)
-    return method(owner, *map(tracer.pinned, args), **options)
+    tracker, args = tracer.tracker(owner), tuple(map(tracer.pinned, args))
+    if tracker is None:
+        return method(owner, *args, **options)
+    before = tracer.dict_keys(tracker)
+    keys = raw_base(owner).fromkeys(before)
+    found = method(keys, *args, **options)  # may raise KeyError
+    if found is not None:  # popitem
+        found = found[0], tracer.dict_get(tracker, found[0])
+    for key in before:
+        if key not in keys:
+            tracer.dict_delete(tracker, key)
+    now, stay = list(keys), [key for key in before if key in keys]
+    moved = next((place for place, key in enumerate(now) if key is not stay[place]), len(now))
+    tracer.move_to_end(tracker, *now[moved:])
+    return found
 
 
 means(list.append)(lambda tracer, target, item: tracer.extend(target, [item]))

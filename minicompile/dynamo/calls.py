@@ -37,8 +37,8 @@ from minicompile.dynamo.interpreter import (
 )
 from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.variables import (
+    OBJECT_HASH,
     builtin_base,
-    copied,
     find,
     is_constant,
     is_fixed,
@@ -64,13 +64,13 @@ TORCH_FUNCTION_MODULES = words("torch.functional torch.nn.functional torch._tens
 """Python functions defined there are single graph nodes, not inlined."""
 
 PURE_MODULES = words(
-    "math cmath _operator operator _bisect itertools _collections _functools builtins "
+    "math cmath _operator operator _bisect _heapq itertools _collections _functools builtins "
     "collections _struct numpy unicodedata _string re _sre _abc fractions numbers string textwrap keyword"
 )
 """C functions of these modules have no effects and depend on nothing but their arguments."""
 IMPURE = words(
     "print open input exec eval compile breakpoint globals locals vars dir __import__ id hash random "
-    "seed getrandbits insort_left insort_right"
+    "seed getrandbits"
 )
 KEEPS_ITEMS = words(
     "append insert add setdefault appendleft get pop popitem __setitem__ __getitem__ clear copy "
@@ -82,7 +82,7 @@ MUTATING = words("append insert pop clear reverse add discard remove appendleft 
 """Methods that change a container, and read no other: `builtins.py` has the rest."""
 MAKES_ANOTHER = words("copy __copy__ __or__ __ror__ __add__ __mul__ __rmul__")
 """Methods that call the class of their owner."""
-SAFE_OBJECT_METHODS = words("__eq__ __ne__ mro __instancecheck__")
+SAFE_OBJECT_METHODS = words("__eq__ __ne__ mro __subclasses__ __instancecheck__")
 RAW_CLASSES: tuple[type, ...] = (
     *(functools.partial, types.MethodType, types.SimpleNamespace),
     *(property, staticmethod, classmethod),
@@ -201,8 +201,6 @@ class Calls(Containers):
             return self.call(original, args, kwargs)
         if is_tensor_method(function) or is_torch_function(function):
             return self.torch_call(function, args, kwargs)
-        if function is compat.function_apply:
-            self.unsupported("autograd-function", "a custom autograd.Function")
         if late := self.rules.get(f"{function.__module__}.{function.__name__}"):
             return late(self, args, kwargs)
         if DISABLED in function.__dict__:
@@ -270,9 +268,16 @@ class Calls(Containers):
             self.unsupported("cached-function", what)
         self.guard("identity", cached.source, function, "a cached function")
         for value in (*args, *kwargs.values()):
-            if not is_constant(value) and not isinstance(value, FIXED_TYPES):
-                what = f"{function.__qualname__}, a cached function, is called with a {{}}"
-                self.unsupported_kind("cached-function", what, value)
+            if is_constant(value) or isinstance(value, FIXED_TYPES):
+                continue
+            owner = self.tracker(value)
+            tensor = isinstance(value, torch.Tensor)
+            if owner is None or tensor or type(value).__hash__ is not OBJECT_HASH:
+                self.unsupported(
+                    "cached-function",
+                    f"{function.__qualname__}, a cached function, is called with a {type(value).__name__}",
+                )
+            self.guard("identity", owner.source, value, "argument of a cached function")
         found = function(*map(self.pinned, args), **kwargs)
         if not is_constant(found):
             self.hold(found, f"{function.__qualname__}(...)")
@@ -404,10 +409,13 @@ class Calls(Containers):
         if name in MAKES_ANOTHER and isinstance(owner, dict | collections.deque):
             self.check_overrides(owner)
         if tracker is not None and builtin_base(owner) is not None:
-            if name in MUTATING and isinstance(owner, set):
-                return self.change_set(method, owner, rest)
             if name in MUTATING:
-                return method(self.mutable(owner), *rest, **kwargs)
+                owner = self.mutable(owner)
+                if isinstance(owner, set):
+                    rest = tuple(map(self.pinned, rest))
+                    for item in rest:
+                        self.check_key(item)
+                return method(owner, *rest, **kwargs)
             owner = self.inside(owner)
         elif tracker is not None and name not in SAFE_OBJECT_METHODS:
             where = f"{tracker.source}, which C code defines"
@@ -427,23 +435,14 @@ class Calls(Containers):
             return method(owner, *(map(self.pinned, rest) if hashed else rest), **kwargs)
         return self.run_native(functools.partial(method, owner), rest, kwargs)
 
-    def change_set(self, method: Any, owner: Any, items: Args) -> Any:
-        """Call a method that may change a set from outside, which only happens where it changes nothing."""
-        for item in items:
-            self.check_key(item)
-        before = self.inside(owner)
-        after = copied(before)
-        result = method(after, *map(self.pinned, items))
-        if after != before:
-            self.unsupported("outside-change", "a set from outside is changed")
-        return result
-
     # -- classes
 
     def instantiate(self, cls: type, args: Args, kwargs: Kwargs) -> Any:
         if issubclass(cls, torch.Tensor):
             what = f"a {cls.__name__} is made inside the captured function"
             self.unsupported("tensor-kind", what, "make it before the call")
+        if issubclass(cls, torch.autograd.Function):
+            self.unsupported("autograd-function", "a custom autograd.Function")
         if isinstance(cls, enum.EnumType):
             if kwargs or not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args):
                 what = f"the enum {cls.__name__} is called with more than a constant"

@@ -11,6 +11,7 @@ The real compiler: torch/_dynamo/convert_frame.py.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import gc
 import inspect
@@ -25,7 +26,12 @@ import torch
 
 from minicompile import compat
 from minicompile.compat import settings
-from minicompile.compat.inference import mark_inference, version, without_inference_mode
+from minicompile.compat.inference import (
+    InferenceMode,
+    mark_inference,
+    version,
+    without_inference_mode,
+)
 from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.calls import call_rules
@@ -83,6 +89,8 @@ class CapturedFrame:
     """Whether the lines give what remains to be done, to whom that is no result."""
     stopped_by: Unsupported | None = None
     """Why the capture ends before the frame does."""
+    cut_at: int | None = None
+    """The unit before which the captured function's own frame is cut."""
     asked_compiling: bool = False
     """Whether the frame, as far as it was captured, asks `torch.compiler.is_compiling()`."""
 
@@ -125,6 +133,8 @@ def capture_frame(
                 traced = trace(tracer, values, request.resume)
                 captured = finished(tracer, traced, values, request)
             captured.asked_compiling = tracer.asked_compiling
+            if (cut := tracer.frame_at_cut) is not None and cut.parent is None:
+                captured.cut_at = cut.program.instructions[cut.pc].unit
             return captured
         except Unsupported as error:
             raise error.with_traceback(None) from error.__cause__
@@ -173,8 +183,8 @@ MAX_PLACES = 6
 def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the tracer, as far as that shall go."""
     tracer.definition = definition_of(values.get("self"))
-    facts = settings.global_facts()
-    before = Modes.now()
+    facts, inference = settings.global_facts(), tracer.recorder.inference
+    before = Modes.now(), settings.settings_now()
     rest = None
     with restored_modes(), deep_stack(), compat.silent_log():
         try:
@@ -192,8 +202,11 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
             reason = f"the frame raises {type(error).__name__}: {text}"
             places, at = [tracer.raised_after], tracer.raised_at
             raise refusal("exception", reason, at, kind=UserError, places=places) from error
+        if tracer.recorder.inference is not inference:
+            what, places = "the frame is left inside of the block", tracer.recorder.blocks[0]
+            raise refusal("inference-mode", what, places=places)
         try:
-            change = changed(facts, before)
+            change = changed(facts, *before)
         except ValueError as error:
             what = f"the frame leaves the {error} changed"
             raise refusal("mode-left-changed", what) from None
@@ -229,6 +242,7 @@ def finished(
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
     check_generators(tracer)
+    check_tokens(tracer)
     guard_aliases(tracer)
     fakes = pristine_fakes(tracer)
     for tracker, fake in fakes.items():
@@ -265,7 +279,7 @@ def finished(
         result="; ".join([*rebuild.lines, result]),
         side_effects=tuple(rebuild.effects),
         inlined=tuple(tracer.inlined),
-        grad_enabled=torch.is_grad_enabled(),
+        grad_enabled=torch.is_grad_enabled() and not recorder.region,
         shape_env=env,
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
@@ -299,8 +313,12 @@ def graph_call(recorder: Recorder, code: SourceCode) -> list[str]:
     """Return the lines that run the graph in the modes of the frame."""
     call = ["out = graph(inputs)"]
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
-        code.names["restored_modes"] = restored_modes
+        setters = [node.target for node in recorder.calls if node.target in settings.SETTINGS]
+        code.names["restored_modes"] = functools.partial(restored_modes, setters)
         call = ["with restored_modes():", "    out = graph(inputs)"]
+    if recorder.region not in (None, recorder.inference):
+        code.names["InferenceMode"] = InferenceMode
+        call = [f"with InferenceMode({recorder.region}):", *(f"    {line}" for line in call)]
     return call
 
 
@@ -326,9 +344,9 @@ def or_in_eager(
         WatchedHooks=compat.WatchedHooks,
         top_hooks=compat.top_saved_tensors_hooks,
         version=version,
-        held_by=held_by,
+        held_by=held_by if checks else lambda inputs: (),
     )
-    kept = bool(written) and checks
+    kept = bool(written) and (acts or checks)
     noted = ", written, versions" * bool(written) + ", before" * kept + ", states=states" * random
     return [
         *[f"written, versions = ({', '.join(written)},), ({versions})"] * bool(written),
@@ -392,6 +410,13 @@ def check_generators(tracer: Tracer) -> None:
         if is_users(made.frame):
             what = f"the generator {made.__name__} is left inside a try or with block"
             raise refusal("generator-or-coroutine", what, places=[steps])
+
+
+def check_tokens(tracer: Tracer) -> None:
+    """Refuse a frame that sets a context variable and leaves it set, even to the same value."""
+    for made, steps in tracer.natives:
+        if isinstance(made, contextvars.Token):
+            raise refusal("context-variable", "a ContextVar is left set", places=[steps])
 
 
 def guard_aliases(tracer: Tracer) -> None:

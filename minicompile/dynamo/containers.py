@@ -369,15 +369,14 @@ class Containers(Attributes):
     def branch(self, condition: torch.Tensor) -> bool:
         """The way that is left where Python branches on a tensor's data and the other way raises.
 
-        The graph raises if that other way is the right one, and then the frame runs in eager. So it must not
-        have written to an input before. A GPU's kernel can't raise such that the program may go on.
+        The graph raises if that other way is the right one, and then the frame runs in eager. A GPU's kernel
+        can't raise such that the program may go on.
         """
-        recorder = self.recorder
         plain = condition.dtype is torch.bool and condition.dim() == 0
-        if plain and condition.device.type == "cpu" and not (recorder.open or recorder.mutated):
+        if plain and condition.device.type == "cpu" and not self.recorder.open:
             for truth in (True, False):
                 if self.raises_if(truth):
-                    recorder.require(condition, not truth)
+                    self.recorder.require(condition, not truth)
                     return not truth
         return self.unsupported("branch-on-tensor", "Python branches on a tensor's data")
 

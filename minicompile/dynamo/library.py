@@ -6,30 +6,31 @@ The real compiler: torch/_dynamo/polyfills/, torch/_dynamo/variables/ (user_defi
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import contextvars
 import copy
 import dataclasses
 import functools
+import heapq
 import inspect
 import itertools
 import re
 import sys
 import types
 import typing
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
 
 from minicompile import compat
 from minicompile.compat import settings
-from minicompile.compat.inference import InferenceMode
 from minicompile.dynamo.builtins import builtin_getattr, means
 from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
 from minicompile.dynamo.containers import python_method
-from minicompile.dynamo.result import Source
+from minicompile.dynamo.result import Source, computed
 from minicompile.dynamo.variables import (
     HOOKS,
     MISSING,
@@ -48,6 +49,16 @@ means(itertools.chain)(
 means(itertools.chain.from_iterable)(
     lambda tracer, parts: (item for part in tracer.lazily(parts) for item in tracer.lazily(part))
 )
+
+
+@means(
+    *(heapq.heapify, heapq.heappush, heapq.heappop, heapq.heapreplace, heapq.heappushpop),
+    *(bisect.insort_left, bisect.insort_right),
+    named=True,
+)
+def change_first(tracer: Calls, function: Any, items: Any, *rest: Any, **options: Any) -> Any:
+    """A C function that changes the container that it is given first."""
+    return tracer.run_native(functools.partial(function, tracer.mutable(items)), rest, options)
 
 
 means(typing.cast)(lambda tracer, kind, value: value)
@@ -165,9 +176,21 @@ def context_get(tracer: Calls, variable: Any, *default: Any) -> Any:
     return tracer.below(variable, "context", None, value)
 
 
-@means(contextvars.ContextVar.set, contextvars.ContextVar.reset)
-def context_change(tracer: Calls, variable: Any, value: Any) -> NoReturn:
-    tracer.unsupported("context-variable", "a ContextVar is set")
+@means(contextvars.ContextVar.set)
+def context_set(tracer: Calls, variable: Any, value: Any) -> Any:
+    """`variable.set(value)` where it has this value already, so that nothing changes until it is reset."""
+    if context_get(tracer, variable) is not value:
+        tracer.unsupported("context-variable", "a ContextVar is set")
+    elsewhere = contextvars.copy_context()  # capturing changes nothing in the caller's
+    return elsewhere.run(variable.set, value)
+
+
+@means(contextvars.ContextVar.reset)
+def context_reset(tracer: Calls, variable: Any, token: contextvars.Token[Any]) -> None:
+    others = [(made, steps) for made, steps in tracer.natives if made is not token]
+    if len(others) == len(tracer.natives) or token.var is not variable:
+        tracer.unsupported("context-variable", "a ContextVar is reset that was not set here")
+    tracer.natives = others
 
 
 # -- torch: modules
@@ -227,6 +250,14 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 # -- classes
 
 
+@means(type.__subclasses__)
+def subclasses(tracer: Calls, cls: type) -> Any:
+    """The subclasses of a class, guarded: a program may define another one between two calls."""
+    parts = (tracer.class_tracker(cls).source,)
+    source = computed("{0}.__subclasses__()", parts, type.__subclasses__)
+    return tracer.imported(tracer.wrap(type.__subclasses__(cls), source, "its subclasses are read"))
+
+
 means(type.__instancecheck__, type.__subclasscheck__, named=True)(
     lambda tracer, check, cls, value: (
         type.__subclasscheck__(cls, tracer.type_of(value))
@@ -268,15 +299,11 @@ def read_setting(tracer: Calls, reader: Any, *args: Any) -> Any:
     return tracer.wrap(reader(*args), source, "a setting of torch")
 
 
-means(torch.is_inference_mode_enabled)(lambda tracer: tracer.recorder.inference)
-means(torch.is_inference, torch.Tensor.is_inference)(
-    lambda tracer, value: tracer.recorder.is_inference(value)
-)
-
-
-@means(InferenceMode)
-def switch_inference_mode(tracer: Calls, mode: bool) -> NoReturn:
-    tracer.unsupported("inference-mode", "a block of inference mode begins")
+@means(*settings.SETTINGS, named=True)
+def set_setting(tracer: Calls, setter: Any, value: Any) -> Any:
+    """Sets a setting now, and again when the graph runs, in calls that begin with it as it was."""
+    read_setting(tracer, settings.SETTINGS[setter])
+    return set_state(tracer, setter, value)
 
 
 @means(torch.set_grad_enabled)
@@ -325,3 +352,25 @@ def check(tracer: Calls, condition: Any, message: Any = "") -> None:
     if not condition:
         text = tracer.call(message, (), {}) if callable(message) else message
         raise (type(text) if isinstance(text, BaseException) else RuntimeError)(str(text))
+
+
+# -- torch.distributed: functional collectives are operators; their groups are constants
+
+
+def group_name(tracer: Calls, args: Any, kwargs: Any) -> str:
+    """The name of a group: for the graph, which is made for this group."""
+    group = kwargs.get("group", *args[:1])
+    name, owner = compat.group_name(group), tracer.tracker(group)
+    if name is None or owner is None:
+        what = f"a collective of a group given as a {type(group).__name__}"
+        tracer.unsupported("unusual-arguments", what, "give a ProcessGroup")
+    tracer.guard("identity", owner.source, group, "the processes of a collective")
+    return name
+
+
+_COLLECTIVES = compat.FUNCTIONAL_COLLECTIVES
+call_rules(f"{_COLLECTIVES}._are_we_tracing")(lambda tracer, args, kwargs: True)
+call_rules(f"{_COLLECTIVES}._resolve_group", f"{_COLLECTIVES}._resolve_group_name")(group_name)
+call_rules("torch.distributed.distributed_c10d._get_group_size_by_name")(
+    lambda tracer, args, kwargs: compat.group_size(args[0])
+)

@@ -1,7 +1,7 @@
-"""Grad mode and autocast, which a captured frame may leave changed, and what a graph that raises has changed.
+"""What a captured frame may change of its thread, and what a graph that raises has changed already.
 
-    Change         how a frame leaves grad mode and autocast
-    raised         puts random numbers and inputs back after an exception
+    Change         grad mode and autocast
+    raised         random numbers and inputs
 
 The real compiler: torch/_dynamo/variables/ctx_manager.py, torch/_dynamo/resume_execution.py.
 """
@@ -34,12 +34,16 @@ class Change:
     after: Modes
     blocks: int
     """Autocast blocks that it opened and left open; negative: that it closed."""
+    settings: tuple[tuple[Callable[[Any], Any], Any], ...] = ()
+    """Setters, and what they set."""
 
     def __call__(self) -> None:
         self.after.set(Modes.now().nesting + self.blocks)
+        for setter, value in self.settings:
+            setter(value)
 
 
-def changed(facts: dict[str, object], before: Modes) -> Change | None:
+def changed(facts: dict[str, object], before: Modes, set_before: dict[Any, Any]) -> Change | None:
     """What differs from the facts and modes noted before; None if nothing does.
 
     Raises ValueError with the name of a fact that can't be set.
@@ -49,7 +53,10 @@ def changed(facts: dict[str, object], before: Modes) -> Change | None:
     if fixed := [name for name in different if name not in CHANGEABLE]:
         raise ValueError(fixed[0])
     after = Modes.now()
-    return None if after == before else Change(after, after.nesting - before.nesting)
+    new = tuple(settings.settings_now().items() - set_before.items())
+    if after == before and not new:
+        return None
+    return Change(after, after.nesting - before.nesting, new)
 
 
 def random_states() -> list[tuple[torch.Generator, torch.Tensor]]:
@@ -74,9 +81,27 @@ class AtOnce:
         return self.run(*inputs)
 
 
-def held_by(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return copies of inputs, to be put back."""
-    return [x.clone() for x in inputs]
+Held = Sequence[tuple[torch.Tensor, Any]]
+"""What inputs hold, and their nodes of autograd."""
+
+
+def held_by(inputs: Sequence[torch.Tensor]) -> Held:
+    return [(x.clone(), None if compat.is_view(x) else x.grad_fn) for x in inputs]
+
+
+def put_back(inputs: Sequence[torch.Tensor], held: Held) -> bool:
+    """Give inputs what they held, and a history that leads where theirs led. Not to a view that has one."""
+    if any(compat.is_view(x) and x.requires_grad for x in inputs) or len(held) < len(inputs):
+        return False
+    if any(x.shape != old.shape for x, (old, _) in zip(inputs, held)):
+        return False
+    for x, (old, node) in zip(inputs, held):
+        known = compat.is_view(x) or x.grad_fn is node
+        if not known:
+            x.detach_()
+        with torch.set_grad_enabled(not known):
+            x.copy_(old)
+    return True
 
 
 def raised(
@@ -84,7 +109,7 @@ def raised(
     error: Exception,
     written: Sequence[torch.Tensor] = (),
     versions: tuple[int, ...] = (),
-    held: Sequence[torch.Tensor] = (),
+    held: Held = (),
     states: Sequence[tuple[torch.Generator, torch.Tensor]] = (),
 ) -> Raised:
     """What a graph raised, once random numbers that it drew and inputs that it wrote to are put back. Raised
@@ -96,10 +121,8 @@ def raised(
     foreign = names[-1].partition(".")[0] not in ("torch", "minicompile")
     aside = (foreign and "torch._ops" not in names) or isinstance(error, torch.OutOfMemoryError)
     late = any(x.is_inference() for x in written) or tuple(map(version, written)) != versions
-    if compat.of_hook(error) or (aside and not acts) or (late and not held):
+    if compat.of_hook(error) or (aside and not acts) or (late and not put_back(written, held)):
         raise error
-    for x, before in zip(written, held):
-        x.copy_(before)
     for generator, state in states:
         generator.set_state(state)
     return Raised(type(error).__name__, str(error))

@@ -7,6 +7,7 @@ The real compiler: the methods of InstructionTranslatorBase in torch/_dynamo/sym
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import types
@@ -382,8 +383,36 @@ def with_except_start(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(frame.world.call(leave, (type(error), error, error.__traceback__), {}))
 
 
-# -- pattern matching
+# -- imports and pattern matching
 
 
-SEQUENCE, MAPPING = 1 << 5, 1 << 6
-"""Flags of classes whose instances match patterns of sequences and of mappings."""
+SEQUENCE, MAPPING, MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
+"""Flags of classes for patterns; the last one of those like int, which match the subject itself."""
+
+
+@bytecode("MATCH_KEYS")
+def match_keys(frame: Frame, ins: Instruction) -> None:
+    subject, keys = frame.stack[-2:]
+    found = all(frame.world.contains(subject, key) for key in keys)
+    values = tuple(frame.world.subscript(subject, key) for key in keys) if found else None
+    frame.stack.append(values)
+
+
+@bytecode("MATCH_CLASS")
+def match_class(frame: Frame, ins: Instruction) -> None:
+    """Gives the attributes to match on, None if the subject is no instance of the class."""
+    subject, cls, names = frame.popn(3)
+    world, count = frame.world, ins.arg
+    frame.stack.append(None)
+    if not world.call(isinstance, (subject, cls), {}):
+        return
+    own: Any = getattr(cls, "__match_args__", ())
+    itself: tuple[Any, ...] = ()
+    if not own and count == 1 and cls.__flags__ & MATCH_SELF:
+        itself, count = (subject,), 0
+    if count > len(own):
+        allowed = f"accepts {len(own)} positional sub-patterns ({count} given)"
+        raise TypeError(f"{cls.__name__}() {allowed}")
+    with contextlib.suppress(AttributeError):
+        values = [world.load_attr(subject, name) for name in (*own[:count], *names)]
+        frame.stack[-1] = (*itself, *values)

@@ -77,8 +77,8 @@ class Outside(Interpreter):
         self.fixed_modules: set[str] = set()
         """Arguments whose modules are guarded by identity; other modules are guarded by their structure."""
         self.natives: list[tuple[Any, int]] = []
-        """Generators and objects that C code made, each with the number of instructions executed before the
-        captured frame's instruction that made it."""
+        """Generators, classes and what native code made, each with the number of instructions executed
+        before the captured frame's instruction that made it."""
 
     # -- giving up
 
@@ -301,9 +301,6 @@ class Outside(Interpreter):
         if compat.has_forgotten_history(value):
             what = "a view that was made before its base required grad"
             self.unsupported("tensor-kind", what, "make the view after that change")
-        if value.is_inference() and not self.recorder.inference:
-            what = "an inference tensor is used outside of inference mode"
-            self.unsupported("inference-mode", what, "clone it")
         if value.is_conj() or value.is_neg():
             what = "a tensor with a lazy conjugate or negative"
             self.unsupported("tensor-kind", what, "call resolve_conj() or resolve_neg()")
@@ -381,6 +378,13 @@ class Outside(Interpreter):
         container.moved.discard(key)
         if self.dict_before(container, key) is not MISSING:
             container.writes[key] = DELETED
+
+    def move_to_end(self, container: VariableTracker, *keys: Any) -> None:
+        """Put keys of a dict behind all others."""
+        for key in keys:
+            value = self.dict_get(container, key)
+            self.dict_delete(container, key)
+            self.dict_set(container, key, value)
 
     def dict_keys(self, container: VariableTracker) -> list[Any]:
         """All keys in order, guarded."""
@@ -462,12 +466,12 @@ class Outside(Interpreter):
             return self.unsupported_kind("outside-object", what, value)
 
     def mutable(self, value: Any) -> Any:
-        """Return what a built-in method changes in place of a container: itself if the frame made it, the
-        inside copy of a list or deque from outside. Raises Unsupported for others."""
+        """What a built-in method changes in place of a list, set or deque: itself if the frame made it,
+        else its inside copy."""
         tracker = self.tracker(value)
         if tracker is None:
             return value
-        if builtin_base(value) not in (list, collections.deque):
+        if builtin_base(value) not in (list, set, collections.deque):
             what = f"{tracker.source} (a {type(value).__name__}) is changed"
             self.unsupported("outside-change", what)
         self.mark_written(tracker)

@@ -10,15 +10,18 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
+import itertools
 import operator
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch import fx
 
 from minicompile.dynamo.breaks import StandIn
+from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.containers import Lazily
 from minicompile.dynamo.guards import SourceCode
 from minicompile.dynamo.interpreter import C_METHODS, DELETED, Frame, Lazy, TracedGenerator
@@ -29,6 +32,7 @@ from minicompile.dynamo.variables import (
     HEAP_TYPE,
     IDENTITY_TYPES,
     VariableTracker,
+    copied,
     has_symbols,
     is_constant,
     is_struct,
@@ -38,12 +42,24 @@ from minicompile.dynamo.variables import (
 )
 from minicompile.shapes.symnode import SYMBOLIC
 
+_NO_ITEMS: dict[Any, Any] = {}
+DICT_ITERATORS = {
+    type(iter(_NO_ITEMS)): "dict.keys",
+    type(iter(_NO_ITEMS.values())): "dict.values",
+    type(iter(_NO_ITEMS.items())): "dict.items",
+}
 _ITERABLES: tuple[Any, ...] = ([], (), set(), "", b"", range(0), range(1 << 70))
 ITERATORS: tuple[type, ...] = (
-    *(type(iter(empty)) for empty in _ITERABLES),
+    *(*DICT_ITERATORS, *(type(iter(empty)) for empty in _ITERABLES)),
     *(enumerate, zip, reversed, type(reversed([]))),
 )
-"""Iterators of native code that can be made again where they stand. Those of dicts see later changes."""
+"""Iterators of native code that can be made again where they stand."""
+
+
+def advanced(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """The iterator after `count` items."""
+    collections.deque(itertools.islice(iterator, count), maxlen=0)
+    return iterator
 
 
 LITERALS = (int, str, bool, type(None))
@@ -61,7 +77,7 @@ class Rebuild:
         code.names.update(deque=collections.deque, partial=functools.partial, types=types)
         code.names.update(torch=torch)
         code.names.update(OrderedDict=collections.OrderedDict, defaultdict=collections.defaultdict)
-        code.names.update(StandIn=StandIn)
+        code.names.update(StandIn=StandIn, advanced=advanced)
         self.outputs: dict[fx.Node, int] = {}
         self.lines: list[str] = []
         self.positions: list[str] = []
@@ -143,10 +159,14 @@ class Rebuild:
             return self.assign(value, f"StandIn({self.code.constant(value.function)}, {values})")
         if cls is types.FunctionType:
             return self.made_function(value)
+        if cls is TracedGenerator and not value.started:
+            return self.made_generator(value)
         if cls is Lazily:
             return self.expression(value.iterator)
         if cls in ITERATORS:
             return self.iterator(value)
+        if isinstance(value, BaseException) and value.__traceback__ is None:
+            return self.exception(value)
         if cls is types.CellType:
             name = self.assign(value, "types.CellType()")
             with contextlib.suppress(ValueError):  # empty
@@ -180,8 +200,35 @@ class Rebuild:
             if getattr(value, part):
                 self.lines.append(f"{name}.{part} = {self.expression(getattr(value, part))}")
 
+    def made_generator(self, value: TracedGenerator) -> str:
+        """A generator that has not begun: made by its function."""
+        frame = value.frame
+        code, fast = frame.function.__code__, list(map(self.tracer.realize, frame.fast))
+        plain, named, starred, total = parameters(code)
+        given = fast[:plain]
+        keywords = dict(zip(code.co_varnames[plain:named], fast[plain:named], strict=True))
+        for more in fast[named:starred]:  # *args, if there is one
+            given += more
+        for extra in fast[starred:total]:  # **kwargs
+            keywords.update(extra)
+        function = self.expression(frame.function)
+        call = f"{function}(*{self.sequence(given)}, **{self.expression(keywords)})"
+        return self.assign(value, call)
+
     def iterator(self, value: Any) -> str:
         """An iterator that native code made, where it stands."""
+        if type(value) in DICT_ITERATORS:
+            held = [found for found in gc.get_referents(value) if isinstance(found, dict)]
+            owner, left = held[0] if held else {}, operator.length_hint(value)
+            if held and not left:
+                try:
+                    next(value)
+                except StopIteration:
+                    pass
+                except RuntimeError:  # the dict has changed its size
+                    self.refuse(value)
+            view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
+            return self.assign(value, f"advanced(iter({view}), {len(owner) - left})")
         maker, given, *state = value.__reduce__()
         text = "".join(f"{self.iterated(part)}, " for part in given)
         name = self.assign(value, f"{self.code.constant(maker)}({text})")
@@ -197,6 +244,15 @@ class Rebuild:
         if tracker is not None and tracker.writes:  # it changes its size after the iterator is made
             self.refuse(value)
         return self.expression(value) if tracker is None else self.outside(tracker)
+
+    def exception(self, value: BaseException) -> str:
+        """An exception that was made, but not raised."""
+        cls, given = self.expression(type(value)), self.sequence(value.args)
+        name = self.assign(value, f"{cls}.__new__({cls}, *{given})")
+        self.lines.append(f"{name}.args = {given}")
+        self.fill_in(name, value, "__cause__", "__context__", "__dict__")
+        self.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
+        return name
 
     def made_object(self, value: Any) -> str:
         """A container, or an instance of a Python class: made without running its code, then filled in."""
@@ -247,7 +303,7 @@ class Rebuild:
         """Lines that replay what the frame wrote outside; values first, then the stores."""
         stores: list[str] = []
         for tracker in self.tracer.written:
-            if isinstance(tracker.value, list | collections.deque):
+            if isinstance(tracker.value, list | set | collections.deque):
                 stores += self.rewrite(tracker)
             for key, value in tracker.writes.items():
                 stores += self.store_item(tracker, key, value)
@@ -256,7 +312,7 @@ class Rebuild:
         return stores
 
     def rewrite(self, tracker: VariableTracker) -> list[str]:
-        """Lines that give a list or deque the items that its inside copy ended with; or a list that has
+        """Lines that give a list, set or deque the items that its inside copy ended with; or a list that has
         none, what is new."""
         if tracker.contents is None:
             self.effects.append(f"{tracker.source} gets more items")
@@ -272,7 +328,16 @@ class Rebuild:
         target = self.outside(tracker)
         if isinstance(tracker.value, list):
             return [f"list.__setitem__({target}, slice(None), {self.sequence(now)})"]
-        return [f"deque.clear({target})", f"deque.extend({target}, {self.sequence(now)})"]
+        if isinstance(tracker.value, collections.deque):
+            return [f"deque.clear({target})", f"deque.extend({target}, {self.sequence(now)})"]
+        steps = set_changes(tracker.value, before, now)
+        if steps is None:
+            what = f"{tracker.source}, a set, gets an order that a replay does not give"
+            raise refusal("outside-change", what)
+        return [
+            f"set.{name}({', '.join([target, *map(self.sequence, given)])})"
+            for name, given in steps
+        ]
 
     def store_item(self, tracker: VariableTracker, key: Any, value: Any) -> list[str]:
         """Lines that write a key of a dict, by the built-in method."""
@@ -298,6 +363,23 @@ class Rebuild:
         if cell and value is DELETED:
             return f"del {self.outside(tracker)}.cell_contents"
         return self.set_attribute(self.outside(tracker), name, value)
+
+
+def set_changes(
+    value: set[Any], before: list[Any], now: list[Any]
+) -> list[tuple[str, list[list[Any]]]] | None:
+    """Calls of a set's methods that make it hold the items `now`, in that order; None if none do."""
+    known, left = set(map(id, before)), set(map(id, now))
+    gone = [item for item in before if id(item) not in left]
+    new = [item for item in now if id(item) not in known]
+    few: list[tuple[str, list[list[Any]]]] = [("difference_update", [gone]), ("update", [new])]
+    for steps in few, [("clear", []), ("update", [now])]:
+        replayed = copied(value)
+        for name, given in steps:
+            getattr(set, name)(replayed, *given)
+        if raw_items(replayed) == now:
+            return steps
+    return None
 
 
 def made_by_python(cls: type) -> bool:

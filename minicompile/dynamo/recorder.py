@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from minicompile import compat
+from minicompile.compat import settings
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
@@ -53,6 +54,14 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         return [tree]
     return [leaf for leaf in compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+PRODUCTS = words(
+    "matmul __matmul__ __rmatmul__ __imatmul__ mm bmm mv dot vdot inner addmm addmv addbmm baddbmm "
+    "chain_matmul tensordot einsum linear bilinear conv1d conv2d conv3d conv_transpose1d "
+    "conv_transpose2d conv_transpose3d"
+)
+"""Operators that refuse tensors of different dtypes when they run; their fakes don't."""
 
 
 def finished(
@@ -121,6 +130,14 @@ class Subgraph:
         return finished(self.graph, self.placeholders, outputs, name)
 
 
+def after_autocast(tensor: torch.Tensor) -> torch.dtype:
+    """The type that a product gets. Autocast leaves doubles and integers alone."""
+    device, dtype = tensor.device.type, tensor.dtype
+    casts = dtype.is_floating_point and dtype is not torch.float64
+    casts = casts and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if casts else dtype
+
+
 class Recorder:
     """The graph of one capture under construction."""
 
@@ -151,10 +168,16 @@ class Recorder:
         """Gives the places where the capture could end before the instruction being interpreted."""
         self.inference = torch.is_inference_mode_enabled()
         """Whether the frame is in inference mode."""
+        self.region: bool | None = None
+        """Whether the graph runs in inference mode; None before the first call of an operator."""
+        self.blocks: list[list[int]] = []
+        """Blocks of inference mode that the frame has opened: where it could be cut before each."""
         self.inference_inputs: dict[int, bool] = {}
         """Memory of inputs, and whether they are inference tensors."""
         self.changes_state = False
         """Whether the graph sets grad mode or autocast."""
+        self.meets_inference = self.meets_gradients = False
+        """Whether calls out of inference mode take inference tensors; give tensors that require grad."""
 
     # -- inputs
 
@@ -235,6 +258,9 @@ class Recorder:
             self.keep_metadata(args[0])
         before = [tensor._version for tensor in tensors]
         name = target if op == "call_method" else getattr(target, "__name__", None)
+        dtypes = {after_autocast(tensor) for tensor in tensors} if name in PRODUCTS else ()
+        if len(dtypes) > 1:
+            self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
         targets = tensors_in(kwargs.get("out"))
         if not all(tensor.is_contiguous() for tensor in targets):
             what = f"{name} writes to an `out` that is not contiguous: some kernels ignore strides"
@@ -244,6 +270,7 @@ class Recorder:
         if shapes != [tensor.shape for tensor in targets]:
             self.refuse("tensor-memory", f"{name} resizes what is given as `out`")
         written = [t for t, version in zip(tensors, before) if t._version > version]
+        self.check_inference(name, tensors, [*written, *targets], value)
         unseen = list(targets)  # not every composite operator gives them a new version
         if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
             unseen += [tensor for tensor in tensors[1:] if not tensor.requires_grad]
@@ -257,6 +284,7 @@ class Recorder:
         known = all(id(leaf) in self.nodes for leaf in tensors_in(value))
         if known and not mutates and not given_back:
             return value  # a fact about metadata
+        self.stay_in_region()
         node = self.graph.create_node(op, target, lifted, lifted_kwargs, name=name)
         self.finish(node, target, value)
         if not given_back:  # such an argument keeps the node it has
@@ -267,7 +295,30 @@ class Recorder:
 
     def is_inference(self, tensor: torch.Tensor) -> bool:
         """Whether eager's tensor would be an inference tensor."""
-        return self.inference_inputs.get(compat.storage_id(tensor), self.inference)
+        return self.inference_inputs.get(compat.storage_id(tensor), bool(self.region))
+
+    def stay_in_region(self) -> None:
+        """A graph runs as a whole in inference mode, or out of it: the frame is cut where that changes."""
+        if self.region is None:
+            self.region = self.inference
+        if self.region is not self.inference:
+            what = "a graph would have calls in inference mode and calls outside of it"
+            places = self.blocks[0] if self.blocks else ()
+            raise refusal("inference-mode", what, self.line(), places=places)
+
+    def check_inference(
+        self, name: Any, tensors: list[torch.Tensor], written: list[torch.Tensor], value: Any
+    ) -> None:
+        """Out of inference mode autograd keeps no inference tensor, and lets none be written to."""
+        if self.inference or True not in self.inference_inputs.values():
+            return
+        if any(map(self.is_inference, written)):
+            self.refuse("exception", f"{name} writes to an inference tensor", kind=UserError)
+        self.meets_inference |= any(map(self.is_inference, tensors))
+        self.meets_gradients |= any(tensor.requires_grad for tensor in tensors_in(value))
+        if self.meets_inference and self.meets_gradients:
+            what = "inference tensors and tensors that require grad are in one graph"
+            self.refuse("inference-mode", what, "clone the inference tensors")
 
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self.running = target_name(target)
@@ -296,6 +347,8 @@ class Recorder:
     def statement(self, target: Any, args: tuple[Any, ...]) -> None:
         """Record a call that gives nothing and changes state (grad mode, autocast)."""
         self.changes_state = True
+        if target is settings.set_grad_enabled and self.region:
+            args = (False,)  # the graph runs in inference mode, where it only ends blocks around
         node = self.graph.create_node("call_function", target, args, {})
         self.finish(node, target, None)
 
@@ -303,6 +356,7 @@ class Recorder:
         """Record a check, which raises where a boolean tensor is not `holds`."""
         if not holds:
             condition = self.record("call_method", "logical_not", (condition,), {})
+        self.stay_in_region()
         args = self.node_of(condition), "a condition of the program does not hold"
         self.finish(self.graph.call_function(CHECK, args), CHECK, None)
 
@@ -315,6 +369,7 @@ class Recorder:
         if not made_here or not is_constant(requires_grad) or self.inference:
             reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
             self.refuse("autograd-state", reason, "call it on a tensor that is made there")
+        self.stay_in_region()
         self.run("call_method", "requires_grad_", (fake, requires_grad), {})
         node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
         self.finish(node, "requires_grad_", fake)

@@ -327,9 +327,12 @@ def cleans_up(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("backend", ["eager", lambda gm, inputs: gm.forward, "aot_eager"])
 @pytest.mark.parametrize("function", [survives, cleans_up])
-def test_handlers_run_after_a_graph_has_written_to_inputs(function: Any, trained: bool) -> None:
-    compiled = mc.compile(function, backend="aot_eager")
+def test_handlers_run_after_a_graph_has_written_to_inputs(
+    function: Any, backend: Any, trained: bool
+) -> None:
+    compiled = mc.compile(function, backend=backend)
     for sign in (1, -1, 1, -1):
         found = []
         for call in (function, compiled):
