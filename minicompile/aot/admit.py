@@ -1,4 +1,4 @@
-"""Checks before tracing that AOT autograd handles a graph: else it is Unsupported, and the frame runs in eager.
+"""Checks before tracing that AOT autograd handles a graph; if not, the frame runs in eager, with the reason.
 
     inputs      strided tensors; on CUDA only with a torch that was built for it
     calls       what autograd can be asked about on fakes

@@ -1,4 +1,4 @@
-"""C kernels with reductions and scans: loops over r (the reduced dimensions), accumulators, shares of threads.
+"""C kernels with reductions and scans: loops over r, the reduced dimensions, accumulators, shares of threads.
 
 `ReductionPrinter` has what kernels of rows and kernels of columns (see cpp_loops.py) have in common. They
 differ in the innermost loop, and in what accumulates: a reduction has one accumulator in a kernel of rows,

@@ -1,5 +1,5 @@
-"""Subscripts, iteration, `in`, truth and operators on tensors, on objects that the frame was given (outside) and
-that it made (inside).
+"""Subscripts, iteration, `in`, truth and operators on tensors, on objects that the frame was given (outside)
+and that it made (inside).
 
 A tensor operand makes a graph node; an outside container is read through an inside copy of it (which guards
 what was read); classes that define the operation in Python have it interpreted; everything else is Python's

@@ -1,4 +1,4 @@
-"""What a captured frame may change of its thread, and what a graph that raises has changed already.
+"""Grad mode, autocast and the like that a frame changes; and undoing what a graph that raised had changed.
 
     Change         grad mode and autocast
     raised         random numbers and inputs

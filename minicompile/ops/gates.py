@@ -1,4 +1,4 @@
-"""Gates: functions that may forbid one application of a rule, as bisection does to find the one that is wrong.
+"""Gates: functions that may forbid one application of a rule, as bisection does to find the wrong one.
 
     @gate("no memory is used twice")
     def strict(what: Application) -> bool:

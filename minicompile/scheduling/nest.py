@@ -1,4 +1,4 @@
-"""`LoopNest`: the nodes of one future kernel and their common loops, which can be split, merged and reordered.
+"""`LoopNest`: the nodes of one future kernel and their loops, which can be split, merged and reordered.
 
 A nest starts as one node with its own loops. Joining two nests (align.py) splits loops until both have the
 same ones; `finished` merges what can be merged again, orders the loops by strides and rewrites the bodies.
