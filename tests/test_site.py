@@ -83,7 +83,7 @@ def test_an_address_is_said_alike_everywhere():
     assert stated in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     sites = set(re.findall(r"https://[\w.]+\.github\.io/[\w-]+/", readme))
-    assert sites == {f"https://{owner}.github.io/{name}/"}
+    assert sites == {f"https://{owner.lower()}.github.io/{name}/"}
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
