@@ -34,7 +34,8 @@ without_python_dispatcher = take("torch._C._DisablePythonDispatcher", "different
 has_kernel = take("torch._C._dispatch_has_kernel_for_dispatch_key", "differentiation")
 relies_on(
     """torch.ops.aten.relu.default.py_kernels torch.ops.aten.relu.default._dispatch_cache
-    torch.ops.aten.relu.default._overloadname torch.ops.aten.relu.default._op_dk""",
+    torch.ops.aten.relu.default._overloadname torch.ops.aten.relu.default._op_dk
+    torch.ops.aten.relu.default._schema""",
     "differentiation",
 )
 

@@ -97,9 +97,9 @@ def asking(first_failure: Callable[..., Any]) -> type[Entry]:
 
     class Asking(Entry):
         def __init__(
-            self, captured: Any, compiled: Any, parameters: Sequence[str], back: Any
+            self, captured: Any, compiled: Any, parameters: Sequence[str], *rest: Any
         ) -> None:
-            super().__init__(captured, compiled, parameters, back)
+            super().__init__(captured, compiled, parameters, *rest)
             answered = self.call
 
             def call(*arguments: Any) -> Any:

@@ -118,7 +118,7 @@ def test_what_a_missing_name_means_depends_on_its_part(
 def test_the_page_names_each_part_and_looks_up_what_is_imported_late(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    late = all_names()["torch._inductor.metrics"]
+    late = all_names()["torch._inductor.graph.GraphLowering"]
     monkeypatch.setattr(late, "present", None)
     HIDDEN.add(late.path)
     try:
@@ -126,7 +126,7 @@ def test_the_page_names_each_part_and_looks_up_what_is_imported_late(
     finally:
         HIDDEN.remove(late.path)
     assert rows.keys() | {"gpu", "triton"} == PARTS.keys()
-    assert rows["comparison"].text == "missing: torch._inductor.metrics"
+    assert rows["comparison"].text == "missing: torch._inductor.graph.GraphLowering"
     assert rows["capture"].state == "ok"
 
 

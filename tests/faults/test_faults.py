@@ -1,4 +1,4 @@
-"""Planted faults: each is seen, named by the bisector and made small by the minifier."""
+"""Planted faults: each is seen, named by the bisector and, if a graph is compiled wrong, made small."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ def test_a_fault_is_found_and_made_small(
         fault.plant(patch)
         found = mc.bisect(target, fault.args, more=fault.more)
         small = mc.minify(target, fault.args, more=fault.more, script=script)
-        assert small.program is not None, str(small)
-        assert exit_code(script) == 1, small.script
-    assert exit_code(script) == 0, small.script  # as soon as the fault is gone
+        if fault.subsystem == "capture":  # no graph of it is compiled wrong
+            assert small.program is None and "mc.bisect finds" in str(small)
+        else:
+            assert small.program is not None, str(small)
+            assert exit_code(script) == 1, small.script
+    assert fault.subsystem == "capture" or exit_code(script) == 0, small.script  # the fault is gone
     assert found.subsystem == fault.subsystem, str(found)
     if fault.subsystem:
         assert found.culprit is not None and fault.operation in found.culprit.name, str(found)
     else:
         assert found.backend and "no subsystem cures it" in found.verdict, str(found)
-    assert 1 <= small.operations <= MOST_OPERATORS, str(small)
+    assert small.program is None or 1 <= small.operations <= MOST_OPERATORS, str(small)
 
 
 def test_there_are_many_of_all_kinds() -> None:

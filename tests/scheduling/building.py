@@ -365,11 +365,7 @@ def random_graph(seed: int, count: int = 9) -> LoopGraph:
             if chosen == "argmax":
                 new = b.pointwise(lambda ops, u: ops.to_dtype(u, F64), new)
         elif kind == "scan" and x.size:
-            chosen = rng.choice(["sum", "max", "argmax"])
-            dtype = I64 if chosen == "argmax" else F64
-            new = b.scan(x, rng.randrange(len(x.size)), chosen, dtype)
-            if chosen == "argmax":
-                new = b.pointwise(lambda ops, u: ops.to_dtype(u, F64), new)
+            new = b.scan(x, rng.randrange(len(x.size)), "sum", F64)
         elif kind == "permute" and len(x.size) > 1:
             order = rng.sample(range(len(x.size)), len(x.size))
             new = b.pointwise(lambda ops, u: ops.mul(u, u), x.permute(*order))

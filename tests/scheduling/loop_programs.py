@@ -684,16 +684,14 @@ class Generator:
         kind = rng.choice(SCANS[kind_of(source.dtype)].split())
         axis = rng.randrange(len(source.size))
         whole = kind_of(source.dtype) == "i"
-        exact = source.exact and (whole or kind in ("max", "min", "argmax"))
-        if kind.startswith("arg") and not exact:
-            return
+        exact = source.exact and whole
         if (
             kind == "prod"
             and not whole
             and (self.numel(source.size[axis : axis + 1]) > 6 or self.hints)
         ):
             return
-        dtype = I64 if kind.startswith("arg") or whole else source.dtype
+        dtype = I64 if whole else source.dtype
         if dtype is F16:
             return
         self.add(Step(what, (first,), source.size, dtype, kind, (axis,), exact=exact))

@@ -29,10 +29,10 @@ def double(b: GraphBuilder, x: T) -> T:
 
 def test_a_body_scans_before_it_stores() -> None:
     b = GraphBuilder()
-    x = b.input((3, 4), torch.float32)
-    b.scan(x, 0, "argmax", I64)
-    body = record(b.operations[0], {"in0": torch.float32})  # type: ignore[arg-type]
-    assert "ops.scan('argmax', tmp0)" in str(body)
+    x = b.input((3, 4), I64)
+    b.scan(x, 0, "sum", I64)
+    body = record(b.operations[0], {"in0": I64})  # type: ignore[arg-type]
+    assert "ops.scan('sum', tmp0)" in str(body)
     assert [list(group.values()) for group in (body.ranges, body.reduction_ranges)] == [[4], [3]]
     assert [v.dtype for v in body.scans] == [torch.int64]
 
@@ -53,7 +53,7 @@ def test_softmax_then_a_running_sum_is_one_kernel() -> None:
 def test_scans_of_a_row_share_its_loop() -> None:
     b = GraphBuilder({S0: 5})
     x = b.input((S0, 6))
-    graph = b.finish(b.scan(x, 1, "max"), b.scan(x, 1, "argmax", I64), b.reduce(x, (1,), "sum"))
+    graph = b.finish(b.scan(x, 1, "sum"), b.scan(x, 1, "prod"), b.reduce(x, (1,), "sum"))
     result = schedule(graph, OPTIONS)
     assert len(result.kernels) == 1
     check(graph, result)
