@@ -184,6 +184,7 @@ def external_violations(imports: list[Import], entrances: set[str] = ENTRANCES) 
     return wrong
 
 
+@pytest.mark.long
 def test_rooms_see_earlier_rooms_through_their_results_only():
     assert corridor_violations() == []
 
@@ -370,6 +371,7 @@ def test_private_api_is_used_in_compat_only():
     assert wrong == []
 
 
+@pytest.mark.long
 def test_the_environment_is_read_in_options_only():
     wrong = [
         use
@@ -537,6 +539,7 @@ landed = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 @landed
 def test_compiling_works_where_everything_optional_is_missing():
     code = WITHOUT_OPTIONAL.format(missing=sorted(OPTIONAL))
@@ -546,6 +549,7 @@ def test_compiling_works_where_everything_optional_is_missing():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @landed
 def test_compiling_and_calling_never_use_the_systems_that_we_teach():
     done = subprocess.run(
@@ -593,6 +597,7 @@ for ask in asked:
 """
 
 
+@pytest.mark.long
 @landed
 def test_without_the_folders_of_the_tools_everything_compiles(tmp_path: Path):
     """What needs a tool raises an error that names it."""
@@ -627,6 +632,7 @@ print("counted", sum(map(len, list(registry.ALL.values()))) > 500)
 """
 
 
+@pytest.mark.long
 @landed
 def test_no_built_in_rule_replaces_another():
     """Which of two holds would depend on the order of imports."""

@@ -151,6 +151,7 @@ def test_a_cache_folder_that_holds_the_working_folder_is_not_cleared(
     assert "not cleared" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_our_errors_are_one_sentence_and_an_exit_code():
     done = subprocess.run(
         [sys.executable, "-m", "minicompile", "demo", "--steps", "0"],

@@ -59,6 +59,7 @@ def test_how_to_use_it_works_as_written():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.long
 def test_a_package_is_made_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "readme"}
@@ -68,6 +69,7 @@ def test_a_package_is_made_as_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert torch.allclose(logits, model(torch.zeros(1, 64, dtype=torch.int64)), atol=1e-5)
 
 
+@pytest.mark.long
 def test_several_processes_train_as_written(tmp_path: Path):
     import torch
 

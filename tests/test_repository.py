@@ -121,6 +121,7 @@ def test_ci_says_which_torch_it_takes_and_that_one_was_tested():
     assert [TESTED["torch"].place(version) for version in named] == ["known"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", size.BUDGETS)
 def test_no_more_tokens_than_allowed(name: str):
     assert size.totals()[name].tokens <= size.BUDGETS[name].allowed

@@ -52,6 +52,7 @@ def text_of(notebook: Path) -> str:
     return html.unescape("\n".join(shown))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LESSONS)
 def test_a_lessons_page_has_pictures_and_no_answer(generator: Any, site: Any, name: str):
     shown_answers = generator("check").shown_answers

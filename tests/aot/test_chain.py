@@ -113,6 +113,7 @@ def test_all_gradients_and_a_second_backward_of_a_retained_graph() -> None:
     on_both(do)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", range(2 * LAYERS))
 def test_gradients_of_some_inputs_alone(which: int) -> None:
     def do(model: nn.Module, x: torch.Tensor) -> Any:

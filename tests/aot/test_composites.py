@@ -49,6 +49,7 @@ def packed(lengths: list[int], x: Tensor) -> Any:
     return nn.utils.rnn.pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("cell", CELLS)
 def test_dropout_between_layers_is_eagers(cell: str, option: str) -> None:
@@ -75,6 +76,7 @@ VARIANTS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", VARIANTS)
 def test_dropout_between_layers_of_every_variant(name: str) -> None:
     build, inputs = VARIANTS[name]
@@ -96,6 +98,7 @@ def test_packed_sequences_have_dropout_between_layers(cell: str) -> None:
     assert not torch.equal(run(module), run(module.train()))
 
 
+@pytest.mark.long
 def test_a_language_model_trains_to_eagers_loss() -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
@@ -151,6 +154,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", DRAWS)
 def test_random_numbers_lie_where_eager_puts_them(name: str, backend: str) -> None:

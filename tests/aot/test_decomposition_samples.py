@@ -58,6 +58,7 @@ def report() -> Report:
     return Report()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [

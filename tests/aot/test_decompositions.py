@@ -274,6 +274,7 @@ DIFFERENTIABLE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_differentiable_operator_equals_eager_forward_and_backward(name):
     fn, make = DIFFERENTIABLE[name]
@@ -448,6 +449,7 @@ HALF = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", HALF)
 def test_half_types_round_where_eager_rounds(name, dtype):

@@ -49,10 +49,12 @@ COLLECTIVES = [name for name in ddp_programs.checks if name.startswith("collecti
 TRAINING = [name for name in ddp_programs.checks if name not in COLLECTIVES]
 
 
+@pytest.mark.long
 def test_training_under_ddp() -> None:
     run_pair(*TRAINING)
 
 
+@pytest.mark.long
 def test_collectives_inside_of_compiled_functions() -> None:
     run_pair(*COLLECTIVES)
 

@@ -352,6 +352,7 @@ def random_program(rng):
     return fn
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(120))
 def test_random_program_of_views_and_writes_equals_eager(seed):
     torch.manual_seed(seed)

@@ -42,6 +42,7 @@ def test_every_operator_has_its_place(levels):
     assert {levels.level("prims").family(op) for op in calls(levels.level("prims"))} <= allowed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt2", "vit", "Mamba", "ConvNext", "T5"])
 def test_models_have_no_operator_without_a_family(name):
     pytest.importorskip("transformers")

@@ -303,6 +303,7 @@ def test_a_view_of_a_constant_lies_where_it_lies_in_eager():
     assert view.storage_offset() == 1 and view.untyped_storage().nbytes() == 16
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bool])
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_number_is_copied_into_a_tensor(dtype, dynamic):

@@ -40,6 +40,7 @@ def gradients(
     return [x.grad, h.grad]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (1, 2)])
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -81,6 +82,7 @@ def slopes_that_read_no_tangent(x: torch.Tensor, h: torch.Tensor) -> tuple[torch
     return torch.copysign(x.detach(), y), y.mean(), torch.copysign(h, x.sin().sum())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -142,6 +142,7 @@ def assert_trains_like_eager(call, module, inputs, state):
         assert a.is_contiguous() == b.is_contiguous()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partitioner", ["min_cut", "default"])
 @pytest.mark.parametrize("name", MODELS)
 def test_model_trains_like_eager(name, partitioner):
@@ -180,6 +181,7 @@ def test_transformer_with_a_symbolic_batch_trains_at_other_sizes():
         assert_trains_like_eager(call, module, tokens(batch), state)
 
 
+@pytest.mark.long
 def test_transformer_with_symbolic_batch_and_length_needs_no_guard():
     torch.manual_seed(0)
     module, inputs = Gpt(), tokens(3, 8)
@@ -213,6 +215,7 @@ def test_mlp_with_symbolic_batch_infers_at_other_sizes_and_returns_views():
                     assert got.stride() == expected.stride()
 
 
+@pytest.mark.long
 def test_half_precision_model_is_within_rounding():
     torch.manual_seed(0)
     module = Gpt().bfloat16()

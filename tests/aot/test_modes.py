@@ -75,6 +75,7 @@ def outcome(fn, mode, made_in_inference):
     return facts, values
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made_in_inference", [False, True])
 @pytest.mark.parametrize("fn", [plain, switches_grad, switches_autocast, writes])
 @pytest.mark.parametrize("first", MODES)

@@ -54,6 +54,7 @@ def shown(function: Any, write: Any, trained: bool) -> Any:
     return before, after, w.grad
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("base", BASES)
 def test_a_write_to_a_view_reaches_what_it_reaches_in_eager(base: str, mode: Any) -> None:

@@ -57,6 +57,7 @@ def test_each_recomputed_value_says_what_it_saves_and_why():
     assert "cheaper than keeping it" in html and "computed again in backward" in html
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_bytes_of_kept_and_recomputed_values_add_up(name):
     torch.manual_seed(0)
@@ -163,6 +164,7 @@ def test_a_size_keeps_no_tensor(partitioner):
     assert x.grad.eq(2).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", [1.0, None])
 def test_a_symbolic_model_trains_like_eager_on_the_default(budget):
     torch.manual_seed(0)
@@ -231,6 +233,7 @@ def kept_bytes(result):
     return sum(value.bytes for value in result.partition.saved if not value.is_input)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", [0.0, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("name", MODELS)
 def test_model_trains_like_eager_on_any_budget(name, budget):
@@ -241,6 +244,7 @@ def test_model_trains_like_eager_on_any_budget(name, budget):
     assert_trains_like_eager(call, module, inputs, state)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget", [0.0, 0.4])
 def test_symbolic_model_trains_like_eager_on_a_budget(budget):
     torch.manual_seed(0)
@@ -254,6 +258,7 @@ def test_symbolic_model_trains_like_eager_on_a_budget(budget):
         assert_trains_like_eager(call, module, tokens(batch, length), state)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_bytes_grow_with_the_budget_and_stay_in_it(name):
     torch.manual_seed(0)
@@ -274,6 +279,7 @@ def work_again(result):
     return sum(flops(by_name[name]) for name in again)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_without_a_budget_only_inputs_and_random_numbers_are_kept(name):
     torch.manual_seed(0)
@@ -393,6 +399,7 @@ def same_gradients(fn, inputs, options=None, backend="aot_eager"):
     torch.testing.assert_close(got, gradients(lambda: fn(*inputs), wanted))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [Options(), Options(partitioner="default")], ids=["min_cut", "default"]
 )
@@ -464,6 +471,7 @@ REGIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [{}, {"partitioner": "default"}, {"memory_budget": 0.0}], ids=str
 )
@@ -527,6 +535,7 @@ def test_without_a_region_nothing_is_said_of_one():
 # Against torch.compile
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", training_graphs.MODELS)
 def test_no_more_bytes_than_torch_compile_on_the_same_graph(name):
     if name != "resnet":
@@ -539,6 +548,7 @@ def test_no_more_bytes_than_torch_compile_on_the_same_graph(name):
     assert mine.heavy.total() <= theirs.heavy.total()
 
 
+@pytest.mark.long
 def test_the_clock_sees_both_compilers():
     from tests.aot.aot_time import measure
 

@@ -134,6 +134,7 @@ def orders_of(fn: Program) -> list[Any]:
     return [*one_by_one[:6], *others, *([(i,), (i,)] for i in trained)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("fn", PROGRAMS)
 def test_results_can_be_differentiated_one_after_the_other_where_eager_does_it(
@@ -142,6 +143,7 @@ def test_results_can_be_differentiated_one_after_the_other_where_eager_does_it(
     check(fn, mc.compile(fn, backend="aot_eager", dynamic=dynamic))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fn", [shared_operations_that_keep_nothing, written_to, views, not_one_input_is_reached]
 )

@@ -175,6 +175,7 @@ def register(name, search, replace, examples=(SQUARE, SQUARE), **given):
     mc.register_pattern(name, search=search, examples=examples, **given)(replace)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
 @pytest.mark.parametrize("make", [rand, leaf])
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -350,6 +351,7 @@ def leaves_a_mode(x, w, i):
     return y * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
 @pytest.mark.parametrize(
     "fn",

@@ -237,6 +237,7 @@ SCENARIOS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("takes_over", [False, True])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")

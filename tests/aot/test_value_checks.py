@@ -57,6 +57,7 @@ def error_of(call: Callable[[], object]) -> type[Exception] | None:
     return None
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("error:internal error")
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize(

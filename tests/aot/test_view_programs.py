@@ -16,12 +16,14 @@ LEFT_TO_EAGER = (
 """Reasons of which these programs have more than people's."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("start", range(0, 60, 20))
 def test_random_programs_equal_eager(start):
     outcomes = [run(seed) for seed in range(start, start + 20)]
     assert [outcome for outcome in outcomes if outcome.difference] == []
 
 
+@pytest.mark.long
 def test_few_programs_are_refused():
     refused = [o for o in map(run, range(200, 240)) if o.reasons and not o.excused]
     others = [o for o in refused if not any(text in o.reasons[0] for text in LEFT_TO_EAGER)]

@@ -11,6 +11,8 @@ import minicompile as mc
 from tests.bench import calls
 from tests.bench.calls import Figure, Instant
 
+pytestmark = pytest.mark.long
+
 
 def test_the_instant_backend_runs_the_graph_once() -> None:
     instant = Instant()

@@ -15,6 +15,8 @@ from minicompile.bench.demo import Standing, largest_difference, train_in_turns
 from minicompile.errors import BackendError, MinicompileError
 from minicompile.lessons.model import GPT, GPTConfig
 
+pytestmark = pytest.mark.long
+
 SMALL = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=8)
 
 

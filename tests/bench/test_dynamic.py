@@ -8,6 +8,8 @@ import pytest
 
 from tests.bench import dynamic
 
+pytestmark = pytest.mark.long
+
 
 def test_three_compilations_of_each_program_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamic, "SECONDS", 0.0)

@@ -16,6 +16,8 @@ from minicompile.shapes.expr import loop_symbol
 from tests.bench import kernels
 from tests.bench.kernels import Counts, Row, Touch, bytes_moved, loop_nests
 
+pytestmark = pytest.mark.long
+
 X, Y = loop_symbol("x"), loop_symbol("y")
 LOOPS = {X: 8, Y: 100}
 

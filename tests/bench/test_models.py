@@ -8,6 +8,8 @@ import torch
 import minicompile
 from minicompile.bench.cases import MODELS
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_gives_eager_s_numbers(name: str) -> None:

@@ -9,6 +9,8 @@ import pytest
 from minicompile.pipeline_result import Trace
 from tests.bench.origins import assemblies, instructions, kernels, kinds, training
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("transformers")
 
 

@@ -10,6 +10,8 @@ import torch
 import minicompile
 from minicompile.bench.patterns import PATTERNS
 
+pytestmark = pytest.mark.long
+
 NAMES = sorted(PATTERNS)
 
 

@@ -30,6 +30,8 @@ from minicompile.bench.patterns import MEMORY_BOUND, ON_GPU, PATTERNS
 from minicompile.bench.speed import Row, error_of, measure
 from minicompile.bench.timing import Timings, geometric_mean, peak_bytes, time_in_turns
 
+pytestmark = pytest.mark.long
+
 
 def identity(fn: Any, mode: str | None = None) -> Any:
     return lambda *args: fn(*args)

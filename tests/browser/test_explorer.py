@@ -18,6 +18,8 @@ from minicompile.show.syntax import highlight
 from tests.browser.pages import Pages
 from tests.show import example
 
+pytestmark = pytest.mark.long
+
 Open = Callable[..., Any]
 
 

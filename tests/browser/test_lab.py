@@ -15,6 +15,8 @@ from minicompile.show.trace import STATIC_LINES
 from tests.browser.explorer import Explorer, Oracle
 from tests.browser.pages import PANEL, Lab, Pages
 
+pytestmark = pytest.mark.long
+
 CELLS = (
     "import json\nfrom pathlib import Path\n"
     "import minicompile as mc\n"

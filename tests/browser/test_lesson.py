@@ -13,6 +13,8 @@ import pytest
 
 from tests.browser.pages import PANEL, Lab, Pages
 
+pytestmark = pytest.mark.long
+
 LESSON = "00_one_model_top_to_bottom.ipynb"
 SOURCE = Path(__file__).parents[2] / "notebooks/src/00_one_model_top_to_bottom.py"
 GREEN, RED, GREY = "rgb(22, 163, 74)", "rgb(220, 38, 38)", "rgb(156, 163, 175)"

@@ -86,6 +86,7 @@ def test_exponentials_are_kept_while_a_row_fits_the_cache(
     assert text.count("mc_scratch(") == text.count("mc_release(") == heap
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(8, 1, 3), (3, 1, 1), (2, 4, 77), (16, 3, 3136), (2, 2, 20_000)])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -179,6 +180,7 @@ def reductions() -> dict[Any, tuple[KernelPlan, Any]]:
     return {key: (plan, bind(module, plan)) for key, plan in plans.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "dtype", "across", "size"), REDUCTIONS)
 def test_reductions_match_eager(
     reductions: Any, kind: str, dtype: torch.dtype, across: bool, size: tuple[int, int]
@@ -542,6 +544,7 @@ def test_reductions_over_a_symbolic_range(hint: int) -> None:
             torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, torch.int8])
 @pytest.mark.parametrize("size", [(64, 128), (70, 45), (16, 200)])
 def test_transposed_loads_are_turned_in_squares(size: tuple[int, int], dtype: torch.dtype) -> None:
@@ -585,6 +588,7 @@ def test_comparisons_of_indices_hold_at_every_threshold() -> None:
         assert torch.equal(found, getattr(torch, op)(index, threshold)), (op, threshold)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("columns", [1, 5, 16, 63, 200, 1100, 9000])
 def test_rows_of_any_length_reduce_in_lanes(columns: int, dtype: torch.dtype) -> None:
@@ -627,6 +631,7 @@ def test_row_reductions_run_on_processors_without_wide_vectors() -> None:
     torch.testing.assert_close(out, torch.softmax(x, -1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -1e30, -1.5])
 @pytest.mark.parametrize("to", [torch.int64, torch.int32, torch.uint8])
 def test_numbers_that_no_integer_is_become_eagers(number: float, to: torch.dtype) -> None:

@@ -106,6 +106,7 @@ def error_of(library: Module, name: str, x: torch.Tensor) -> torch.Tensor:
     return ulp_error(call(library, f"run_{name}", x, torch.empty_like(x)), exact_of(name, x))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_error_stays_below_the_promised_ulp(library: Module, name: str) -> None:
     x = every_exponent()
@@ -206,6 +207,7 @@ def test_narrowing_rounds_to_nearest_even(library: Any, half: str, dtype: torch.
     torch.testing.assert_close(found, x.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fit", fits(), ids=lambda fit: fit.name.split(":")[0])
 def test_coefficients_in_the_header_come_from_the_minimax_fits(fit: Fit) -> None:
     header = "\n".join(HELPERS.values())

@@ -159,6 +159,7 @@ def run(kernel: tuple[KernelPlan, Callable[..., None]], inputs: dict[str, torch.
     call(*(inputs[a.buffer] for a in plan.arguments))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "dtype"), CASES, ids=lambda v: str(v).removeprefix("torch."))
 def test_operation_matches_eager(kernels: Any, name: str, dtype: torch.dtype) -> None:
     inputs = operands(name, dtype)

@@ -32,6 +32,7 @@ def kernels_of(name: str, dtype: torch.dtype) -> Iterator[KernelSource]:
         yield from stages.kernels
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ON_GPU)
 def test_kernels_fit_their_gpus(name: str) -> None:
     """No spills: float32 on Ampere, bfloat16 on Hopper. A block finds its registers and shared memory, and
@@ -57,6 +58,7 @@ def test_kernels_fit_their_gpus(name: str) -> None:
     assert wide or name == "argmax"  # of rows that begin anywhere
 
 
+@pytest.mark.long
 def test_many_tensors_in_one_sweep_do_not_spill() -> None:
     """Which are not loaded all at once, where a thread hasn't registers for them."""
 

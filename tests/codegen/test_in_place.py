@@ -177,6 +177,7 @@ def test_random_graphs_in_real_kernels(options: Options) -> None:
     assert seen[True] > 5 and seen[False] > 0
 
 
+@pytest.mark.long
 def test_every_decision_of_random_graphs_holds_in_the_kernel_plans() -> None:
     taken = 0
     for seed in range(300):

@@ -57,6 +57,7 @@ def special_rows(n: int) -> torch.Tensor:
 # Tiles that begin where loads are wide -------------------------------------------------------------
 
 
+@pytest.mark.long
 @devices
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("n", [97, 331, 130, 67])
@@ -71,6 +72,7 @@ def test_rows_may_begin_anywhere(n, dtype, tiles, device):
     torch.testing.assert_close(found, x.softmax(1), equal_nan=True)
 
 
+@pytest.mark.long
 @devices
 @pytest.mark.parametrize("rows", [8, 3])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -86,6 +88,7 @@ def test_rows_of_varying_length_begin_where_a_launch_says(dtype, rows, device):
             torch.testing.assert_close(found, x.softmax(1), equal_nan=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [50_257, 49_152])
 def test_varying_rows_cost_as_many_instructions_as_others(n):
     """What a launch knows, the compiler does: lanes are masked where those of one size are."""
@@ -237,6 +240,7 @@ def test_every_sweep_but_the_last_keeps_its_rows():
     assert re.findall(r"evict_(\w+)", source.text) == ["last", "last", "first", "first"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("n", [8192, 16384])
 def test_two_programs_have_registers_where_rows_are_held_that_leave_some(n, dtype):

@@ -31,6 +31,7 @@ def in_places(found: torch.Tensor, terms: torch.Tensor) -> float:
     return float(((found - exact).abs() / place).max())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n", [1, 5, 12, 16, 25, 31])
 def test_short_sums_in_a_few_rows_are_rounded_once(n: int) -> None:
     """However much cancels: of loads, of what the loop computes, and of what is kept."""

@@ -113,6 +113,7 @@ def assert_same(found: Any, want: Any, **tolerance: float) -> None:
         assert_same(one, other, **tolerance)
 
 
+@pytest.mark.long
 @LANGUAGES
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled_scans_equal_eager(name: str, language: str) -> None:
@@ -141,6 +142,7 @@ def test_long_rows_have_eagers_digits_in_cpp() -> None:
         assert_same(compiled(x), [x.cumsum(0), x.cumprod(0)], rtol=0, atol=0)
 
 
+@pytest.mark.long
 @LANGUAGES
 @pytest.mark.parametrize("dim", [0, 1])
 def test_one_version_serves_many_sizes(language: str, dim: int) -> None:
@@ -155,6 +157,7 @@ def test_one_version_serves_many_sizes(language: str, dim: int) -> None:
         assert_same(compiled(x), fn(x))
 
 
+@pytest.mark.long
 @LANGUAGES
 def test_training_through_scans(language: str) -> None:
     def fn(x: Tensor) -> Tensor:
@@ -225,6 +228,7 @@ def test_a_long_row_is_scanned_by_one_thread() -> None:
     assert_same(compiled(wide), fn(wide))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [512, 100_000])
 @pytest.mark.parametrize("dtype", [F32, I64], ids=str)
 def test_triton_compiles_them_for_a_gpu(length: int, dtype: torch.dtype) -> None:

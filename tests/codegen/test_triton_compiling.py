@@ -110,6 +110,7 @@ def test_aligned_pointers_give_wide_loads_and_others_do_not():
     assert "ld.global.v4" not in cross_compile(source, aligned=False).levels["ptx"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", [80, 90])
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
 def test_rows_of_32768_stay_in_registers(dtype, target):
@@ -318,6 +319,7 @@ ONE = [n for n, spec in POINTWISE.items() if spec.arity < 2]
 TWO = [n for n, spec in POINTWISE.items() if spec.arity == 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name, number", [(n, None) for n in ONE] + [(n, place) for place in (0, 1) for n in TWO]
 )
@@ -329,6 +331,7 @@ def test_every_operation_compiles_for_a_gpu(name, number):
     compile_operation(name, dtype, number)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["add", "pow", "gcd", "floordiv", "remainder", "fmod", "truncdiv"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_operations_on_integers_compile_for_a_gpu(name, number):

@@ -156,6 +156,7 @@ def test_a_float_is_an_argument_in_double_precision(dtype, device):
         torch.testing.assert_close(y, x * -number, atol=0, rtol=0)
 
 
+@pytest.mark.long
 @devices
 def test_a_looped_softmax_reads_its_rows_twice_and_knows_infinities(device):
     s0 = size_symbol("s0")
@@ -216,6 +217,7 @@ def rows(dtype: torch.dtype, length: int) -> torch.Tensor:
     return x
 
 
+@pytest.mark.long
 @devices
 @pytest.mark.parametrize("length", [1, 7, 64, 300], ids=lambda n: f"length{n}")
 @pytest.mark.parametrize("looped", [False, True], ids=["persistent", "looped"])

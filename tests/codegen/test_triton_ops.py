@@ -109,6 +109,7 @@ def difference(name: str, found: torch.Tensor, expected: torch.Tensor) -> str | 
     return f"{name}: sign of zero"
 
 
+@pytest.mark.long
 @devices
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS, torch.bool], ids=str)
 def test_each_operation_gives_eagers_value_on_edge_cases(dtype, device):

@@ -154,6 +154,7 @@ def test_versions_for_other_rows_have_other_warps_and_registers() -> None:
     assert not compiled[8192].constants["WHOLE"] and kernel.constants["WHOLE"]
 
 
+@pytest.mark.long
 def test_whole_rows_need_no_masks() -> None:
     source = source_of(softmax(512, S0, hints={S0: 4096}), ("amax", "total"))
     static = source_of(softmax(512, 4096), ("amax", "total"))
@@ -256,6 +257,7 @@ def test_floats_stand_between_sizes_and_what_is_computed_from_them(monkeypatch) 
     assert all(list(found.types.values()) == types for found in gpu.compiled)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["max", "min"])
 def test_swept_rows_of_varying_length_are_right(name) -> None:
     """Maxima that ride and that are twins, in sweeps whose rows stay in the cache."""

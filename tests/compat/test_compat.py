@@ -21,6 +21,8 @@ from tests.compat import suite
 from tests.imports import all_imports, trees
 from tests.test_architecture import dotted_uses, is_private
 
+pytestmark = pytest.mark.long
+
 FILES = {
     name: tree
     for name, tree in trees().items()

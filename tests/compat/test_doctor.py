@@ -15,6 +15,8 @@ from minicompile.compat.private import HIDDEN, PARTS, all_names
 from minicompile.debug import doctor
 from minicompile.debug.doctor import Row
 
+pytestmark = pytest.mark.long
+
 GOOD = {"Tools": [Row("dot", "ok", "there"), Row("cache", "note", "none", "slower", "a folder")]}
 
 

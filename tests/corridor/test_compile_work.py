@@ -6,6 +6,7 @@ import cProfile
 import pstats
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -32,6 +33,7 @@ def calls(steps: int) -> dict[Any, int]:
     return {where: row[1] for where, row in stats.stats.items() if "minicompile" in where[0]}
 
 
+@pytest.mark.long
 def test_twice_the_steps_are_no_more_than_twice_the_work_of_each_function() -> None:
     once, twice = calls(16), calls(32)
     grown = {

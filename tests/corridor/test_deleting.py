@@ -186,6 +186,7 @@ def gpt2_source() -> str:
     return text.replace("from .config", "from transformers.models.gpt2.config")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_deleting_an_operation_changes_exactly_its_lines(function, name, language):
@@ -199,6 +200,7 @@ def test_deleting_an_operation_changes_exactly_its_lines(function, name, languag
         assert deletion.exact or views, f"no line lists {line.strip()} alone"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WITHOUT_LESSON)
 def test_deleting_an_operation_of_the_lesson_model_changes_exactly_its_lines(lesson_model, name):
     text = Path(lesson.__file__).read_text()

@@ -20,6 +20,7 @@ TABLE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLE)
 def test_a_model_is_compiled_as_often_as_its_sizes_need(name):
     model, training, sizes, language, captures = TABLE[name]

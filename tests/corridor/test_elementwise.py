@@ -191,12 +191,14 @@ def difference(
     return f"({a[at].item()}, {b[at].item()}): {found[at].item()}, eager {eager[at].item()} ({len(bad)})"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", ["cpp", "triton"])
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS, torch.bool], ids=str)
 def test_special_values_give_what_eager_gives(dtype: torch.dtype, language: str) -> None:
     check(functions(dtype), *pairs(dtype), language)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", ["cpp", "triton"])
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS], ids=str)
 def test_divisions_give_what_eager_gives(dtype: torch.dtype, language: str) -> None:

@@ -44,6 +44,7 @@ def externs(trace: Trace) -> list[str]:
     return [str(extern.op) for extern in trace.loops.externs]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", ["core", "prims"])
 def test_a_decomposition(model, batch, level):
     from minicompile.aot.decompositions.registry import decompose
@@ -60,6 +61,7 @@ def test_a_decomposition(model, batch, level):
     assert "aten.erfc" not in str(mc.trace(model, *batch).aot.forward)
 
 
+@pytest.mark.long
 def test_a_gradient(model, batch):
     """A straight-through gelu: forward as it was, backward as if it were not there."""
 
@@ -82,6 +84,7 @@ def test_a_gradient(model, batch):
     assert_still_right(model, batch)
 
 
+@pytest.mark.long
 def test_a_lowering(model, batch):
     from minicompile.lowering.context import lowering
     from minicompile.lowering.rules.common import elementwise
@@ -100,6 +103,7 @@ def test_a_lowering(model, batch):
         assert_still_right(model, batch)
 
 
+@pytest.mark.long
 def test_a_fusion_policy(model, batch):
     from minicompile.extension import FusionPolicy, fusion_rule
 
@@ -129,6 +133,7 @@ def mirrored(x):
     return -torch.erf(-x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "stage, search, replacement, sign",
     [

@@ -87,6 +87,7 @@ def function(name: str) -> Callable[..., Any]:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", ["auto", "triton"])
 @pytest.mark.parametrize("make", [module, function])
 @pytest.mark.parametrize("name", NAMES)

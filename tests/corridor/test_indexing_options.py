@@ -41,6 +41,7 @@ def traced(fn: Callable[..., Tensor], *inputs: Tensor, **options: object) -> Tra
     return mc.trace(mc.compile(fn, options=options), *inputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_without_checks_the_answers_are_the_same(language: str, name: str) -> None:
@@ -80,6 +81,7 @@ def test_kernels_look_unless_they_are_told_not_to(name: str, language: str, chec
     assert not looks(assert_indirect_indexing=False)
 
 
+@pytest.mark.long
 def test_machine_code_traps_only_where_there_are_checks() -> None:
     x, i = torch.randn(9, 4), torch.tensor([0, 8, 3, 3])
     for on in (True, False):

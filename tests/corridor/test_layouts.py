@@ -13,6 +13,7 @@ from minicompile import compat
 from tests.corridor.layouts import FORMATS, compare, images, tower
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("layout", FORMATS)
 def test_a_convolutional_model_keeps_eagers_strides(layout: str, weights: str) -> None:
@@ -23,6 +24,7 @@ def test_a_convolutional_model_keeps_eagers_strides(layout: str, weights: str) -
         compare(model, lambda x: model(x), images(layout, (2, 8), (3, 12)), dynamic=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("layout", FORMATS)
 def test_permuted_results_keep_eagers_strides(layout: str, dynamic: bool | None) -> None:

@@ -32,6 +32,7 @@ def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) ->
     torch.testing.assert_close(got, want, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ZOO)
 def test_training_gives_eager_loss_and_gradients_from_one_graph(name: str) -> None:
     torch.manual_seed(0)

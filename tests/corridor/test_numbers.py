@@ -69,6 +69,7 @@ def values(dtype, requires_grad=True):
     return x.requires_grad_(requires_grad)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", ["cpp", "triton", EAGER])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_compilation_serves_every_value(name, language):
@@ -80,6 +81,7 @@ def test_one_compilation_serves_every_value(name, language):
             compare(*(forward_and_gradients(g, [values(dtype), a, n]) for g in (run, f)), close)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_number_known_at_run_time_rounds_as_a_constant_does(name):
     """Bit for bit, in half precision, where it matters when a number is rounded."""

@@ -113,6 +113,7 @@ def assert_as_eager(found: Any, expected: Any) -> None:
             assert have == want
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("language", "name"), [(lang, name) for lang, table in LANGUAGES.items() for name in table]
 )

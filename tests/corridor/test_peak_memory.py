@@ -7,6 +7,7 @@ import pytest
 from tests.aot.peak_memory import KINDS, ROUNDING, measure
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", KINDS)
 @pytest.mark.parametrize("model", ["MLP", "GPT-2", "ResNet"])
 def test_peak_memory_is_at_most_eagers(model: str, where: str) -> None:

@@ -121,6 +121,7 @@ def f(x, y):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", ["cpp", "triton"])
 @pytest.mark.parametrize("constant", ["1.5", "2.5", "0.125", "3.5"])
 def test_changing_a_constant_changes_only_kernel_lines_that_list_its_line(

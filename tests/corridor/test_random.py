@@ -63,6 +63,7 @@ def test_the_same_numbers_in_every_language(language):
     assert torch.equal(chosen, (numbers(3, (33, 5), 4) < 0.3).float())
 
 
+@pytest.mark.long
 def test_they_are_tritons_numbers(tmp_path):
     """tl.rand and tl.randn themselves, interpreted in a process of their own."""
     pytest.importorskip("triton")

@@ -16,6 +16,7 @@ from minicompile.lessons.model import GPT, GPTConfig
 LANGUAGES = ["cpp", "triton"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_lesson_model_trains_at_several_batch_sizes_from_one_compilation(language):
     torch.manual_seed(0)
@@ -95,6 +96,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_dynamic_programs_are_right_at_the_first_size_and_at_others(name):
     f = PROGRAMS[name]
@@ -155,6 +157,7 @@ STEPS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(40))
 def test_random_dynamic_programs(seed):
     """A few steps in a row, compiled at one size and called at others."""

@@ -41,6 +41,7 @@ def assert_trains_alike(device: str, name: str) -> None:
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-4, msg=key)
 
 
+@pytest.mark.long
 def test_gpt2_trains_through_interpreted_kernels():
     assert_trains_alike("cpu", "gpt2")
 

@@ -36,6 +36,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CHAINS)
 def test_between_two_computations_a_view_has_no_buffer_of_its_own(name: str, dynamic: bool) -> None:

@@ -37,6 +37,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", ["cpp", "triton"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_positions_beyond_32_bits_are_right(name, language):

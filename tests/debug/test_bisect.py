@@ -115,6 +115,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "bug, function, x, subsystem, name, source", CASES, ids=lambda v: str(v)[:20]
 )
@@ -153,6 +154,7 @@ def test_a_bug_before_aot_is_in_the_captured_frame() -> None:
     assert found.culprit is not None and "def layered" in found.culprit.lines[0]
 
 
+@pytest.mark.long
 def test_what_changed_is_shown_as_a_diff() -> None:
     with planted("wrong base"):
         text = str(mc.bisect(lambda x: torch.softmax(x, -1), [INPUT]))
@@ -169,6 +171,7 @@ def test_the_remedy_is_one() -> None:
         torch.testing.assert_close(mc.compile(layered, options=options)(INPUT), layered(INPUT))
 
 
+@pytest.mark.long
 def test_a_wrong_gradient_and_a_written_argument_count() -> None:
     x = INPUT.clone().requires_grad_()
     with planted("wrong slope"):
@@ -184,6 +187,7 @@ def test_a_wrong_gradient_and_a_written_argument_count() -> None:
     assert torch.equal(given.nan_to_num(), WITH_NAN.nan_to_num())
 
 
+@pytest.mark.long
 def test_a_rule_used_twice_and_two_rules() -> None:
     with planted("hot sigmoid"):
         twice = mc.bisect(lambda x: torch.sigmoid(x * 900) + torch.sigmoid(x * 800), [INPUT])
@@ -281,6 +285,7 @@ def script(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.long
 def test_a_script_is_bisected(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bisect", str(script), "no table"]) == 0
     told = capsys.readouterr().out
@@ -289,6 +294,7 @@ def test_a_script_is_bisected(script: Path, capsys: pytest.CaptureFixture[str]) 
     assert "source: program.py:8 in f: return torch.erf(x) - x" in told
 
 
+@pytest.mark.long
 def test_a_script_that_never_fails_or_always(script: Path) -> None:
     with warnings.catch_warnings():
         found = bisect_script([str(script)])

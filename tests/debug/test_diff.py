@@ -92,6 +92,7 @@ def names_of(trace: Trace, stage: str) -> list[str]:
     return [*given, *(part.name for several in parts for part in several), "output"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["traced", "gpt"])
 @pytest.mark.parametrize("pair", PAIRS, ids=" to ".join)
 def test_applied_to_the_one_side_the_rows_give_the_other(
@@ -134,6 +135,7 @@ def check_same_rows(diff: Diff) -> int:
     return checked
 
 
+@pytest.mark.long
 def test_same_means_the_same_call_of_the_same_values(traced: Trace, gpt: Trace) -> None:
     for shown in (traced, gpt):
         graphs = [p for p in points(shown).values() if isinstance(p.subject, Listing)]
@@ -354,6 +356,7 @@ def test_a_trace_that_stops_early_is_compared_as_far_as_it_goes(traced: Trace) -
     assert {row.part.split(".")[0] for row in missing.rows} == {"forward", "backward"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_another_backend_is_compared_as_far_as_both_go(backend: str) -> None:
     outcome = mc.what_if(network, *arguments()).run(backend=backend)
@@ -371,6 +374,7 @@ def test_an_inference_trace_has_its_steps() -> None:
     assert shown.diff("prims", "aot.forward").rows
 
 
+@pytest.mark.long
 def test_a_large_model_is_compared_in_the_time_that_it_is_traced_in(gpt: Trace) -> None:
     def seconds(ask: Callable[[], Any]) -> float:
         start = time.process_time()

@@ -98,6 +98,7 @@ LOGGED = (
 """`twice` and `break` are arguments of our script: it recompiles, it has a graph break."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", LOGGED, ids=lambda row: f"{row.document}: {row.written}")
 def test_a_command_prints_what_its_channels_promise(
     row: Logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -253,6 +254,7 @@ READ: tuple[tuple[str, str, Callable[[str, Trained], None]], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("document", "written", "holds"), READ, ids=[row[1] for row in READ])
 def test_a_command_finds_in_the_folder_what_the_document_says(
     trained: Trained, document: str, written: str, holds: Callable[[str, Trained], None]

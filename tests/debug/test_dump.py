@@ -194,6 +194,7 @@ def test_a_refused_attempt_and_the_next_have_files_of_their_own(tmp_path: Path) 
     assert outcome == [False, True] and len(set(starts)) == 2
 
 
+@pytest.mark.long
 def test_another_process_starts_anew_and_leaves_other_files_alone(tmp_path: Path) -> None:
     folder = tmp_path / "dump"
     variables = {"MINICOMPILE_COMPILE_DEBUG": "1", "MINICOMPILE_COMPILE_DEBUG_DIR": str(folder)}
@@ -210,6 +211,7 @@ def test_another_process_starts_anew_and_leaves_other_files_alone(tmp_path: Path
     assert "fused_sin" not in (folder / "output_code.py").read_text()
 
 
+@pytest.mark.long
 def test_a_folder_in_use_is_left_to_its_process(tmp_path: Path) -> None:
     compiled(lambda x: x.sin(), tmp_path)(torch.ones(3))
     before = {path: path.read_text() for path in tmp_path.iterdir()}

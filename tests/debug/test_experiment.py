@@ -75,6 +75,7 @@ def test_what_would_be_wrong_is_refused_with_the_reason_of_the_schedule() -> Non
     assert refused.headline in str(outcome) and "cycle: aten.mm" in to_html(outcome)
 
 
+@pytest.mark.long
 def test_what_the_policy_would_not_fuse_is_fused_on_demand() -> None:
     tight = mc.compile(scores, options={"max_kernel_operations": 1})
     found = mc.what_if(tight, X)
@@ -174,6 +175,7 @@ TILED: list[tuple[Any, tuple[torch.Tensor, ...], str, tuple[int, ...], tuple[Any
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fn", "args", "axis", "fit", "not_fit"), TILED, ids=lambda v: getattr(v, "__name__", None)
 )
@@ -199,6 +201,7 @@ def test_tiles_that_a_kernel_can_take_are_taken_and_others_refused(
         assert f"tile {axis} = {size}: " in refused and good(outcome)
 
 
+@pytest.mark.long
 def test_a_tile_of_all_kernels_and_one_that_nobody_has() -> None:
     found = mc.what_if(lambda x: (x.softmax(0), x.exp().softmax(0).sum(1)), torch.randn(70, 301))
     tiled = [p for p in found.run().before.graphs["forward"].plans if "x" in p.tiles]

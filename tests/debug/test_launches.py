@@ -112,6 +112,7 @@ def test_graphs_on_both_sides_of_a_break_are_measured() -> None:
     assert all("kernel" in t.shares for t in found.timelines)
 
 
+@pytest.mark.long
 def test_what_is_around_the_graphs_counts_each_of_their_runs() -> None:
     def part(x: torch.Tensor) -> torch.Tensor:
         return torch.sort(x).values * 2

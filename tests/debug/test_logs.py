@@ -108,6 +108,7 @@ def test_an_unknown_channel_is_an_error_that_lists_the_known_ones() -> None:
         mc.compile(relu_add_sum, options={"logs": "x"})
 
 
+@pytest.mark.long
 def test_in_the_environment_it_is_told_when_something_is_compiled_not_at_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +202,7 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
     assert "\x1b" not in text(Terminal())
 
 
+@pytest.mark.long
 def test_threads_do_not_mix_their_lines() -> None:
     out = io.StringIO()
 

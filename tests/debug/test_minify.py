@@ -36,6 +36,7 @@ def exit_code(script: Path) -> int:
     return stop.value.code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "bug, x, call, elements",
     [
@@ -60,6 +61,7 @@ def test_a_bug_is_made_one_operation(
     parsed(to_html(found))
 
 
+@pytest.mark.long
 def test_values_are_kept_where_they_matter_only() -> None:
     with planted("lost nan"):
         kept = mc.minify(mc.compile(layered, options=LOOPS), [WITH_NAN]).script
@@ -81,6 +83,7 @@ def test_the_failure_stays_the_same() -> None:
     assert found.operations == 1
 
 
+@pytest.mark.long
 def test_a_gradient_is_a_failure_and_needs_one() -> None:
     with planted("wrong slope"):
         x = INPUT.clone().requires_grad_()
@@ -200,6 +203,7 @@ def test_a_script_that_is_right(script: Path, capsys: pytest.CaptureFixture[str]
     assert main(["minify", "nowhere.py"]) == 1
 
 
+@pytest.mark.long
 def test_an_internal_error_is_reported_with_the_command(tmp_path: Path) -> None:
     options = {**LOOPS, "debug_dir": str(tmp_path / "mine")}
 
@@ -272,6 +276,7 @@ def test_a_trace_is_not_reported(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_looking_for_an_error_reports_none(tmp_path: Path) -> None:
     with planted("no table"):
         call = mc.compile(layered, options={**LOOPS, "debug_dir": str(tmp_path)})
@@ -280,6 +285,7 @@ def test_looking_for_an_error_reports_none(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()) and sys.argv
 
 
+@pytest.mark.long
 def test_a_check_says_whether_there_is_a_failure() -> None:
     call = mc.compile(lambda x: -torch.relu((torch.abs(x) + 1) * 3) - 1, options=LOOPS)
     with planted("lost nan"):

@@ -23,6 +23,7 @@ def test_every_operator_is_accurate_in_every_stage() -> None:
     parsed(to_html(found))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "bug, x, stage, operator, line",
     [
@@ -48,6 +49,7 @@ def test_the_first_stage_and_operator_are_named(
     assert f": {stage}: {operator} is off by" in str(found)
 
 
+@pytest.mark.long
 def test_what_is_allowed_grows_with_the_length_of_sums_and_with_the_dtype() -> None:
     def total(x: torch.Tensor) -> torch.Tensor:
         return (x * 1.5).sum(-1)

@@ -117,6 +117,7 @@ def test_a_script_that_is_not_there_is_one_sentence(
     )
 
 
+@pytest.mark.long
 def test_it_is_a_program_of_its_own(script: Path) -> None:
     command = [sys.executable, "-m", "minicompile", "trace", "program.py", "--out", "seen"]
     root = str(Path(mc.__file__).parents[1])

@@ -124,6 +124,7 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_a_graph_of_dynamo_computes_what_eager_does(function: Any, dynamic: bool | None) -> None:
@@ -135,6 +136,7 @@ def test_a_graph_of_dynamo_computes_what_eager_does(function: Any, dynamic: bool
     assert not counters["minicompile"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [statistics, dropping])
 def test_parameters_are_trained_and_buffers_updated(make: Any) -> None:
     check(make(), by_dynamo, (torch.randn(6, 4),))
@@ -162,6 +164,7 @@ def test_kernels_name_the_users_lines() -> None:
     assert trace.from_line(first + 1, __file__)
 
 
+@pytest.mark.long
 def test_each_size_is_a_graph_of_its_own() -> None:
     def mean(x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape[0] // 2, 2, -1).sum(0) / x.shape[0] * torch.ones(x.size(1)).sum()
@@ -286,6 +289,7 @@ def test_the_entry_point_is_found_by_its_name(
 # -- the other way
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "function", [training, in_place, broken, views, switches], ids=lambda f: f.__name__
 )

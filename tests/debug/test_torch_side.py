@@ -64,6 +64,7 @@ def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.softmax(h, -1)
 
 
+@pytest.mark.long
 def test_every_stage_of_both_and_inductors_code() -> None:
     x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
     found = mc.compare_with_torch(layer, x, w)
@@ -94,6 +95,7 @@ def test_every_stage_of_both_and_inductors_code() -> None:
     assert "<script src" not in html and html == to_html(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("training", [False, True])
 def test_the_lesson_model(training: bool, without_cpp: None) -> None:
     config = GPTConfig(n_layer=1, n_head=2, n_embd=8, block_size=4)
@@ -108,6 +110,7 @@ def test_the_lesson_model(training: bool, without_cpp: None) -> None:
     assert bool(found["aot.backward"].ours) is training
 
 
+@pytest.mark.long
 def test_several_graphs_on_either_side(without_cpp: None) -> None:
     def broken(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x - w)
@@ -124,6 +127,7 @@ def test_several_graphs_on_either_side(without_cpp: None) -> None:
     ]
 
 
+@pytest.mark.long
 def test_buffers_inputs_and_sizes_that_change(without_cpp: None) -> None:
     cnn = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
     images = torch.randn(2, 2, 5, 5)
@@ -143,6 +147,7 @@ def test_buffers_inputs_and_sizes_that_change(without_cpp: None) -> None:
     assert "s0" in mine.signature and "Sym(s" in other.signature
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("training", [False, True])
 def test_embedding_and_dropout(training: bool, without_cpp: None) -> None:
     layers = nn.Embedding(10, 8), nn.Dropout(0.5), nn.Linear(8, 4)
@@ -174,6 +179,7 @@ def wrong_capture() -> None:
         return plain(frame, instruction)
 
 
+@pytest.mark.long
 def test_a_wrong_lowering_is_pinned_to_our_compile_half(without_cpp: None) -> None:
     with mc.scoped():
         wrong_lowering()
@@ -203,6 +209,7 @@ def test_a_wrong_gradient_is_pinned_too(without_cpp: None) -> None:
     assert found.ours.accuracy.output_error is not None and found.ours.accuracy.output_error < 1e-6
 
 
+@pytest.mark.long
 def test_a_wrong_half_of_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def off(gm: Any, inputs: Any) -> Any:
         run = graph_by_graph(gm, inputs)
@@ -296,6 +303,7 @@ def test_what_evaluates_frames_is_as_before_also_if_torch_compile_raised(
     assert read() == before
 
 
+@pytest.mark.long
 def test_nothing_is_left_behind(without_cpp: None) -> None:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list as entries
     from torch._dynamo import convert_frame, pgo

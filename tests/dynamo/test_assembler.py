@@ -13,6 +13,7 @@ from minicompile.dynamo.assembler import Op, assemble, disassemble
 from tests.dynamo.test_bytecode import ROOT, VERSIONS, find_python
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_standard_library_is_reproduced(version: str) -> None:
     python = find_python(version)

@@ -484,6 +484,7 @@ LEFT_OUT = {*break_captures.LIFETIMES, "endless_recursion"}
 PLACES = [pair for pair in names() if pair[1] not in LEFT_OUT]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("table", "name"), PLACES, ids=[name for _, name in PLACES])
 def test_a_capture_can_be_broken_anywhere(table: str, name: str) -> None:
     outcome = break_captures.Outcome()

@@ -15,6 +15,7 @@ counts: Counter[str] = Counter()
 """Cells that ran, and how."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_do_what_python_does(kind: str) -> None:
     for cell, theirs in chosen(kind):

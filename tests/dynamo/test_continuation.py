@@ -22,6 +22,7 @@ from minicompile.errors import Unsupported
 from tests.dynamo.test_bytecode import ROOT, VERSIONS, find_python
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_break_point_of_every_program(version: str) -> None:
     """Value, exception and order of side effects, also with the break inside an inlined callee."""

@@ -13,11 +13,13 @@ from tests.dynamo.delete_guards import differences, proofs, unnoticed
 from tests.dynamo.guard_programs_more import PROGRAMS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_cached_graph_is_used_only_where_it_is_right(name: str) -> None:
     assert differences(name) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nor_without_helpers_in_c(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "load_extension", lambda source: None)

@@ -418,6 +418,7 @@ def below_eager(function: Any) -> Any:
     return outer
 
 
+@pytest.mark.long
 @needs_hook
 @pytest.mark.parametrize(("table", "name"), names()[::4], ids=[name for _, name in names()[::4]])
 def test_programs_below_an_eager_frame(table: str, name: str) -> None:

@@ -271,6 +271,7 @@ PROGRAMS: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [normal, inference])
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
@@ -373,6 +374,7 @@ def test_a_vision_transformer_under_the_mode_is_one_graph() -> None:
     assert found.op_count > 5
 
 
+@pytest.mark.long
 def test_a_check_that_fails_leaves_inputs_as_eager_does():
     def doubled(b):
         b.mul_(2)

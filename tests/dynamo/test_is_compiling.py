@@ -126,6 +126,7 @@ def test_a_frame_after_a_break_takes_the_compilers_branch_if_nobody_asked_before
     assert lenient(function)(x)[1] is True
 
 
+@pytest.mark.long
 def test_a_switch_transformer_without_a_mask_gives_eagers_result() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

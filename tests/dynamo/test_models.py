@@ -86,6 +86,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_model_is_one_graph(name: str) -> None:
     model, training, inference = make(name)

@@ -102,6 +102,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[int], Any], int]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_modules_alike_share_graphs_and_give_eagers_results(name: str) -> None:
     function, make, most = PROGRAMS[name]
@@ -216,6 +217,7 @@ def calls_in_eager(module: nn.Module) -> Callable[..., Any]:
     return function
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
     "make",

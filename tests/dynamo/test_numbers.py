@@ -122,6 +122,7 @@ def plain(value: Any) -> Any:
     return "nan" if isinstance(value, float) and math.isnan(value) else value
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(("f", "values"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
 def test_what_python_makes_of_numbers(f: Any, values: Any, dynamic: bool | None) -> None:
@@ -283,6 +284,7 @@ def write_at(x: torch.Tensor, n: int, m: int) -> Any:
     return x * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("f", [read_at, write_at])
 def test_positions_count_from_the_end_where_they_are_negative(f: Any, backend: str) -> None:

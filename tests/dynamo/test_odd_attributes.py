@@ -218,6 +218,7 @@ def answer(function: Callable[..., Any], owner: Any) -> Any:
     return y.tolist(), type(found).__name__, found if plain else None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_an_attribute_is_there_or_missing_as_in_python(kind: str) -> None:
     for name in NAMES:

@@ -80,6 +80,7 @@ def outcome(function: Callable[..., Any], *args: torch.Tensor) -> tuple[Any, ...
     return ("no exception",)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "function",
     [reads, reads_first, adds, copies, puts, gathers, factors, divides, broadcasts, draws],

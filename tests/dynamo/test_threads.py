@@ -16,6 +16,7 @@ from tests.dynamo.helpers import equal, lenient
 x = torch.randn(3, 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [2, 8])
 def test_threads_give_what_eager_gives(count: int) -> None:
     with warnings.catch_warnings():

@@ -12,7 +12,10 @@ Version = collections.namedtuple("Version", "major minor micro releaselevel seri
 sys.version_info = Version(3, 14, 0, "final", 0)
 """
 RUN = """
+import pytest
 import minicompile as mc
+import pytest
+
 from minicompile.dynamo import hook
 
 def inner(x):
@@ -45,6 +48,7 @@ else:
 """
 
 
+@pytest.mark.long
 def test_an_unknown_python_is_named_once_and_everything_runs_in_eager():
     done = subprocess.run(
         [sys.executable, "-c", PRETEND + RUN], capture_output=True, text=True, check=False
@@ -61,6 +65,7 @@ for module in pkgutil.walk_packages(minicompile.__path__, "minicompile."):
 """
 
 
+@pytest.mark.long
 def test_every_module_imports_under_an_unknown_python():
     code = PRETEND + IMPORT_ALL
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

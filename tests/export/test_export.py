@@ -57,6 +57,7 @@ def cnn(training: bool) -> Any:
     return module.train(training), images
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "build",
     [lambda: text_model("gpt2"), lambda: text_model("bert"), lesson],
@@ -72,6 +73,7 @@ def test_a_language_model_runs_at_other_batches_and_lengths(build):
         torch.testing.assert_close(program(given), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("training", [False, True])
 def test_a_cnn_runs_at_other_batches_and_keeps_its_statistics(training):
     model, images = cnn(training)
@@ -225,6 +227,7 @@ ODD = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ODD)
 def test_odd_programs_give_what_eager_gives(name):
     function, args, kwargs = ODD[name]
@@ -344,6 +347,7 @@ def test_what_an_automatic_dimension_relies_on_is_a_constraint():
             exported(*map(torch.ones, bad))
 
 
+@pytest.mark.long
 def test_an_export_and_a_package_are_shown_with_their_conditions(tmp_path: Path) -> None:
     exported = mc.export(
         lambda x: (x * 2).sum(1), (torch.ones(4, 5),), dynamic_shapes=({0: mc.Dim("n")},)
@@ -354,6 +358,7 @@ def test_an_export_and_a_package_are_shown_with_their_conditions(tmp_path: Path)
     assert "x.size(0) &gt;= 2" in to_html(exported) and "x.size(0) &gt;= 2" in to_html(loaded)
 
 
+@pytest.mark.long
 def test_defaults_that_no_literal_names_come_back(tmp_path: Path) -> None:
     more = {"on": [torch.device("cpu"), float("nan")]}
 
@@ -365,6 +370,7 @@ def test_defaults_that_no_literal_names_come_back(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(x), x + 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threads", [1, 2])
 def test_convolutions_of_one_pixel_take_any_batch(threads):
     """torch looks at threads and batch to choose a library, which the program need not."""

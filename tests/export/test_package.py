@@ -60,6 +60,7 @@ def run_program(program: Path, package: Path, inputs: list[Tensor]) -> list[Tens
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_eager(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -108,6 +109,7 @@ class Convolutions(nn.Module):
         return [layer(x) for layer in self.images] + [layer(rows) for layer in self.rows]
 
 
+@pytest.mark.long
 def test_convolutions_of_every_kind_are_those_of_eager(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Convolutions().eval(), torch.randn(2, 4, 12, 12)
@@ -123,6 +125,7 @@ def test_operators_take_no_struct_by_value() -> None:
     assert not re.findall(rf"(?:{'|'.join(structs)}) \w+[,)]", header)
 
 
+@pytest.mark.long
 def test_a_package_that_a_compiler_made_wrong_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +162,7 @@ def signed(folder: Path, **changes: Any) -> None:
     write_metadata(folder, {**facts, **changes})
 
 
+@pytest.mark.long
 def test_damaged_packages_are_refused(small: Path) -> None:
     assert list(refused(small, build_program(small), 200)) == []
 
@@ -200,6 +204,7 @@ def doubled(x: Tensor) -> Tensor:
     return x * 2
 
 
+@pytest.mark.long
 def test_another_processor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not packaging.machine_flags()[0].startswith("-march"):
         pytest.skip("no x86 processor")
@@ -232,6 +237,7 @@ def test_unfit_inputs_are_refused_by_both_sides(small: Path) -> None:
         package()
 
 
+@pytest.mark.long
 def test_conditions_on_sizes_are_checked_in_c(tmp_path: Path) -> None:
     def halves(x: Tensor, y: Tensor) -> Tensor:
         return x.view(2, -1) @ y
@@ -263,6 +269,7 @@ class Counter(nn.Module):
         return {"total": self.total.clone(), "same": [x, x.t()], "calls": self.calls + 0, "k": 7}
 
 
+@pytest.mark.long
 def test_state_and_inputs_change_as_in_eager(tmp_path: Path) -> None:
     model = Counter()
     exported = mc.export(model, (torch.ones(3), torch.zeros(3)))
@@ -353,6 +360,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_of_every_layout(operators: ctypes.CDLL, shape: tuple[int, ...]) -> None:
     batch, rows, columns, depth = shape

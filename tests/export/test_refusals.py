@@ -171,6 +171,7 @@ def exported(tmp_path_factory):
     return made, mc.load_package(mc.aot_package(made, tmp_path_factory.mktemp("package")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("args", "kwargs", "words"),
     [
@@ -244,6 +245,7 @@ class Mixed(nn.Module):
         return {"y": self.fc(self.norm(x)) * scale, "n": x.shape[0]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("training", [False, True])
 def test_results_and_signature_are_those_of_torch_export(training):
     module = Mixed().train(training)

@@ -18,6 +18,7 @@ NOT_NAMED = {"a write through a view is lost", "tensors are not guarded"}
 frame whose guards are too weak is right in the backend "eager"."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_and_made_small(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -32,22 +32,26 @@ from tests.fuzz.shrink import compiles, shrink
 PLAIN = str(Program(0, [line("items.append(a + 1)"), line("return a * 2, items")]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
 def test_a_random_program_behaves_as_in_python(seed: int) -> None:
     assert difference(str(generate(seed, size=5))) == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_a_random_program_after_aot(seed: int) -> None:
     assert difference(str(generate(seed, size=4)), "aot_eager") == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_a_random_program_in_interpreted_triton(seed: int) -> None:
     pytest.importorskip("triton")
     assert difference(str(generate(seed, size=3)), "triton") == ""
 
 
+@pytest.mark.long
 def test_it_is_counted_how_programs_ran() -> None:
     programs = {
         "compiled": "return a + 1",
@@ -63,6 +67,7 @@ def test_it_is_counted_how_programs_ran() -> None:
         assert counting.how == {expected: 1}, counting
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_failure_becomes_a_test_that_fails(wide: bool) -> None:
     program = Program(7, [line("return a * 2, items[:4]")], wide)
@@ -81,6 +86,7 @@ def test_a_backward_that_eager_refuses_is_no_difference() -> None:
     assert difference(str(changed), "aot_eager") == ""
 
 
+@pytest.mark.long
 def test_a_branch_on_numbers_that_cancel_hangs_on_rounding_and_nothing_else_does() -> None:
     cancel = "t = torch.cat([a * {0}, a * -{0}]).sum(); return (a if t > 0 else b), len(items)"
     for text, hangs in ((cancel.format("1e19"), True), ("return a.sum(), b.mean(0) > 0", False)):
@@ -96,6 +102,7 @@ def test_exceptions_are_compared_by_their_words_but_where_eager_has_several() ->
         assert said(words) == words
 
 
+@pytest.mark.long
 def test_gradients_that_a_write_unseen_by_autograd_spoils_are_not_compared() -> None:
     for text, spoilt in (
         ("t = a.exp(); t.data.add_(1); return t, b", True),
@@ -114,6 +121,7 @@ def test_programs_follow_from_the_seed_and_are_python() -> None:
     assert sum(map(compiles, texts)) >= 57
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", [*(table for _, table in FORMS.values()), HALF, WRITES])
 @pytest.mark.parametrize("prelude", [PRELUDE, widened(PRELUDE)])
 def test_forms_fit_the_arguments(table: tuple[str, ...], prelude: str) -> None:
@@ -159,6 +167,7 @@ def swallowing(function: Any, *args: Any) -> Any:
     raise ValueError
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", [twice, talkative, copied, rounded, detached, swallowing])
 def test_a_mistake_would_be_noticed(mistake: Callable[..., Any]) -> None:
     assert compare(PLAIN, lambda function: function) == ""

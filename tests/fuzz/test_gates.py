@@ -105,6 +105,7 @@ def compiled_alike(case: str, allow: Callable[[Application], bool]) -> Counter[s
     return refused
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("subsystem", [n for names in SUBSYSTEMS.values() for n in names[::-1]])
 def test_a_subsystem_can_be_left_out(case: str, subsystem: str) -> None:
@@ -113,6 +114,7 @@ def test_a_subsystem_can_be_left_out(case: str, subsystem: str) -> None:
     assert +refused or subsystem in ("capture", "vjp", "memory", "fusion")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", range(3))
 def test_any_applications_can_be_left_out(case: str, seed: int) -> None:
@@ -120,6 +122,7 @@ def test_any_applications_can_be_left_out(case: str, seed: int) -> None:
     assert len(+compiled_alike(case, lambda what: draw.random() < 0.5)) > 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_a_random_program_under_random_gates(seed: int) -> None:
     """Equal applications are refused alike: two sums of one tensor must be rounded alike, as programs ask."""

@@ -14,6 +14,8 @@ from minicompile.errors import MinicompileError
 from minicompile.options import child_environment
 from notebooks import build as builder
 
+pytestmark = pytest.mark.long
+
 for module in ("jupytext", "nbclient", "ipykernel"):
     pytest.importorskip(module, reason="the extra `lessons` is not installed")
 

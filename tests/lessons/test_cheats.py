@@ -34,6 +34,8 @@ import nbformat  # noqa: E402
 
 from minicompile.lessons.notebook import cells_of, pristine, released  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 TURN = "def quarter_turn(x):\n    return {}\n"
 """An answer to exercise 2 of lesson 10, which forbids `rot90`."""
 

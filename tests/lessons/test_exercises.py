@@ -15,6 +15,8 @@ from minicompile.lessons.exercise import LEVELS, checks
 from minicompile.lessons.outline import Outline, notebooks_folder, outlines
 from minicompile.options import child_environment
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("jupytext", reason="the extra `lessons` is not installed")
 
 LESSONS = sorted(p.stem[-2:] for p in (notebooks_folder() / "checks").glob("lesson_*.py"))

@@ -27,6 +27,8 @@ for module in ("nbformat", "nbval", "ipykernel"):
 
 import nbformat  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 LESSON = "00"
 RIGHT = "def kernels_saved(fused, unfused):\n    return len(unfused.kernels) - len(fused.kernels)\n"
 WRONG = "def kernels_saved(fused, unfused):\n    return 99\n"

@@ -187,6 +187,7 @@ WRITES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("how", ["reference", "auto", "triton"])
@@ -242,6 +243,7 @@ SAMPLED = """
     _unsafe_masked_index_put_accumulate as_strided_scatter unfold_copy"""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SAMPLED.split())
 def test_samples_equal_eager(name: str) -> None:
     found = run_operator(name, 4, (torch.float32, torch.bfloat16, torch.int64, torch.bool))

@@ -98,6 +98,7 @@ def test_zero_dimensional_tensors_do_not_raise_the_dtype(
         check(op, other, sample(dtype))
 
 
+@pytest.mark.long
 def test_promotion_is_torchs_for_every_pair_and_strength() -> None:
     operands = [torch.zeros(shape, dtype=dtype) for dtype in ALL for shape in [(2,), ()]]
     pairs = list(itertools.product(range(len(operands)), repeat=2))

@@ -34,6 +34,7 @@ def tolerance(dtype: torch.dtype) -> dict[str, float]:
     return {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_reductions_equal_eager(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -60,6 +61,7 @@ def test_where_the_largest_bool_is() -> None:
     check(lambda x: list(x.max(1)), torch.tensor([[False, True], [False, False]]), externs=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_variance_equals_eager(dtype: torch.dtype) -> None:
     fns = {}

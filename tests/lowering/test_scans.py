@@ -33,6 +33,7 @@ SHAPES = [(3, 4, 5), (), (4,), (1, 3), (2, 0), (0,), (3, 1), (70,)]
 INF, NAN = math.inf, math.nan
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_scans_equal_eager(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -43,6 +43,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_of_inputs_and_of_computed_values_equal_eager(name: str) -> None:
     view = VIEWS[name]

@@ -28,12 +28,14 @@ def noisy(bad: float) -> list[list[float]]:
     return draws
 
 
+@pytest.mark.long
 def test_chance_is_in_one_draw_and_four_times_the_error_in_one_tensor_is_in_most() -> None:
     fine, worse = noisy(1), noisy(4)
     assert max(fine[0]) > 1.5 and max(medians(fine)) < 1
     assert max(medians(worse)) > 1.5 and medians(worse).index(max(medians(worse))) == 7
 
 
+@pytest.mark.long
 def test_a_model_with_an_inexact_operator_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,6 +50,7 @@ def test_a_model_with_an_inexact_operator_is_found(
     assert "eager by ours 0." in fine and "result" in wrong
 
 
+@pytest.mark.long
 def test_a_sample_beyond_is_drawn_again() -> None:
     """The same calls of other numbers: an inexact operator is beyond in them as well, eager isn't."""
 

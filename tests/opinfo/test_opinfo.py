@@ -139,6 +139,7 @@ PLANTED: dict[str, tuple[str, Any, Callable[..., Any], str]] = {
 """What is wrong: an operator of the database, the one that is lowered wrongly, how, and what is told."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", PLANTED)
 def test_wrong_rules_are_found(what: str) -> None:
     name, op, wrong, told = PLANTED[what]

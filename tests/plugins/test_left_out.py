@@ -42,6 +42,7 @@ def externs(fn: Callable[..., Any], x: torch.Tensor) -> str:
     return " ".join(str(extern.op) for graph in graphs for extern in graph.loops.externs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_operators_of_a_plugin_left_out_are_extern_calls(name: str, dynamic: bool) -> None:

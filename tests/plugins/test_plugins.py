@@ -114,6 +114,7 @@ assert main({command}) == 1
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("folders", [["plugins"], ["exporting", "bench", "lessons"]])
 def test_without_folders_the_package_compiles_and_trains(folders: list[str], tmp_path: Path):
     leave_out = shutil.ignore_patterns(*folders, "__pycache__")
@@ -126,6 +127,7 @@ def test_without_folders_the_package_compiles_and_trains(folders: list[str], tmp
             assert said == f"minicompile {command[0]}: {needs}"
 
 
+@pytest.mark.long
 def test_with_none_selected_programs_run_as_well():
     assert "graph_cache" in run(PROGRAM, MINICOMPILE_PLUGINS="none")
 
@@ -147,6 +149,7 @@ def loud(capture, options, compile):
 }
 
 
+@pytest.mark.long
 def test_an_installed_package_brings_a_plugin(tmp_path: Path):
     for name, text in PACKAGE_ELSEWHERE.items():
         path = tmp_path / name
@@ -195,6 +198,7 @@ def test_tokens_leave_out_comments_docstrings_and_layout():
     assert tokens_of('y = f"a {x} {f(1)} b"') == 3
 
 
+@pytest.mark.long
 def test_what_was_measured_is_in_the_list_and_on_the_page(tmp_path: Path, monkeypatch):
     plugin = plugins.available()["special_functions"]
     monkeypatch.setattr(prices, "folder_of", lambda plugin: tmp_path)

@@ -480,6 +480,7 @@ except BackendError as error:
 """
 
 
+@pytest.mark.long
 def test_a_warm_start_needs_no_compiler(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     with environment(MINICOMPILE_CACHE_DIR=str(tmp_path / "cache"), CXX=""):

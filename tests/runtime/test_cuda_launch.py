@@ -83,6 +83,7 @@ needs_extension = pytest.mark.skipif(
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
 
 
+@pytest.mark.long
 @needs_extension
 def test_a_launch_passes_grid_stream_and_arguments_to_the_driver(tmp_path: Path) -> None:
     source, library = tmp_path / "driver.c", tmp_path / "driver.so"

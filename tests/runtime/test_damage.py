@@ -102,6 +102,7 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [libraries, graphs, binaries])
 def test_nothing_damaged_or_swapped_is_loaded(
     kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

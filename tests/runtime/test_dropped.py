@@ -43,6 +43,7 @@ def generated_texts() -> list[str]:
     return [file for file in (*linecache.cache, *_loader.eval_cache) if file.startswith("<")]
 
 
+@pytest.mark.long
 @only_linux
 @pytest.mark.parametrize("disk_cache", [True, False])
 def test_libraries_and_texts_go_with_the_functions(disk_cache: bool) -> None:
@@ -61,6 +62,7 @@ def test_libraries_and_texts_go_with_the_functions(disk_cache: bool) -> None:
         assert libraries() == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_texts_of_graphs_go_with_the_functions(backend: str) -> None:
     before = generated_texts()
@@ -97,6 +99,7 @@ def test_a_traceback_shows_generated_text_while_its_function_lives() -> None:
     assert not linecache.getline(file, 2)
 
 
+@pytest.mark.long
 def test_without_room_for_a_library_eager_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     function = numbered(77)
     compiled = mc.compile(function)

@@ -154,6 +154,7 @@ def test_memory_that_runs_out_is_an_error_that_changes_nothing(
     torch.testing.assert_close(x, X + 1)
 
 
+@pytest.mark.long
 def test_without_triton_kernels_for_it_run_in_eager(tmp_path: Path) -> None:
     text = f"""
 import sys

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/proc/self/cmdline"), reason="looks for processes in /proc")
 def test_ten_processes_killed_at_random_leave_a_sound_cache() -> None:
     """`python -m tests.runtime.killing --seconds 600` does more of it."""

@@ -73,6 +73,7 @@ def test_a_small_run_leads_from_single_nodes_to_the_kernels(inline: str) -> None
     check(small(inline=inline).fusion_steps())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("graph", ["forward", "backward"])
 def test_so_do_both_graphs_of_a_training_step(lesson: Trace, graph: str) -> None:
     run = lesson.fusion_steps(graph)

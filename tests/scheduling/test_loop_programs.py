@@ -30,6 +30,7 @@ CPP = Options(verify=True, device_codegen="cpp")
 TRITON = Options(verify=True, device_codegen="triton")
 
 
+@pytest.mark.long
 def test_a_sample_equals_the_reference_interpreter_in_cpp():
     assert failures([generate(seed) for seed in range(40)], CPP) == {}
 
@@ -77,6 +78,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_and_made_small(fault: str, monkeypatch: pytest.MonkeyPatch):
     plant(fault, monkeypatch)

@@ -36,6 +36,7 @@ def lesson() -> Any:
     return mc.trace(GPT(), idx, idx)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("graph", ("forward", "backward"))
 def test_every_pair_of_the_lesson_model_has_an_answer_that_is_true(lesson: Any, graph: str) -> None:
     found: Schedule = lesson.graph(graph).schedule
@@ -72,6 +73,7 @@ def test_answers_are_the_same_both_ways_and_for_kernels(lesson: Any) -> None:
         found.why("nowhere", one.name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(200))
 def test_every_pair_of_a_random_graph_has_a_true_answer(seed: int) -> None:
     found = schedule(random_graph(seed, 4 + seed % 12), OPTIONS)

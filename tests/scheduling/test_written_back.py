@@ -95,6 +95,7 @@ def copies(tensors: Tensors) -> Tensors:
         t.shape, t.stride(), dtype=t.dtype).copy_(t) for t in tensors]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(("fn", "make", "at_once"), PROGRAMS)

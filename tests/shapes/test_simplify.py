@@ -139,6 +139,7 @@ def wrong(problem: Problem, points: int = 12) -> str | None:
     return None
 
 
+@pytest.mark.long
 def test_simplifying_keeps_every_value():
     assert [found for seed in range(1500) if (found := wrong(Problem(seed)))] == []
 

@@ -15,6 +15,7 @@ from tests.shapes.soundness import run, shrink
 PROGRAMS = {"eager": range(24), "aot_eager": range(24, 36), "inductor": range(36, 40)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "seed"), [(backend, seed) for backend, seeds in PROGRAMS.items() for seed in seeds]
 )
@@ -63,6 +64,7 @@ FLOATS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("name", FLOATS)
 def test_numbers_made_of_sizes_are_those_of_python(name: str, backend: str) -> None:

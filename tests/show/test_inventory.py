@@ -140,6 +140,7 @@ PICTURED = (
 """Of these there is a drawing, where something here can draw."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*ONE, *LISTS])
 def test_it_shows_itself_as_text_and_as_html(name: str) -> None:
     found = {**ONE, **LISTS}[name]()
@@ -154,6 +155,7 @@ def test_it_shows_itself_as_text_and_as_html(name: str) -> None:
     assert bundle == found._repr_mimebundle_()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_shows_each_of_its_objects(name: str) -> None:
     found = LISTS[name]()

@@ -66,6 +66,7 @@ def displayed(shell: InteractiveShell, result: Any) -> tuple[str, str]:
     return bundle["text/plain"], bundle["text/html"]
 
 
+@pytest.mark.long
 def test_stages_shows_the_linked_view_of_the_call(shell: InteractiveShell) -> None:
     found = value(shell, "%%stages\n" + FUNCTION)
     assert isinstance(found, Trace) and found.name == "g"
@@ -75,6 +76,7 @@ def test_stages_shows_the_linked_view_of_the_call(shell: InteractiveShell) -> No
     assert {"y = torch.relu(x)", "return y * 3"} <= lines, "the cell's own lines are known"
 
 
+@pytest.mark.long
 def test_the_cell_runs_once_the_call_not_at_all_and_its_names_stay(shell: InteractiveShell) -> None:
     value(
         shell, "%%stages\ndef counted(x):\n    seen.append('call')\n    return x + 1\n" + FUNCTION
@@ -83,6 +85,7 @@ def test_the_cell_runs_once_the_call_not_at_all_and_its_names_stay(shell: Intera
     assert torch.equal(value(shell, "g(x)"), shell.user_ns["x"] * 3)
 
 
+@pytest.mark.long
 def test_named_stages_are_shown_in_that_order(shell: InteractiveShell) -> None:
     loops = value(shell, "%%stages loops\nf(x)")
     assert str(loops).startswith("# forward, by lowering")
@@ -93,6 +96,7 @@ def test_named_stages_are_shown_in_that_order(shell: InteractiveShell) -> None:
     assert [type(stage).__name__ for stage in both] == ["WrapperSource", "Several"]
 
 
+@pytest.mark.long
 def test_options_and_the_backward_graph(shell: InteractiveShell) -> None:
     assert len(value(shell, "%%stages kernels --fusion=False --inline=never\nf(x)")) == 3
     assert "s0" in str(value(shell, "%%stages loops --dynamic=True\nf(x)"))
@@ -101,6 +105,7 @@ def test_options_and_the_backward_graph(shell: InteractiveShell) -> None:
     assert str(backward).startswith("# backward, by lowering")
 
 
+@pytest.mark.long
 def test_kernel_shows_the_generated_code(shell: InteractiveShell) -> None:
     found = value(shell, "%%kernel\nf(x)")
     text, page = displayed(shell, found)
@@ -110,6 +115,7 @@ def test_kernel_shows_the_generated_code(shell: InteractiveShell) -> None:
     )
 
 
+@pytest.mark.long
 def test_methods_modules_and_compiled_functions_are_traced_too(shell: InteractiveShell) -> None:
     value(shell, "import minicompile as mc\nlayer = torch.nn.Linear(16, 4)")
     assert value(shell, "%%stages\nlayer(x)").loops.externs
@@ -123,6 +129,7 @@ def test_methods_modules_and_compiled_functions_are_traced_too(shell: Interactiv
     assert value(shell, "%%stages loops\nf(**{'x': x})")
 
 
+@pytest.mark.long
 def test_compile_diff_of_two_versions(shell: InteractiveShell) -> None:
     cell = "%%compile_diff\nseen.append(1)\ndef h(x):\n    return torch.relu(x) + 1\nh(x)\n# ---\n"
     cell += "seen.append(2)\ndef h(x):\n    return torch.sigmoid(x) + 1\nh(x)"
@@ -132,6 +139,7 @@ def test_compile_diff_of_two_versions(shell: InteractiveShell) -> None:
     assert "relu" in text and "sigmoid" in text and "sigmoid" in page
 
 
+@pytest.mark.long
 def test_compile_diff_of_two_sets_of_options(shell: InteractiveShell) -> None:
     found = value(shell, "%%compile_diff --inline=never --fusion=False\nseen.append(1)\nf(x)")
     assert ("option fusion", "True", "False") in found.facts
@@ -140,6 +148,7 @@ def test_compile_diff_of_two_sets_of_options(shell: InteractiveShell) -> None:
     assert not same.changes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cell", "told"),
     [
@@ -168,6 +177,7 @@ def test_errors_are_one_sentence_and_nothing_has_run(
     assert shell.user_ns["seen"] == []
 
 
+@pytest.mark.long
 def test_errors_in_the_cell_are_the_cells_own(shell: InteractiveShell) -> None:
     with pytest.raises(ZeroDivisionError):
         value(shell, "%%stages\n1 / 0\nf(x)")
@@ -175,6 +185,7 @@ def test_errors_in_the_cell_are_the_cells_own(shell: InteractiveShell) -> None:
         value(shell, "%%stages\ndef (:\nf(x)")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["stages", "kernel", "compile_diff"])
 def test_help_says_what_runs(shell: InteractiveShell, name: str) -> None:
     told = shell.find_line_magic(name) or shell.find_cell_magic(name)

@@ -173,6 +173,7 @@ def test_a_trace_that_stops_early_opens_what_it_has() -> None:
     parsed(to_html(stopped))
 
 
+@pytest.mark.long
 def test_assembly_lines_have_the_origins_of_their_kernel_lines() -> None:
     pytest.importorskip("triton", reason="no Triton to cross-compile with")
     options = {"device_codegen": "triton"}

@@ -190,6 +190,7 @@ def test_names_and_code_of_the_user_are_escaped(tmp_path: Path) -> None:
         parsed(page.read_text())
 
 
+@pytest.mark.long
 def test_importing_a_room_alone_is_enough_for_its_picture() -> None:
     import subprocess
     import sys

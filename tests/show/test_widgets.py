@@ -75,6 +75,7 @@ def test_what_is_forced_together_though_it_would_be_wrong_is_refused_in_the_pane
     assert f"refused {refused.headline}" in " ".join(shown(panel).split())
 
 
+@pytest.mark.long
 def test_dropdowns_and_the_tile_slider_compile(panel: Panel) -> None:
     panel.knobs["inline"].value = "never"
     assert "inline = 'never'" in shown(panel) and len(panel.decision.options) == 7

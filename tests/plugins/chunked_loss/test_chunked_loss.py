@@ -97,12 +97,14 @@ def check(fn: Callable[..., Tensor], given: list[Tensor]) -> None:
         torch.testing.assert_close(mc.compile(fn)(*given), fn(*given), equal_nan=True)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize("fn", [plain, with_bias, shifted, sliced, autocast])
 def test_losses_and_gradients_are_eagers(fn: Callable[..., Tensor]) -> None:
     check(fn, make())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fn", [plain, with_bias, shifted])
 def test_bfloat16_is_summed_in_float32(fn: Callable[..., Tensor]) -> None:
     check(fn, make(torch.bfloat16))
@@ -122,6 +124,7 @@ def test_a_product_that_is_added_to_float32_is_known_when_compiling() -> None:
     assert found.dtype is torch.float32 and found.shape == (4, 4)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("columns")
 def test_rows_without_a_class_count_for_nothing() -> None:
     given = make()
@@ -131,6 +134,7 @@ def test_rows_without_a_class_count_for_nothing() -> None:
     check(with_bias, given)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_none_spread_as_in_eager(value: float) -> None:
@@ -160,6 +164,7 @@ def refused(fn: Callable[..., Any], given: list[Tensor]) -> str:
     return str(found)
 
 
+@pytest.mark.long
 def test_what_it_leaves_is_told() -> None:
     given = make()
 
@@ -206,6 +211,7 @@ def test_labels_are_of_the_types_that_eager_takes() -> None:
         mc.compile(plain)(x, w, b, t.to(torch.int32))
 
 
+@pytest.mark.long
 def test_a_number_of_rows_that_varies_keeps_one_product() -> None:
     compiled = mc.compile(plain, dynamic=True)
     for count in (10, 7, 1):
@@ -223,6 +229,7 @@ def test_few_logits_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.long
 def test_memory_is_a_fraction_of_eagers() -> None:
     """The weight's gradient grows in place: each chunk's product is added where the sum lies."""
     x, w = torch.randn(1024, 16).requires_grad_(), torch.randn(8192, 16).requires_grad_()

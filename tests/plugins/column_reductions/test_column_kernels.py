@@ -45,6 +45,7 @@ PROGRAMS: list[tuple[Callable[..., Any], int | None]] = [
 """Functions, and how many loop nests their kernel has where that is the point."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("size", [(1000, 64), (3000, 2100), (1000, 3)])
 @pytest.mark.parametrize(("fn", "nests"), PROGRAMS)

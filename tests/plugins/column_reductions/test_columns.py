@@ -12,6 +12,7 @@ from tests.codegen.fusing import Program
 from tests.codegen.test_cpp_kernels import F32, I64, REFERENCE, one_reduction, run, special
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sum", "max", "argmax"])
 @pytest.mark.parametrize("size", [(5000, 70), (20_000, 1000), (5000, 3000)])
 def test_few_columns_share_their_rows_among_threads(kind: str, size: tuple[int, int]) -> None:
@@ -39,6 +40,7 @@ def test_what_threads_found_of_columns_is_combined_once_before_the_next_sweep() 
     torch.testing.assert_close(softmax_of_columns(x), expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(1000, 4096), (8192, 2048), (515, 96)])
 def test_sums_of_columns_are_as_exact_as_eager(size: tuple[int, int]) -> None:
     x = special(*size)

@@ -59,6 +59,7 @@ def is_template(text: str) -> bool:
     return "def triton_attention" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [method, in_float32, several])
 def test_usual_forms_become_the_template(form: Form) -> None:
     given = made(TOKENS, TOKENS, HEAD)[:3]
@@ -135,6 +136,7 @@ def in_whole_numbers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).softmax(-1).int().float() @ v
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "form",
     [
@@ -222,6 +224,7 @@ def on_a_cpu(fn: Form, given: list[Tensor]) -> str:
     return str(mc.trace(call, *given).aot.joint)  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("head", [8, 200])
 @pytest.mark.parametrize("form", [masked, chosen, added, truth_values, triangle, window])
 def test_on_a_cpu_the_library_has_scaled_and_masked_scores(form: Form, head: int) -> None:
@@ -246,6 +249,7 @@ def squared(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
     return (s + s * s / 9).softmax(-1) @ v
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [capped, finite, by_zero, squared])
 def test_other_scores_stay_as_they_are_written_on_a_cpu(form: Form) -> None:
     given = [*made(TOKENS, TOKENS, HEAD)[:3], torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()]
@@ -260,6 +264,7 @@ def test_a_mask_in_half_types_stays_as_it_is_written_on_a_cpu() -> None:
     assert "scaled_dot_product" not in str(trace.graphs["forward"].loops)
 
 
+@pytest.mark.long
 def test_the_library_s_mask_gets_no_gradient() -> None:
     q, k, v, bias, _ = made(TOKENS, TOKENS, HEAD)
     bias.requires_grad_()
@@ -288,6 +293,7 @@ def test_dropout_that_drops_is_left_alone_and_one_in_place_is_done() -> None:
     assert not held.any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plugins", ["none", "flash_attention"])
 def test_the_lesson_model_trains_alike_with_it_and_without(plugins: str) -> None:
     torch.manual_seed(0)

@@ -81,12 +81,14 @@ def assert_close_as_the_library(fn: Function, given: Sequence[Tensor]) -> None:
         assert ours <= 2 * limit
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_changed_scores_are_as_exact_as_the_library(name: str, dtype: torch.dtype) -> None:
     assert_close_as_the_library(partial(attention, CASES[name]), made(150, 150, 32, dtype))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows, columns, head", [(1, 33, 16), (130, 70, 40), (65, 200, 128)])
 def test_any_lengths_and_heads(rows: int, columns: int, head: int) -> None:
     def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
@@ -101,6 +103,7 @@ def window(s: Tensor, *more: Tensor) -> Tensor:
     return s.masked_fill((j > i) | (i - j >= 40), -torch.inf)
 
 
+@pytest.mark.long
 def test_heads_in_one_projection_are_read_where_they_lie() -> None:
     def fn(x: Tensor) -> Tensor:
         q, k, v = x.view(2, 100, 3, 2, 32).permute(2, 0, 3, 1, 4)
@@ -115,6 +118,7 @@ def test_heads_in_one_projection_are_read_where_they_lie() -> None:
     assert torch.allclose(ours, eager, atol=1e-5)
 
 
+@pytest.mark.long
 def test_tiles_outside_of_a_window_are_left_out() -> None:
     given = made(500, 500, 16)[:3]
     forward, queries, keys = kernel_texts(partial(attention, window), given)
@@ -155,6 +159,7 @@ PADDED: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PADDED)
 def test_padding_that_a_finite_number_masks_weighs_as_much_as_the_future(name: str) -> None:
     """A row of masks alone is averaged, over what a band would leave out too."""
@@ -180,6 +185,7 @@ MASKS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MASKS)
 def test_a_causal_mask_is_known_however_it_is_written(name: str) -> None:
     given = made(130, 130, 16)[:3]
@@ -188,6 +194,7 @@ def test_a_causal_mask_is_known_however_it_is_written(name: str) -> None:
     assert_close_as_the_library(fn, given)
 
 
+@pytest.mark.long
 def test_a_row_of_masks_alone_gives_nan_as_in_eager() -> None:
     def fn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return attention(lambda s: s.masked_fill(mask, -torch.inf), q, k, v)
@@ -202,6 +209,7 @@ def test_a_row_of_masks_alone_gives_nan_as_in_eager() -> None:
         assert torch.allclose(a, b, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mask", [-1e4, -1e9, torch.finfo(torch.bfloat16).min])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_that_a_finite_number_masks_are_averaged(mask: float, dtype: torch.dtype) -> None:
@@ -217,6 +225,7 @@ def test_rows_that_a_finite_number_masks_are_averaged(mask: float, dtype: torch.
     assert_close_as_the_library(fn, made(130, 70, 24, dtype)[:3])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "dtype, size", [(torch.bfloat16, 30), (torch.bfloat16, 300), (torch.float16, 30)]
 )
@@ -229,6 +238,7 @@ def test_large_products_leave_one_weight(dtype: torch.dtype, size: float) -> Non
     assert all(a <= 2 * b for a, b in zip(errors(compiled(fn), fn, [*given, v, v]), limits))
 
 
+@pytest.mark.long
 def test_only_small_scores_are_multiplied_before_the_largest_is_subtracted() -> None:
     given = made(40, 40, 32, torch.bfloat16)
 
@@ -249,6 +259,7 @@ def test_only_small_scores_are_multiplied_before_the_largest_is_subtracted() -> 
     assert "(s - base[:, None]) *" in first_line(CASES["causal"], made(40, 40, 32))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "more",
     [
@@ -271,6 +282,7 @@ def test_scores_that_are_used_twice_are_looked_at_once(more: Function) -> None:
     assert len(kernel_texts(partial(attention, score), made(40, 40, 16)[:3])) == 3
 
 
+@pytest.mark.long
 def test_a_large_bias_costs_no_more_than_its_own_digits() -> None:
     def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         return attention(lambda s, *more: s + 1e5 * (bias > 0), q, k, v)
@@ -318,6 +330,7 @@ def kept_and_cast(s: Tensor, bias: Tensor) -> Tensor:
     return s.masked_fill(~ones, -torch.inf)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -382,6 +395,7 @@ def test_a_finite_mask_that_a_factor_makes_infinite_gives_nan_as_in_eager(
         assert mine.isnan().equal(theirs.isnan())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_scores_that_their_products_hardly_decide(dtype: torch.dtype) -> None:
     """A gradient that is 0 for all, a score of positions alone: they fill a tile none the less."""
@@ -396,6 +410,7 @@ def test_scores_that_their_products_hardly_decide(dtype: torch.dtype) -> None:
             torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.long
 def test_a_users_own_score_and_rule_go_through() -> None:
     """What the package never saw: another function of scores, and how Triton writes one of its steps."""
 
@@ -475,6 +490,7 @@ def test_what_the_template_cannot_is_left_with_a_reason() -> None:
     assert reason(sorted_, q, k, v) == "no product of queries and keys"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name, head, sm",
     [

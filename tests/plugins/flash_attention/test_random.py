@@ -23,6 +23,7 @@ def wrong(seed: int) -> str:
         mc.reset()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_random_attention_is_right(seed: int) -> None:
     assert wrong(seed) in ("", REFUSED)
@@ -42,6 +43,7 @@ MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_would_be_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*MISTAKES[name])

@@ -43,6 +43,7 @@ def layout_record(trace: mc.Trace) -> Any:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("mode", ["training", "inference"])
 @pytest.mark.parametrize("made", [tower, Mixed])
@@ -58,6 +59,7 @@ def test_channels_last_inside_of_a_graph_changes_no_result(
         compare(model, lambda x: model(x), many if dynamic else many[:1], dynamic)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("channels", [4, 16])
 def test_a_weights_gradient_that_the_library_misreads_is_taken_of_rows(channels: int) -> None:
     """Of few channels side by side, without AVX-512: its numbers were whatever lay in memory."""
@@ -85,6 +87,7 @@ def test_channels_last_on_a_gpu_changes_no_result(made: Callable[[], nn.Module])
         compare(model, lambda x: model(x), [(x,)])
 
 
+@pytest.mark.long
 def test_channels_last_is_told_where_it_is_chosen() -> None:
     model, ((x,),) = tower(), images("rows", (4, 16))
     off = mc.compile(model, options={"plugins": "none"})

@@ -23,6 +23,7 @@ OPERATORS = [
 ] + ["max_pool2d_with_indices_backward"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OPERATORS)
 def test_samples_equal_eager(name: str) -> None:
     found = run_operator(name, 6, (torch.float32, torch.bfloat16, torch.int64))
@@ -60,6 +61,7 @@ def images(*size: int) -> torch.Tensor:
     return torch.where(chosen, special[torch.randint(0, len(special), size)], x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_special_values_are_as_in_eager(name: str, dtype: torch.dtype) -> None:
@@ -83,6 +85,7 @@ def test_the_sign_of_zero_is_that_of_the_first() -> None:
         assert torch.equal(found.signbit(), F.max_pool2d(given, 2).signbit())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in WINDOWS if "large" not in name])
 def test_gradients_of_half_types_are_rounded_as_in_eager(name: str) -> None:
     fn = WINDOWS[name]
@@ -97,6 +100,7 @@ def test_gradients_of_half_types_are_rounded_as_in_eager(name: str) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", ["auto", "triton"])
 @pytest.mark.parametrize("name", WINDOWS)
 def test_kernels_equal_eager(name: str, language: str) -> None:
@@ -105,6 +109,7 @@ def test_kernels_equal_eager(name: str, language: str) -> None:
     torch.testing.assert_close(compiled(x), fn(x), equal_nan=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in WINDOWS if not name.startswith("adaptive")])
 def test_sizes_may_be_symbols(name: str) -> None:
     found, fn = Found(), WINDOWS[name]
@@ -113,6 +118,7 @@ def test_sizes_may_be_symbols(name: str) -> None:
     assert found.wrong == [] and found.agreed == 1 and not found.externs
 
 
+@pytest.mark.long
 def test_a_window_is_one_kernel_of_bounded_size() -> None:
     def pool(size: int):
         def fn(x: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OPERATORS)
 def test_samples_equal_eager(name: str) -> None:
     found = run_operator(name, OPERATORS[name] // 8 + 3, (torch.float32, torch.bfloat16))
@@ -84,6 +85,7 @@ def values(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("language", ["auto", "triton"])
 def test_kernels_equal_eager(name: str, language: str) -> None:
@@ -97,6 +99,7 @@ def test_kernels_equal_eager(name: str, language: str) -> None:
         torch.testing.assert_close(got, wanted, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in IMAGES if "scale" not in n and "circular" not in n])
 def test_gradients_of_half_types_are_rounded_as_in_eager(name: str) -> None:
     fn, x = IMAGES[name], torch.randn(2, 3, 7, 9).bfloat16().requires_grad_()
@@ -132,6 +135,7 @@ def test_integers_are_moved_exactly() -> None:
     assert torch.equal(mc.compile(IMAGES["nearest"])(byte), IMAGES["nearest"](byte))
 
 
+@pytest.mark.long
 def test_unknown_sizes_fall_back() -> None:
     found = Found()
     for name in ("nearest", "linear", "reflection", "columns"):
@@ -146,6 +150,7 @@ def test_unknown_sizes_fall_back() -> None:
 FACTORS = [("nearest", 1.1, 1), ("bilinear", 1.1, 2), ("trilinear", 1.1, 3), ("bicubic", 1.7, 2)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "factor", "dims"), FACTORS)
 def test_unknown_sizes_times_a_factor_equal_eager(mode: str, factor: float, dims: int) -> None:
     """Also where the size stays the same (eager copies then), next to infinities, and channels last."""

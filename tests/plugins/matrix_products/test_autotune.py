@@ -100,6 +100,7 @@ def test_what_does_not_compile_is_not_taken(tmp_path) -> None:
     assert best not in {tiles for tiles, _ in fake.ran}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ["", "[]", '{"x": 3}', '{"x": 1048576, "num_warps": 1}'])
 def test_a_damaged_file_is_measured_anew(tmp_path, text) -> None:
     source, options, fake = source_of(added()), Options(cache_dir=str(tmp_path)), Fake()
@@ -144,6 +145,7 @@ def test_what_is_gained_is_one_line_for_each_kernel(tmp_path) -> None:
     assert told("perf", run) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_deterministic_sums_keep_their_tiles(tmp_path, deterministic) -> None:
     options, loaded = Options(cache_dir=str(tmp_path)), []

@@ -84,6 +84,7 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
 # -- values
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
 @pytest.mark.parametrize("fn", [linear, gelu])
 def test_linear_layers_of_odd_sizes(fn, dtype) -> None:
@@ -121,6 +122,7 @@ FOLLOWS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("follows", FOLLOWS)
 def test_what_follows_is_computed_of_the_tiles(follows, dtype) -> None:
@@ -149,6 +151,7 @@ PRECEDES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precedes", PRECEDES)
 def test_cheap_loops_before_a_product_run_as_its_kernel_loads(precedes) -> None:
     fn, args = PRECEDES[precedes], given((40, 300), (300, 24))
@@ -258,6 +261,7 @@ def run(kernel: KernelSource, tiles: Tiles, tensors: dict[str, Tensor]) -> None:
     load_candidate(kernel, tiles)(*(tensors[a.buffer] for a in kernel.plan.arguments))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("fn", [torch.mm, lambda x, w: F.gelu(x @ w) + 1])
 def test_every_candidate_computes_the_same(fn, dtype) -> None:
@@ -363,6 +367,7 @@ def test_the_reference_interpreter_runs_templates(fn) -> None:
 # -- plug-ins
 
 
+@pytest.mark.long
 def test_a_template_from_outside_changes_the_lesson_model() -> None:
     class Signed(ProductPrinter):
         def kernel(self) -> None:
@@ -396,6 +401,7 @@ def test_candidates_from_outside_are_measured() -> None:
 # -- on GPUs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("follows", ["gelu", "residual"])
 def test_candidates_fit_their_gpus(sm, follows) -> None:

@@ -59,6 +59,7 @@ HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS.keys())
 def test_held_memory_is_not_given_away(holder: Callable[[torch.Tensor], Any]) -> None:
@@ -213,6 +214,7 @@ def test_outputs_that_are_dropped_are_used_again() -> None:
         assert ARENA.bytes() == 0
 
 
+@pytest.mark.long
 def test_memory_goes_with_the_compiled_function() -> None:
     compiled, x = mc.compile(lambda x: x * 2), torch.ones(1024, 2048)
     with torch.no_grad():
@@ -243,6 +245,7 @@ def test_the_wrapper_says_it() -> None:
     assert "empty_large" not in mc.trace(lambda x: x * 2, torch.ones(8, 8)).wrapper.text
 
 
+@pytest.mark.long
 def test_saved_tensors_stay_until_their_backward() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return (torch.tanh(x) * torch.sigmoid(x)).cumsum(0)
@@ -262,6 +265,7 @@ def test_saved_tensors_stay_until_their_backward() -> None:
         torch.testing.assert_close(result, f(copied))
 
 
+@pytest.mark.long
 def test_sizes_that_vary() -> None:
     compiled = mc.compile(lambda x: torch.softmax(x * 2, -1) + x, dynamic=True)
     with torch.no_grad():
@@ -302,6 +306,7 @@ def test_a_call_within_a_call() -> None:
             torch.testing.assert_close(outer(x), (x + 1) * 4)
 
 
+@pytest.mark.long
 def test_threads_call_one_function() -> None:
     compiled, x, wrong = mc.compile(two), torch.zeros(1024, 2048), []
     with torch.no_grad():

@@ -39,6 +39,7 @@ def names(trace: Trace, graph: str = "forward") -> list[str]:
     return [kernel.name.split("_")[-2] for kernel in trace.graph(graph).kernels]
 
 
+@pytest.mark.long
 @devices
 @pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
 @pytest.mark.parametrize("rows", [2048, 2100])
@@ -76,6 +77,7 @@ def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x - (x * y).sum(1, keepdim=True), (x - y).sum(0) * 0.5
 
 
+@pytest.mark.long
 @devices
 def test_what_follows_from_the_sums_is_computed_with_them(device) -> None:
     x, y = (torch.randn(3000, 24, device=device) for _ in range(2))
@@ -84,6 +86,7 @@ def test_what_follows_from_the_sums_is_computed_with_them(device) -> None:
     torch.testing.assert_close(found, both(x, y), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["reduction", "split", "tiles", "index_dtype"])
 def test_no_rule_is_needed_for_the_right_answer(rule) -> None:
     x, y = torch.randn(2100, 24), torch.randn(2100, 24)
@@ -110,6 +113,7 @@ def test_the_schedule_says_what_rides_along_and_can_be_told_not_to() -> None:
     assert len(again.after.kernels) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fn", "size"),
     [
@@ -142,6 +146,7 @@ def test_c_kernels_stay_apart() -> None:
     assert len(mc.trace(both, x, x).kernels) == 2
 
 
+@pytest.mark.long
 def test_the_launches_compile_without_spills() -> None:
     def given(*size: int) -> Tensor:
         return torch.empty(size, dtype=torch.bfloat16, requires_grad=True)

@@ -145,6 +145,7 @@ KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
+@pytest.mark.long
 @devices
 @pytest.mark.parametrize("length", [8, 35, 96])
 @pytest.mark.parametrize("dtype", [F32, F64, torch.bfloat16, torch.int32], ids=str)
@@ -228,6 +229,7 @@ def test_an_index_out_of_range_is_still_reported(bad) -> None:
         compiled(lambda t, i: t[i].sum(0))(torch.randn(9, 6), i)
 
 
+@pytest.mark.long
 @devices
 def test_one_plan_serves_every_length(device) -> None:
     for dim in (0, 1):
@@ -255,6 +257,7 @@ def test_the_same_bits_every_time(device) -> None:
 # Compiled ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fn", "size"),
     [

@@ -18,6 +18,7 @@ from minicompile.plugins.split_reductions.split import ALIGNED
 from tests.codegen.test_varying_sizes import close, compiled, gradients
 
 
+@pytest.mark.long
 def test_parts_of_varying_rows_begin_where_wide_loads_can() -> None:
     trace = mc.trace(compiled(lambda x: (x * x).sum()), torch.empty(1024, 4096))
     sweep, _ = trace.kernels
@@ -52,6 +53,7 @@ def roles(plans: list[KernelPlan]) -> list[str]:
     return [launch.name.split("_")[-2] for plan in plans for launch in plan.launches]
 
 
+@pytest.mark.long
 def test_split_rows_are_right_at_every_size(early) -> None:
     fn = compiled(batch_norm)
     first = torch.randn(8, 3, 9, 9), torch.randn(3), torch.randn(3)
@@ -63,6 +65,7 @@ def test_split_rows_are_right_at_every_size(early) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.long
 def test_folds_are_right_at_every_size(early) -> None:
     fn = compiled(layer_norm)
     trace = mc.trace(fn, *(torch.randn(n).requires_grad_() for n in ((64, 24), (24,), (24,))))
@@ -73,6 +76,7 @@ def test_folds_are_right_at_every_size(early) -> None:
         close(gradients(fn, *given), gradients(layer_norm, *given))
 
 
+@pytest.mark.long
 def test_rows_loaded_ahead_are_right_at_every_size(early, monkeypatch) -> None:
     monkeypatch.setattr(fold, "LONG_ROW", 16)
     fn = compiled(layer_norm)
