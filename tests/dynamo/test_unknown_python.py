@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PRETEND = """
 import collections, sys, warnings
 import torch, torch._dynamo  # torch's own tables are made for the Python that really runs
@@ -12,7 +14,6 @@ Version = collections.namedtuple("Version", "major minor micro releaselevel seri
 sys.version_info = Version(3, 14, 0, "final", 0)
 """
 RUN = """
-import pytest
 import minicompile as mc
 import pytest
 
