@@ -15,8 +15,6 @@ sys.version_info = Version(3, 14, 0, "final", 0)
 """
 RUN = """
 import minicompile as mc
-import pytest
-
 from minicompile.dynamo import hook
 
 def inner(x):
