@@ -89,7 +89,7 @@ def test_an_address_is_said_alike_everywhere():
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_workflows_are_well_formed(name: str):
-    pytest.importorskip("check_jsonschema", reason="the extra `dev` is not installed")
+    pytest.importorskip("check_jsonschema", reason="the extra `site` is not installed")
     check = [
         sys.executable,
         "-m",
