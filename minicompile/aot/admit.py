@@ -90,7 +90,7 @@ def admit_output(value: torch.Tensor, of_input: bool) -> None:
 
 
 def creation_of(value: torch.Tensor) -> Any:
-    """What autograd forbids to be done in place to a value; None if it is no view to autograd."""
+    """Return autograd's limit on in-place writes to a view (CreationMeta), or None if it is no view."""
     differentiable = value.requires_grad or torch.is_grad_enabled()
     return compat.creation_meta(value) if differentiable and compat.is_view(value) else None
 
@@ -111,7 +111,7 @@ def admit_view(view: torch.Tensor, base: torch.Tensor, linked: bool) -> None:
 
 
 def admit_base(base: torch.Tensor) -> None:
-    """What the graph returns for outputs that are views of it."""
+    """Refuse a base whose memory has gaps: the graph couldn't return it whole, for outputs to be views of it."""
     if not is_dense(base) or base.storage_offset() != 0:
         raise Unsupported("outputs are views of a tensor whose memory has gaps")
 

@@ -196,7 +196,7 @@ def trace(
 
 
 def new_contents(value: torch.Tensor, before: Any) -> torch.Tensor:
-    """What an input holds after it was written to; with its history where that isn't the one from before."""
+    """Return the new contents of an input that was written to, with its autograd history if that changed."""
     return value.detach() if history(value) is before else value
 
 

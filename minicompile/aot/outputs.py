@@ -100,8 +100,8 @@ def at_line_of(node: fx.Node) -> Iterator[None]:
 
 
 def base_of(views: list[torch.Tensor], tracer: Tracer) -> torch.Tensor:
-    """What the graph returns for all outputs in a piece of memory: the base that they have in common, if it
-    is the whole of it; otherwise its first tensor."""
+    """Return the tensor of which all outputs in one storage are made as views: their common base if it covers
+    the whole storage, else the storage's first tensor."""
     base = compat.autograd_base(views[0])
     first = tracer.first_in_storage(compat.storage_id(base))
     whole = hint(base.numel()) == hint(first.numel()) and base.dtype is first.dtype

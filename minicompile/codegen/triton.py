@@ -343,7 +343,7 @@ class TilePrinter(AddressPrinter):
             self.line(f"_{self.names[rider]} = tl.full({TILE}, 0.0, {dtype})", rider.origins)
 
     def _full(self, value: Value, shape: str) -> None:
-        """What is accumulated starts with what changes nothing."""
+        """Print the start of an accumulator: the identity of its reduction."""
         start = f"{self._identity(value)}, {TRITON_DTYPES[value.inputs[0].dtype]}"
         self.line(f"_{self.names[value]} = tl.full({shape}, {start})", value.origins)
 

@@ -1,4 +1,4 @@
-"""What `minicompile options`, `minicompile errors` and `minicompile rules` print."""
+"""The commands `minicompile options`, `minicompile errors` and `minicompile rules`."""
 
 from __future__ import annotations
 

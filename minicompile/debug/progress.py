@@ -1,4 +1,4 @@
-"""What a compilation is doing: one line on a terminal, which the next step writes over and the end clears.
+"""Prints the current step of a compilation as one line of a terminal; the end of it clears the line.
 
 Silent where stderr is a pipe, a file or a notebook's, and with `MINICOMPILE_PROGRESS=0`.
 """
