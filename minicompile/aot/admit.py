@@ -111,7 +111,7 @@ def admit_view(view: torch.Tensor, base: torch.Tensor, linked: bool) -> None:
 
 
 def admit_base(base: torch.Tensor) -> None:
-    """Refuse a base whose memory has gaps: the graph couldn't return it whole, for outputs to be views of it."""
+    """Refuse a base whose memory has gaps: the graph can't return it whole for outputs to be views of it."""
     if not is_dense(base) or base.storage_offset() != 0:
         raise Unsupported("outputs are views of a tensor whose memory has gaps")
 
