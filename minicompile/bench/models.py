@@ -9,6 +9,7 @@ The interface is that of a pattern. `lesson_model_step` is a training step with 
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +110,12 @@ def build_lesson_model(small: bool) -> Made:
 def lesson_model(module: nn.Module, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     logits, loss = module(tokens, targets)
     return logits, loss
+
+
+@model(build_lesson_model, "_training")
+def lesson_model_in_context(module: nn.Module, tokens: Tensor, targets: Tensor) -> Any:
+    """The model is called by C code: capture of the function that says so ends there."""
+    return contextvars.copy_context().run(module, tokens, targets)
 
 
 class Block(nn.Module):

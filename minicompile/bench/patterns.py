@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from minicompile.compat import tree_leaves
 
@@ -279,3 +280,35 @@ def column_sums(down: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 def square_sum(x: Tensor) -> Tensor:
     """What the norm of a gradient needs."""
     return (x * x).sum()
+
+
+class SwiGLU(torch.autograd.Function):
+    """SwiGLU that computes silu(gate) again in its backward instead of keeping it."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (gradient,), (gate, up) = gradients, ctx.saved_tensors
+        s = torch.sigmoid(gate)
+        return gradient * up * s * (1 + gate * (1 - s)), gradient * gate * s
+
+
+@pattern("B T F", "B T F", training=True)
+def swiglu_function(gate: Tensor, up: Tensor) -> Tensor:
+    """SwiGLU with its backward written by hand, as libraries of fused operators have it."""
+    return SwiGLU.apply(gate, up)  # type: ignore[no-any-return]
+
+
+@pattern("B T F", "F", training=True)
+def checkpointed_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """Activations that the backward computes again."""
+    return checkpoint(lambda x: F.gelu(F.gelu(x + bias) + bias), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@pattern("B T D", "B T D", training=True)
+def dropout_residual(x: Tensor, residual: Tensor) -> Tensor:
+    return F.dropout(x, 0.1, training=True) + residual

@@ -9,4 +9,5 @@ PLUGIN = Plugin(
     "activation_checkpoints",
     "Captures functions under torch.utils.checkpoint, at whose call the graph would end.",
     (f"{__name__}.checkpointed",),
+    cases=("checkpointed_gelu, large, training",),
 )

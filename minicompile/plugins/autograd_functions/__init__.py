@@ -9,4 +9,5 @@ PLUGIN = Plugin(
     "autograd_functions",
     "Captures forward and backward of a torch.autograd.Function, at whose call the graph would end.",
     (f"{__name__}.custom",),
+    cases=("swiglu_function, large, training",),
 )

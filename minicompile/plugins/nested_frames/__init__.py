@@ -9,4 +9,5 @@ PLUGIN = Plugin(
     "nested_frames",
     "Captures functions that eager code calls: code that a graph break or a refused frame leaves to Python.",
     (f"{__name__}.frames",),
+    cases=("lesson_model_in_context_training",),
 )

@@ -9,5 +9,6 @@ PLUGIN = Plugin(
     "random_kernels",
     "Draws random numbers in kernels, where they fuse with what reads them: fallback_random=False.",
     (f"{__name__}.seeds",),
+    cases=("dropout_residual, large, training",),
     options=(("fallback_random", False),),
 )
