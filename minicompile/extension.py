@@ -28,7 +28,6 @@
 | `tuner(name)` | which of several tiles and rivals a GPU's kernel is loaded with | runtime |
 | `allocator(name)` | what gives large memory on the CPU, and keeps some for later calls | runtime |
 | `around_compile(name)` | a function around the compilation of a capture: caches, CUDA graphs | pipeline |
-| `output_groups(name)` | which results of a backward come out before its end | pipeline |
 | `backends(name)` | what `mc.compile(backend=name)` does | api |
 | `gate(name)` | whether a single application of a rule may be done | all |
 | `reduction(name)` | a way to make a failing program smaller | debug |
@@ -69,7 +68,7 @@ from minicompile.ops.plugins import Plugin, add_plugin
 from minicompile.ops.registry import Registry, scoped, without
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import register_pattern
-from minicompile.pipeline import around_compile, output_groups
+from minicompile.pipeline import around_compile
 from minicompile.runtime.load import allocator, kernel_loader, tuner
 from minicompile.scheduling.fusion import FusionPolicy, Verdict, align_rule, fusion_rule, join_rule
 

@@ -15,7 +15,7 @@ room sees only the results of earlier ones. The real compiler: torch/_inductor/c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,21 +23,13 @@ from typing import Any
 from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.decompositions import decomposition
-from minicompile.aot.parts import backward_of
-from minicompile.aot.result import (
-    AotResult,
-    BoxedCallable,
-    Differentiated,
-    OutputGroup,
-    RuntimeMetadata,
-)
-from minicompile.aot.runtime import assemble, differentiated, interpret
+from minicompile.aot.result import AotResult, BoxedCallable, RuntimeMetadata
+from minicompile.aot.runtime import assemble, interpret, make_callable
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.plan import KernelModule
 from minicompile.codegen.wrapper import generate_wrapper
 from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
-from minicompile.lowering.ir import LoopGraph
 from minicompile.lowering.lower import lower
 from minicompile.ops import plugins
 from minicompile.ops.graph import Graph
@@ -45,7 +37,6 @@ from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
 from minicompile.runtime.load import start_loading
-from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
 
 # Now rather than in the first call: our rules, and what torch imports for its first fake mode.
@@ -56,14 +47,14 @@ with contextlib.suppress(Unsupported):  # said when something is compiled
 
 @dataclass(eq=False)
 class Program:
-    """A compiled capture: a callable for the forward graph and one for each backward graph.
+    """A compiled capture: callables for the forward graph and, if there is one, for the backward graph.
 
-    `differentiated` says of each backward what it takes; `graphs` holds the stages of the forward and of each
-    backward, and is empty where the callables were not compiled in this process."""
+    `backward` gives the backward graph. `graphs` has the stages of both; it is empty where the callables were
+    not compiled in this process."""
 
     metadata: RuntimeMetadata
     calls: list[BoxedCallable]
-    differentiated: list[Differentiated]
+    backward: Callable[[], Graph | None]
     graphs: list[CompiledGraph]
 
 
@@ -75,24 +66,15 @@ around_compile: Registry[Callable[[Capture, Options, Compile], Program]] = Regis
 """A rule calls what it is given to compile, or doesn't, and may change the program that comes back."""
 
 
-Grouping = Callable[[Schedule], tuple[list[OutputGroup], str]]
-
-output_groups: Registry[Callable[[Capture, AotResult, LoopGraph, Sequence[int]], Grouping | None]]
-output_groups = Registry(
-    "output_groups", "name -> what says which of a backward's results come out before its end"
-)
-"""A rule gets the capture, its graphs, the forward's loops and which gradients the backward takes. What it
-gives gets the backward's schedule."""
-
-
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     """Every room after capture. `capture.watch` hears what each one made."""
     compile: Compile = compile_program
     for rule in plugins.rules(around_compile, options.plugins).values():
         compile = partial(_inside, rule, compile)
     program = compile(capture, options)
-    forward, *backwards = program.calls
-    return assemble(program.metadata, forward, backwards, program.differentiated, capture.name)
+    forward, backward = [*program.calls, None][:2]
+    assert forward is not None
+    return assemble(program.metadata, forward, backward, program.backward, capture.name)
 
 
 def _inside(
@@ -107,37 +89,24 @@ def _inside(
 def compile_program(capture: Capture, options: Options) -> Program:
     """Differentiate, lower, schedule, generate and build."""
     aot = differentiate(capture, options)
-    tell = partial(capture.watch.tell, graph="forward")
-    forward = compile_graph(aot.forward, options, aot.metadata.written_back, tell)
-    backwards, abouts = [], []
-    for graph, takes in backward_of(aot):
+    graphs = []
+    for graph in filter(None, (aot.forward, aot.backward)):
+        written_back = aot.metadata.written_back if graph is aot.forward else None
         tell = partial(capture.watch.tell, graph=graph.name)
-        rules = plugins.rules(output_groups, options.plugins).values()
-        groupings = (rule(capture, aot, forward.stages.loops, takes) for rule in rules)
-        grouping = next(filter(None, groupings), None)
-        backwards.append(compile_graph(graph, options, None, tell, grouping))
-        abouts.append(differentiated(graph, takes, partial(compiled_now, options)))
-    graphs = [forward, *backwards]
+        graphs.append(compile_graph(graph, options, written_back, tell))
     for plan in (plan for graph in graphs for plan in graph.stages.every_plan):
         for fact, why in plan.assumes.items():
             capture.shape_env.evaluate(fact, why)
     capture.watch.tell("building", [module for graph in graphs for module in graph.modules])
     calls = [graph.finish() for graph in graphs]
-    return Program(aot.metadata, calls, abouts, graphs)
-
-
-def compiled_now(options: Options, graph: Graph) -> BoxedCallable:
-    """A graph that is found to be needed when gradients come."""
-    return compile_graph(graph, options).finish()
+    return Program(aot.metadata, calls, lambda: aot.backward, graphs)
 
 
 def aot_eager(capture: Capture, options: Options) -> BoxedCallable:
     """Stop after AOT and run its graphs with eager operators."""
     aot = differentiate(capture, options)
-    parts = backward_of(aot)
-    abouts = [differentiated(graph, takes, interpret) for graph, takes in parts]
-    backwards = [interpret(graph) for graph, _ in parts]
-    return assemble(aot.metadata, interpret(aot.forward), backwards, abouts, capture.name)
+    backward = interpret(aot.backward) if aot.backward is not None else None
+    return make_callable(aot, interpret(aot.forward), backward, capture.name)
 
 
 def differentiate(capture: Capture, options: Options) -> AotResult:
@@ -169,17 +138,13 @@ def compile_graph(
     options: Options,
     written_back: Mapping[int, int] | None = None,
     tell: Callable[[str, Any], None] = lambda kind, made: None,
-    grouping: Grouping | None = None,
 ) -> CompiledGraph:
     """From ATen to kernels; the C++ compiler already runs when this returns. `written_back`: the outputs that
-    go into inputs, by number; `tell` hears of each stage; `grouping` says which outputs come out early."""
+    go into inputs, by number; `tell` hears of each stage."""
     loops = lower(graph, options)
     loops.written_back = dict(written_back or {})
     tell("loops", loops)
     scheduled = schedule(loops, options)
-    if grouping is not None:
-        scheduled.groups, why = grouping(scheduled)
-        tell("groups", why)
     tell("schedule", scheduled)
     plans = make_plans(scheduled, options)
     tell("plans", list(plans.values()))

@@ -1,7 +1,6 @@
 """What `mc.trace(fn, *args)` returns: the object of every stage, in the order of the corridor.
 
-    Trace          := name, capture, aot | None, graphs: {"forward": CompiledStages, "backward": ...}; where
-                      results are differentiated apart (aot/parts.py), "backward_2": ... too
+    Trace          := name, capture, aot | None, graphs: {"forward": CompiledStages, "backward": ...}
     CompiledStages := loops, schedule, [plan], [kernel], wrapper
 
 `trace.stages` lists them by name; `trace.loops` is the forward's, `trace.backward.loops` the backward's;
@@ -140,7 +139,7 @@ class Trace(Shown):
         return found
 
     def graph(self, name: str) -> CompiledStages:
-        """The stages after AOT of "forward", "backward", or a further part's "backward_2"."""
+        """The stages after AOT of "forward" or "backward"."""
         if name not in self.graphs:
             made = ", ".join(self.graphs) or "none: the backend stopped before lowering"
             raise AttributeError(f"the trace of {self.name} has no {name} graph; it has {made}")

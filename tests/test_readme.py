@@ -77,13 +77,11 @@ def test_several_processes_train_as_written(tmp_path: Path):
         pytest.skip("torch without distributed")
     [code] = blocks("Several processes")
     (tmp_path / "train.py").write_text(code, encoding="utf-8")
-    [command] = re.findall(r"^MINICOMPILE_LOGS=ddp torchrun (.*)$", README, flags=re.M)
+    [command] = re.findall(r"^torchrun (.*)$", README, flags=re.M)
     run = [sys.executable, "-m", "torch.distributed.run", *command.split()]
-    environment = {**os.environ, "MINICOMPILE_LOGS": "ddp", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(ROOT)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.count("ddp: backward: gradients") == 2, done.stderr
 
 
 def results(name: str) -> Iterator[dict[str, Any]]:

@@ -32,11 +32,6 @@ DIFFERENCES: dict[str, Difference] = {
         NEVER,
         "2.11's product of bfloat16 matrices on a CPU spreads NaN to the row before it",
     ),
-    "saved tensors are unpacked one by one": Difference(
-        (2, 12),
-        NEVER,
-        "2.11 has SavedTensor without unpack: a write to one saved tensor spoils all",
-    ),
     "bfloat16 batch_norm is precise near 0": Difference(
         (2, 12),
         NEVER,

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import fx
+
 from minicompile import compat
 from minicompile.aot.decompositions import decomposition
 from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
+from minicompile.aot.layout import stride_order
 from minicompile.aot.levels import LevelGraph, lower_to, verify
+from minicompile.aot.missing import sufficient
 from minicompile.aot.partition import partition
 from minicompile.aot.passes import known_passes
-from minicompile.aot.result import AotResult
+from minicompile.aot.result import AotResult, Tangent
 from minicompile.ops import plugins
-from minicompile.ops.graph import Graph, PassRecord, copied
+from minicompile.ops.graph import Graph, PassRecord, copied, placeholders
+from minicompile.ops.nodes import bytes_of
 from minicompile.options import Options
 from minicompile.passes.manager import check_names, run_passes
 from minicompile.passes.patterns import Replacement
@@ -76,7 +81,16 @@ def ahead_of_time(
     forward, backward, split = partition(prims, fakes, metadata, options, continues)
     run("post_grad", forward)
     run("post_grad", backward)
+    inputs = placeholders(backward.gm.graph)[metadata.saved :]
+    metadata.tangents = tuple(map(tangent_of, inputs))
+    metadata.sufficient = sufficient(backward, metadata.saved)
     return AotResult(forward, backward, prims, split, metadata, levels, records, graph, recorded)
+
+
+def tangent_of(node: fx.Node) -> Tangent:
+    """How the backward graph takes a gradient of a result."""
+    value = node.meta["val"]
+    return Tangent(value.dtype, value.device, tuple(stride_order(value)), bytes_of(node))
 
 
 def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:

@@ -383,7 +383,6 @@ class Functionalizer:
         if not isinstance(value, fx.Node):
             return value
         self.tracer.origins = origins_of(value)
-        self.tracer.after = value.meta.get("after", frozenset())
         return self.read(value)
 
     def own_memory(self, values: list[Any], returned: Sequence[Any]) -> list[Any]:

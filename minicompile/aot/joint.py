@@ -22,17 +22,20 @@ from torch.autograd.graph import GradientEdge, increment_version
 from minicompile import compat
 from minicompile.aot.admit import admit_call, admit_inputs, admit_operator, admit_write
 from minicompile.aot.layout import empty_dense, empty_like_layout
-from minicompile.aot.missing import tangents_before
+from minicompile.aot.missing import results_that_reach
 from minicompile.aot.outputs import classify, history
-from minicompile.aot.parts import find_parts
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.vjps import own_gradients
 from minicompile.compat import settings
 from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
-from minicompile.ops.nodes import is_inplace_view, writes, written_arguments
+from minicompile.ops.nodes import aten_ops, is_inplace_view, writes, written_arguments
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
+from minicompile.shapes.symnode import hint
+
+FACTORIES = aten_ops("zeros_like ones_like full_like new_zeros new_ones new_full")
+"""Operators that read of a tensor how it lies in memory, and no element."""
 
 
 class JointTracer(Tracer):
@@ -54,14 +57,17 @@ class JointTracer(Tracer):
         """Edge of the autograd graph -> who read the value in forward and has sent a gradient by now."""
         self.sent: list[tuple[Any, Any]] = []
         """Gradients that the last node has sent, and where: (gradient, edge)."""
+        self.after_tangents: set[fx.Node] = set()
+        """The tangents, where there are several, and what is computed from them."""
 
     def bind(self, value: Any, node: fx.Node) -> Any:
         """A snapshot becomes the node's value, since in-place views change a tensor's shape later.
 
         The tensor that an in-place operator returns keeps the node it has.
         """
-        if after := self.after.union(*map(tangents_before, node.all_input_nodes)):
-            node.meta["after"] = after
+        reads = getattr(node.target, "overloadpacket", None) not in FACTORIES
+        if reads and not self.after_tangents.isdisjoint(node.all_input_nodes):
+            self.after_tangents.add(node)
         if not isinstance(value, torch.Tensor):
             return super().bind(value, node)
         if not self.knows(value) or is_inplace_view(node.target):
@@ -107,13 +113,14 @@ class JointTracer(Tracer):
                 found.extend(following for following, _ in node.next_functions)
 
     def enter(self, origins: Origins, gradients: Any) -> None:
-        """What the node makes is for its gradients, even zeros that it makes without reading them."""
         self.running = origins
-        nodes = (self.argument(x) for x in gradients if self.knows(x))
-        self.after = frozenset[int]().union(*map(tangents_before, nodes))
 
     def leave(self, origins: Origins, edges: Any, gradients: Any, *_: Any) -> None:
-        self.running, self.after = NO_ORIGINS, frozenset()
+        self.running = NO_ORIGINS
+        sent = {self.argument(x) for x in gradients if x is not None and hint(x.numel())}
+        if self.after_tangents and not sent <= self.after_tangents:
+            # of several results, which may not all be differentiated
+            raise Unsupported("a gradient is not computed from the gradient of a result")
         self.sent = [pair for pair in zip(gradients, edges) if pair[0] is not None]
         for _, edge in self.sent:
             self.readers[edge] = self.readers.get(edge, NO_ORIGINS) | origins
@@ -169,7 +176,7 @@ def trace(
             sizes = [tracer.sizes.env.number(expr) for expr in symbolic]
             returned = [*results, *bases, *sizes, *updated.values()]
             results = [value for value in returned if requires_grad(value)]
-            parts = find_parts(results, wanted) if training else []
+            reached = results_that_reach(results, wanted)
             given = run_backward(results, list(wanted.values()), tracer) if training else []
             gradients = dict(zip(wanted, given))
     finally:
@@ -189,7 +196,7 @@ def trace(
         view_sizes=tuple(symbolic),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
-        parts=tuple(part.among(gradients) for part in parts),
+        reached_from=tuple(map(reached.__getitem__, gradients)),
     )
     found = tuple(returned), tuple(gradients.values())
     return tracer.finish(found, metadata.graph_name), metadata
@@ -274,9 +281,9 @@ def run_backward(results: list[Any], wanted: list[Any], tracer: JointTracer) -> 
     for index, result in enumerate(results):
         tracer.origins = origins_of(tracer.argument(result))
         tangent = empty_dense(tracer.mode, result)
-        tracer.after = frozenset({index} if len(results) > 1 else ())
         tangents.append(tracer.placeholder(f"tangents_{index}", tangent))
-    tracer.after = frozenset()
+    if len(results) > 1:
+        tracer.after_tangents.update(map(tracer.argument, tangents))
     # loss.backward() belongs outside of autocast
     with refusing("the backward pass", None), compat.without_autocast():
         gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True)

@@ -97,9 +97,7 @@ def partition(
         reasons = within_budget(parts, naive, budget)
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
-    # where tangents are missing, a backward does without what only they are computed with
-    always = sizes if len(parts.tangents) > 1 else [*saved, *sizes, *parts.tangents]
-    sizes += parts.sizes_of_shapes([*saved, *sizes], always, joint.gm.graph)
+    sizes += parts.sizes_of_shapes([*saved, *sizes, *parts.tangents], joint.gm.graph)
     metadata.saved, metadata.saved_sizes = len(saved) + len(sizes), len(sizes)
     acting = [node for node in joint.nodes if has_effect(node) and node.op == "call_function"]
     drawn = [node for node in acting if node.meta.get("phase") != "backward"]
@@ -215,13 +213,10 @@ class JointParts:
         used = ancestors(self.gradients, stop=given.union(saved).__contains__)
         return [node for node in self.nodes if node in used & given]
 
-    def sizes_of_shapes(
-        self, inputs: Sequence[fx.Node], always: Sequence[fx.Node], graph: fx.Graph
-    ) -> list[fx.Node]:
-        """New nodes for the symbols in the backward's shapes that aren't the size of an input that it always
-        takes."""
+    def sizes_of_shapes(self, inputs: Sequence[fx.Node], graph: fx.Graph) -> list[fx.Node]:
+        """New nodes for the symbols in the backward's shapes that aren't the size of an input of it."""
         used = ancestors(self.gradients, stop=set(inputs).__contains__)
-        known = set().union(*map(size_expressions, always))
+        known = set().union(*map(size_expressions, inputs))
         symbols = set().union(*(e.free_symbols for node in used for e in size_expressions(node)))
         sizes = SizeNodes(graph)
         for node in self.primals:

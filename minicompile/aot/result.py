@@ -13,7 +13,7 @@ The real compiler: torch/_functorch/_aot_autograd/schemas.py (ViewAndMutationMet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -29,18 +29,7 @@ if TYPE_CHECKING:
 
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 """Takes a list of inputs, which it may empty, and gives the outputs in order. None of these is a view if its
-attribute `owned` is true. Where it has `groups`, it gives a list of outputs for each (aot/chain.py)."""
-
-
-@dataclass(frozen=True)
-class OutputGroup:
-    """Results of a graph, by number, that are handed out while it runs: after `step`."""
-
-    step: int
-    outputs: tuple[int, ...]
-    read_later: tuple[int, ...] = ()
-    """The inputs that are still needed then."""
-
+attribute `owned` is true."""
 
 Kind = Literal["fresh", "input", "input_view", "output", "base", "view", "constant"]
 
@@ -80,19 +69,13 @@ class OutputSpec:
         return self.kind in ("view", "input_view")
 
 
-class Part(NamedTuple):
-    """Results with a node of autograd of their own (aot/parts.py): numbers among those that require grad, and
-    among the inputs that get a gradient."""
+class Tangent(NamedTuple):
+    """A gradient of a result, as the compiled backward takes it; dimensions from the outermost in memory."""
 
-    results: tuple[int, ...]
-    inputs: tuple[int, ...]
-    again: bool = False
-    """Eager keeps nothing for the backward, which so may run again."""
-
-    def among(self, inputs: Iterable[int]) -> Part:
-        """With the places of its inputs among these."""
-        places = {number: place for place, number in enumerate(inputs)}
-        return self._replace(inputs=tuple(places[i] for i in self.inputs if i in places))
+    dtype: torch.dtype
+    device: torch.device
+    order: tuple[int, ...]
+    bytes: int
 
 
 @dataclass
@@ -114,7 +97,11 @@ class RuntimeMetadata(Shown):
     trains: bool = False
     result_requires_grad: tuple[bool, ...] = ()
     """For each result that is returned: does a gradient (tangent) come back for it?"""
-    parts: tuple[Part, ...] = ()
+    reached_from: tuple[tuple[int, ...], ...] = ()
+    """For each differentiable input: the tangents that lead to it. Without these it gets no gradient."""
+    tangents: tuple[Tangent, ...] = ()
+    sufficient: tuple[int, ...] = ()
+    """Tangents beside which zeros may stand for all others (aot/missing.py)."""
     before_backward: tuple[Callable[[], None], ...] = ()
     """Checks that raise if what was captured of the backward no longer holds."""
     view_sizes: tuple[Any, ...] = ()
@@ -148,37 +135,7 @@ class RuntimeMetadata(Shown):
         for flag, i in zip(self.result_requires_grad[first:], self.mutated_inputs):
             seen = ", which autograd sees" if flag else ""
             lines.append(f"  new contents are copied back into input {i}{seen}")
-        for part in self.parts if len(self.parts) > 1 else ():
-            lines.append(f"  tangents {[*part.results]} have a backward of their own")
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Tangent:
-    """A gradient of a result, as the compiled backward takes it; dimensions from the outermost in memory."""
-
-    dtype: torch.dtype
-    device: torch.device
-    order: list[int]
-    bytes: int
-
-
-Reduced = tuple[BoxedCallable, Sequence[int], frozenset[int]]
-"""What runs a part of a backward graph, the numbers of the graph's inputs that it takes, and of the
-gradients that are none."""
-BackwardWithout = Callable[[frozenset[int], bool], Reduced]
-"""(tangents that are missing, by kernels or by eager's operators) -> the graph without these."""
-
-
-@dataclass(frozen=True)
-class Differentiated:
-    """What autograd has to know of a part's backward graph. `takes`: the numbers of what the forward saves
-    for it; `sufficient`: of tangents beside which zeros may stand for the others."""
-
-    takes: Sequence[int]
-    tangents: list[Tangent]
-    sufficient: Collection[int]
-    without: BackwardWithout
 
 
 @dataclass(frozen=True)

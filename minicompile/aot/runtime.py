@@ -10,29 +10,24 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 
 from minicompile import compat
-from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
-from minicompile.aot.layout import dense_in_order, stride_order
-from minicompile.aot.missing import backwards, sufficient
+from minicompile.aot.layout import dense_in_order
+from minicompile.aot.missing import without
 from minicompile.aot.result import (
     AotResult,
     BoxedCallable,
-    Differentiated,
-    OutputGroup,
     OutputSpec,
-    Part,
     RuntimeMetadata,
     Tangent,
 )
 from minicompile.compat import any_autocast_enabled, is_view, settings
-from minicompile.ops.graph import Graph, copies, placeholders
-from minicompile.ops.nodes import bytes_of
+from minicompile.ops.graph import Graph, copies
 
 
 def interpret(graph: Graph) -> BoxedCallable:
@@ -57,46 +52,23 @@ def make_callable(
 ) -> BoxedCallable:
     """The function of the captured graph: takes a list of its inputs (emptied), gives its outputs.
 
-    `forward` and `backward` run the graphs of `result`, compiled or interpreted; `name` is the user's. All
-    results are one part.
+    `forward` and `backward` run the graphs of `result`, compiled or interpreted; `name` is the user's.
     """
-    metadata, abouts = result.metadata, list[Differentiated]()
-    if result.backward is not None:
-        again = all(part.again for part in metadata.parts)
-        metadata = replace(metadata, parts=(Part((), (), again),))
-        abouts = [differentiated(result.backward, range(metadata.saved), interpret)]
-    return assemble(metadata, forward, [] if backward is None else [backward], abouts, name)
-
-
-def differentiated(
-    graph: Graph, takes: Sequence[int], compiled: Callable[[Graph], BoxedCallable]
-) -> Differentiated:
-    """What is around a part's backward graph; `compiled` makes a piece of it run."""
-    saved = len(takes)
-    expected = placeholders(graph.gm.graph)[saved:]
-    values = [node.meta["val"] for node in expected]
-    tangents = [
-        Tangent(value.dtype, value.device, stride_order(value), bytes_of(node))
-        for value, node in zip(values, expected, strict=True)
-    ]
-    without = backwards(lambda: graph, saved, compiled, interpret)
-    return Differentiated(takes, tangents, sufficient(graph, saved), without)
+    return assemble(result.metadata, forward, backward, lambda: result.backward, name)
 
 
 def assemble(
     metadata: RuntimeMetadata,
     forward: BoxedCallable,
-    backwards: Sequence[BoxedCallable],
-    abouts: Sequence[Differentiated],
+    backward: BoxedCallable | None,
+    graph: Callable[[], Graph | None],
     name: str,
 ) -> BoxedCallable:
-    """`make_callable` from what it needs of the graphs: the forward's, and each part's backward."""
-    if not backwards:
+    """`make_callable` from what it needs of its result; `graph` gives the backward graph, seldom needed."""
+    if backward is None:
         compute = inference_call(forward)
-    elif len(backwards) == 1:
-        compute = training_call(metadata, abouts[0], forward, backwards[0], name)
     else:
-        compute = call_of_parts(metadata, abouts, forward, backwards, name)
+        compute = training_call(metadata, forward, backward, graph, name)
     call = with_epilogue(compute, metadata)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -133,9 +105,9 @@ def inference_call(forward: BoxedCallable) -> BoxedCallable:
 
 def training_call(
     metadata: RuntimeMetadata,
-    about: Differentiated,
     forward: BoxedCallable,
     backward: BoxedCallable,
+    graph: Callable[[], Graph | None],
     name: str,
 ) -> BoxedCallable:
     """An autograd.Function around the two graphs; compiled once, applied at every call.
@@ -146,14 +118,38 @@ def training_call(
     first_saved = len(metadata.result_requires_grad)
     first_size = first_saved + metadata.saved - metadata.saved_sizes
     wanted, differentiable = metadata.differentiable_inputs, metadata.result_requires_grad
-    several = sum(differentiable) > 1
     constant = [] if all(differentiable) else [not flag for flag in differentiable]
-    large = sum(tangent.bytes for tangent in about.tangents) >= LARGE
+    large = sum(tangent.bytes for tangent in metadata.tangents) >= LARGE
     nothing = (None,) * (len(differentiable) + 1)
     owned = getattr(forward, "owned", False)
-    groups = getattr(backward, "groups", ())
-    whole = [replace(group, read_later=()) for group in groups]
-    device = next((t.device for t in about.tangents if t.device.type != "cpu"), torch.device("cpu"))
+
+    @cache
+    def interpreted(missing: frozenset[int]) -> BoxedCallable:
+        whole = graph()
+        assert whole is not None
+        return interpret(without(whole, metadata.saved, missing))
+
+    def gradients(ctx: Any, given: list[torch.Tensor | None]) -> Sequence[Any]:
+        """The gradients for these tangents; the list is emptied."""
+        for check in metadata.before_backward:
+            check()
+        missing = frozenset(i for i, tangent in enumerate(given) if tangent is None)
+        run = backward
+        if not all(tangent is None or compat.has_storage(tangent) for tangent in given):
+            run = interpreted(missing)  # under vmap operators know what to do
+        elif missing and missing.issuperset(metadata.sufficient):
+            run = interpreted(missing)
+        # without any, the backward may run again: eager often keeps nothing either
+        arguments = list(ctx.saved_tensors[1:]) if first_size > first_saved else []
+        arguments[: len(ctx.strides)] = map(with_strides, arguments, ctx.strides)
+        arguments += [*ctx.sizes, *map(fit_tangent, given, ctx.shapes, metadata.tangents)]
+        given.clear()
+        compat.clear_saved_tensors(ctx)
+        computed = without_casts(run, arguments)
+        if not missing:
+            return computed
+        reached = (not missing.issuperset(tangents) for tangents in metadata.reached_from)
+        return [value if there else None for value, there in zip(computed, reached)]
 
     class Compiled(torch.autograd.Function):
         @staticmethod
@@ -162,7 +158,6 @@ def training_call(
             anchor = compat.empty_strided_cpu((0,), (1,), torch.float32)
             ctx.set_materialize_grads(False)
             saved = results[first_saved:first_size]
-            saved = no_results(saved, results[:first_saved]) if several else saved
             ctx.strides = (
                 [v.stride() for v in saved] if compat.top_saved_tensors_hooks(True) else ()
             )
@@ -188,146 +183,18 @@ def training_call(
             tangents = ctx.taken.pop(threading.get_ident()) if large else passed
             given = list(itertools.compress(tangents, differentiable))
 
-            def in_groups() -> Iterator[Sequence[Any]]:
-                run, arguments, absent = prepared(ctx, given, metadata, about, backward)
-                parts = in_turn(without_casts, run, arguments, groups if run is backward else whole)
-                return map(present, parts, groups, itertools.repeat(absent))
-
             def compute() -> tuple[Any, ...]:
-                if groups:
-                    return None, *itertools.chain(*in_groups())
-                run, arguments, _ = prepared(ctx, given, metadata, about, backward)
-                return None, *(without_casts(run, arguments) if wanted else (None,))
+                return None, *(gradients(ctx, given) if wanted else (None,))
 
             if torch.is_grad_enabled():
-                every = FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
-                return every if not groups else (None, *pass_on(split(every[1:], groups), device))
+                return FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
             del tangents
-            return compute() if not groups else (None, *pass_on(in_groups(), device))
+            return compute()
 
     apply = compat.direct_apply(Compiled)
-    if groups:
-        places = [[wanted[i] for i in group.outputs] for group in groups]
-        return chained(apply, places, device, compat.direct_apply(Link))
     if not wanted:  # results require grad all the same
         return lambda inputs: apply(inputs, torch.empty(0, requires_grad=True))[:-1]
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
-
-
-def call_of_parts(
-    metadata: RuntimeMetadata,
-    abouts: Sequence[Differentiated],
-    forward: BoxedCallable,
-    backwards: Sequence[BoxedCallable],
-    name: str,
-) -> BoxedCallable:
-    """The forward as without autograd; then each part's results get a node that takes them as they are."""
-    flags = metadata.result_requires_grad
-    first_saved, first_size = len(flags), metadata.saved - metadata.saved_sizes
-    differentiable, wanted = (
-        list(itertools.compress(itertools.count(), flags)),
-        metadata.differentiable_inputs,
-    )
-    plan = []
-    for part, about, backward in zip(metadata.parts, abouts, backwards, strict=True):
-        own = replace(
-            metadata,
-            parts=(part,),
-            result_requires_grad=(True,) * len(part.results),
-            differentiable_inputs=tuple(range(len(part.inputs))),
-            saved=len(about.takes),
-            saved_sizes=sum(i >= first_size for i in about.takes),
-        )
-        call = training_call(own, about, after(len(part.inputs)), backward, name)
-        results = [differentiable[i] for i in part.results]
-        plan.append(([wanted[i] for i in part.inputs], results, about.takes, call))
-    compute = inference_call(forward)
-
-    def run(inputs: list[Any]) -> Sequence[Any]:
-        given = [[inputs[i] for i in numbers] for numbers, *_ in plan]
-        values = compute(inputs)
-        outputs, saved = list(values[:first_saved]), list(values[first_saved:])
-        saved[:first_size] = no_results(saved[:first_size], outputs)
-        for (_, results, takes, call), own in zip(plan, given, strict=True):
-            own += [outputs[i] for i in results]
-            own += [saved[i] for i in takes]
-            for i, result in zip(results, call(own), strict=True):
-                outputs[i] = result
-        return outputs
-
-    return run
-
-
-def after(number: int) -> BoxedCallable:
-    """The forward of a part, whose results are there, behind so many inputs."""
-
-    def run(values: list[Any]) -> Sequence[Any]:
-        found = values[number:]
-        values.clear()
-        return found
-
-    run.owned = True  # type: ignore[attr-defined]
-    return run
-
-
-def prepared(
-    ctx: Any,
-    given: list[torch.Tensor | None],
-    metadata: RuntimeMetadata,
-    about: Differentiated,
-    backward: BoxedCallable,
-) -> tuple[Callable[..., Any], list[Any], Collection[int]]:
-    """What computes the gradients for these tangents (the list is emptied), what it takes, and which of them
-    there are none of. Saved tensors that only missing tangents need aren't looked at: they may be written to,
-    as in eager. (Where gradients come out in groups, all is computed, with zeros for missing tangents.)"""
-    for check in metadata.before_backward:
-        check()
-    missing = frozenset(i for i, tangent in enumerate(given) if tangent is None)
-    if not missing.issuperset(about.sufficient):
-        missing = frozenset()
-    kernels = all(tangent is None or compat.has_storage(tangent) for tangent in given)
-    groups, strides, arguments = getattr(backward, "groups", ()), ctx.strides, list[Any]()
-    run, absent = backward, frozenset[int]()
-    tensors = metadata.saved - metadata.saved_sizes
-    if kernels and (groups or not missing):
-        if tensors or not metadata.parts[0].again:
-            arguments += ctx.saved_tensors[1:]
-        arguments[: len(strides)] = map(with_strides, arguments, strides)
-        arguments += ctx.sizes
-        arguments += map(fit_tangent, given, ctx.shapes, about.tangents)
-        absent = about.without(missing, False)[2] if missing else absent
-    else:  # under vmap operators know what to do
-        run, takes, absent = about.without(missing, kernels)
-        run = one_by_one(run, groups) if groups else run
-        wanted = [i + 1 for i in takes if i < tensors]
-        used = wanted or not metadata.parts[0].again  # then eager would refuse a second backward
-        saved = compat.saved_tensors(ctx, wanted) if used else {}
-        for i in takes:
-            number, size = i - metadata.saved, i - tensors
-            if size < 0:
-                value = saved[i + 1]
-                arguments.append(with_strides(value, strides[i]) if strides else value)
-            elif number < 0:
-                arguments.append(ctx.sizes[size])
-            else:
-                about_it = ctx.shapes[number], about.tangents[number]
-                arguments.append(fit_tangent(given[number], *about_it))
-    given.clear()
-    compat.clear_saved_tensors(ctx)
-    return run, arguments, absent
-
-
-def present(gradients: Sequence[Any], group: OutputGroup, absent: Collection[int]) -> Sequence[Any]:
-    """A group's gradients, None for those that are in `absent`."""
-    if not absent:
-        return gradients
-    return [None if i in absent else one for one, i in zip(gradients, group.outputs)]
-
-
-def no_results(saved: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """What to save where a node's own results are among it: torch hands those out with all others only."""
-    own = set(map(id, results))
-    return [value.detach() if id(value) in own else value for value in saved]
 
 
 class FirstDerivativeOnly(torch.autograd.Function):
@@ -360,7 +227,7 @@ def fit_tangent(tangent: torch.Tensor | None, shape: Any, expected: Tangent) -> 
         tangent = torch.zeros(shape, dtype=expected.dtype, device=expected.device)
     elif tangent.layout is not torch.strided:  # of a sparse embedding
         tangent = tangent.to_dense()
-    return dense_in_order(tangent, expected.order)
+    return dense_in_order(tangent, list(expected.order))
 
 
 def with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -69,8 +69,8 @@ def one_by_one(op: OpOverload) -> Rule | None:
 class Tracer(compat.TorchDispatchMode):
     """Records operators on fake tensors as nodes of `graph`.
 
-    `rules` says which operators are replaced instead of recorded. `origins`, `phase`, `region` and `after`
-    are given to new nodes; change them as you go.
+    `rules` says which operators are replaced instead of recorded. `origins`, `phase` and `region` are given
+    to new nodes; change them as you go.
     """
 
     def __init__(self, mode: Any, rules: Callable[[OpOverload], Rule | None] = one_by_one) -> None:
@@ -84,7 +84,6 @@ class Tracer(compat.TorchDispatchMode):
         self.origins: Origins = NO_ORIGINS
         self.phase: str | None = None
         self.region: str | None = None
-        self.after: frozenset[int] = frozenset()
         self.answers = getattr(mode, "answers", {})  # torch's own modes remember nothing
         self.applied: dict[OpOverload, list[Origins]] = {}
         self.declined: dict[OpOverload, list[Origins]] = {}
@@ -136,14 +135,12 @@ class Tracer(compat.TorchDispatchMode):
     @property
     def meta(self) -> dict[str, Any]:
         """What new nodes remember."""
-        made = {"origins": self.origins, "phase": self.phase, "region": self.region}
-        return made | ({"after": self.after} if self.after else {})
+        return {"origins": self.origins, "phase": self.phase, "region": self.region}
 
     def follow(self, node: fx.Node) -> None:
         """New nodes come from where `node` came from."""
         self.origins, self.phase = origins_of(node), node.meta.get("phase")
         self.region = node.meta.get("region")
-        self.after = node.meta.get("after", frozenset())
 
     def new_node(
         self, kind: str, target: Any, args: Any = (), kwargs: Any = None, name: str | None = None

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import sympy
 import torch
 
-from minicompile.aot.result import OutputGroup
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, View
 from minicompile.ops.display import Registered, Shown, count_text
@@ -475,8 +474,6 @@ class WrapperSource(Code, Shown):
     kernels: list[KernelSource]
     owned: bool = False
     """No output is a view, be it of memory made here."""
-    groups: Sequence[OutputGroup] = ()
-    """If any, `call` is a generator that gives these outputs one group after the other."""
 
 
 def count(sizes: Iterable[Size], hints: Mapping[sympy.Symbol, int]) -> int:

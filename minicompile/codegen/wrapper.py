@@ -9,12 +9,6 @@
         ...
         return (buf3,)
 
-Where the schedule has groups of outputs it is a generator, which gives each group's list when it is finished:
-
-        results = [buf3]
-        del buf3
-        yield results
-
 Names the text expects where it runs, besides `torch`: each kernel and each constant by its name; `aten`
 (`torch.ops.aten`); `empty_strided_cpu(size, stride, dtype)` and, for other devices,
 `empty_strided(size, stride, dtype, device)`; `empty_large(size, stride, dtype)`, on the CPU, which an
@@ -107,21 +101,17 @@ class _Writer:
 
     def write(self) -> WrapperSource:
         inputs = [self._input_name(value) for value in self.graph.inputs]
-        groups = {group.step: group for group in self.schedule.groups}
         for step, node in enumerate(self.schedule.nodes):
             self._step(step, node)
-            if step in groups:
-                self._hand_out([self.graph.outputs[i] for i in groups[step].outputs])
         outputs = tuple(self.graph.outputs)
-        if not groups:
-            self._line(f"return {self._argument(outputs)}")
+        self._line(f"return {self._argument(outputs)}")
         views = [o for o in outputs if isinstance(o, View)]
         owned = all(o.buffer in self.owned and self._argument(o) in self.taken for o in views)
         body, self.lines = self.lines, []
         self._start(inputs)
         lines = [CodeLine(text, scaffold=True) for text in self._head()] + self.lines + body
         kernels = [kernel for _, group in sorted(self.kernels.items()) for kernel in group]
-        return WrapperSource(self.graph.name, lines, kernels, owned, self.schedule.groups)
+        return WrapperSource(self.graph.name, lines, kernels, owned)
 
     def _head(self) -> list[str]:
         kernels = len(self.schedule.kernels)
@@ -233,16 +223,6 @@ class _Writer:
         if dead:
             origins = union(self.made_by[n] for n in dead) or None
             self._line(f"del {', '.join(map(self._name, dead))}", origins)
-
-    def _hand_out(self, outputs: list[Any]) -> None:
-        """Give some results before the end. Autograd keeps a gradient's memory if it alone refers to it, so
-        whoever takes the list empties it."""
-        self._line(f"results = {self._argument(outputs)}")
-        given = {o.buffer for o in outputs if isinstance(o, View)} & self.bound
-        if given:
-            self._line(f"del {', '.join(map(self._name, sorted(given)))}")
-        self.bound -= given
-        self._line("yield results")
 
     def _allocate(self, allocation: Allocation) -> None:
         layout, origins = self.layouts[allocation.buffer], self.made_by[allocation.buffer]

@@ -16,9 +16,7 @@ from minicompile.compat.autograd import (
     clear_saved_tensors,
     direct_apply,
     function_apply,
-    keeps_something,
     of_hook,
-    saved_tensors,
     top_saved_tensors_hooks,
     without_saved_tensor_hooks,
 )
@@ -38,7 +36,6 @@ from minicompile.compat.dispatch import (
 from minicompile.compat.distributed import (
     COLLECTIVES,
     FUNCTIONAL_COLLECTIVES,
-    ddp_buckets,
     group_name,
     group_size,
     is_collective,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from minicompile.compat.dispatch import no_dispatch_modes
-from minicompile.compat.private import lookup, relies_on, take
+from minicompile.compat.private import lookup, take
 
 # Hooks on saved tensors ---------------------------------------------------------------------------
 
@@ -68,24 +67,7 @@ def without_saved_tensor_hooks() -> Iterator[None]:
             push_hooks(pack, unpack)
 
 
-# The tensors that an autograd.Function saved -------------------------------------------------------
-
-UNPACKS_ONE = relies_on(
-    "torch._C._FunctionBase._raw_saved_tensors", "speed", replaced=True
-) & relies_on(f"{AUTOGRAD}.SavedTensor.unpack", "speed", replaced=True, since="2.12")
-"""Can one saved tensor be had without the others?"""
-
-
-def saved_tensors(ctx: Any, numbers: Collection[int]) -> dict[int, torch.Tensor]:
-    """Return some of an autograd.Function's saved tensors, by number.
-
-    The others may have been written to, if `UNPACKS_ONE`; else a write to any of them is an error as soon as
-    one is wanted. RuntimeError once they are freed.
-    """
-    if not UNPACKS_ONE:
-        return dict(enumerate(ctx.saved_tensors)) if numbers else {}
-    raw = ctx._raw_saved_tensors
-    return {i: raw[i].unpack() for i in numbers}
+# autograd.Function ---------------------------------------------------------------------------------
 
 
 def clear_saved_tensors(ctx: Any) -> None:
@@ -94,8 +76,6 @@ def clear_saved_tensors(ctx: Any) -> None:
     if clear is not None:
         clear()
 
-
-# autograd.Function ---------------------------------------------------------------------------------
 
 BackwardCFunction: Any = take("torch.autograd.function.BackwardCFunction", "training")
 
@@ -112,15 +92,3 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     except AttributeError:
         return function.apply  # type: ignore[no-any-return]
     return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]
-
-
-def keeps_something(node: Any) -> bool:
-    """Does a backward free values of an autograd node? Those of Python functions and writes to views may."""
-    if isinstance(node, BackwardCFunction) or node.name() == "CopySlices":
-        return True
-    saved = (name[4:] for name in dir(type(node)) if name.startswith("_raw_saved_"))
-    try:
-        with no_dispatch_modes():
-            return any(getattr(node, name) is not None for name in saved)
-    except RuntimeError:  # it was written to since
-        return True

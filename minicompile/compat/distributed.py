@@ -1,4 +1,4 @@
-"""What processes do together: collectives, process groups, DistributedDataParallel's gradient buckets."""
+"""What processes do together: collectives and process groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from minicompile.compat.private import later, take
+from minicompile.compat.private import later
 
 NAMES = """all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single
     barrier batch_isend_irecv broadcast broadcast_object_list gather gather_object irecv isend recv reduce
@@ -42,23 +42,3 @@ resolve_group = later("torch.distributed.distributed_c10d._resolve_process_group
 def group_size(name: str) -> int:
     """Return how many processes a group has."""
     return int(resolve_group()(name).size())
-
-
-active_ddp_module = take(
-    "torch.nn.parallel.DistributedDataParallel._get_active_ddp_module",
-    "processes",
-    otherwise=lambda: None,
-)
-
-
-def ddp_buckets() -> tuple[int, int, list[torch.Tensor]] | None:
-    """In a DistributedDataParallel's forward, return the bytes that fill its first and its later buckets,
-    and the parameters whose gradients it sums over processes; elsewhere None."""
-    module: Any = active_ddp_module()
-    parameters = getattr(module, "_module_parameters", None)
-    if parameters is None:  # no such module, or none of this release
-        return None
-    first = rest = module.bucket_bytes_cap
-    if module.bucket_bytes_cap_default:
-        first = min(getattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", rest), rest)
-    return first, rest, [p for p in parameters if p.requires_grad]

@@ -193,18 +193,18 @@ def points(trace: Trace) -> dict[str, Point]:
         pieces, gone = partial(provenance.of_graph, partition=aot.partition), f"not in the {name}"
         whole = stage(step, final, at, "post_grad.", f"{name}.", pieces=pieces, gone=gone)
         found[f"aot.{name}"] = whole
-        graphs = {n: made for n, made in trace.graphs.items() if n.partition("_")[0] == name}
-        for part, compiled in graphs.items():
-            buffers = partial(of_loops, schedule=compiled.schedule)
-            here = add(f"{part}.loops", compiled.loops, "lowering", whole, buffers)
-            here.gone = "no buffer of its own" + ", or another part's" * (len(graphs) > 1)
-            buffers = partial(of_schedule, loops=here)
-            add(f"{part}.schedule", compiled.schedule, "scheduling", here, buffers)
-            for key in ("plans", "kernels", "wrapper"):
-                add(f"{part}.{key}", getattr(compiled, key), "code generation", nothing)
-            found[f"{part}.plans"].about = count_text(len(compiled.plans), "plan")
-            for room in compiled.rooms():
-                found[f"{part}.{room.stage}"].about = room.count
+        if (compiled := trace.graphs.get(name)) is None:
+            continue
+        buffers = partial(of_loops, schedule=compiled.schedule)
+        here = add(f"{name}.loops", compiled.loops, "lowering", whole, buffers)
+        here.gone = "no buffer of its own"
+        buffers = partial(of_schedule, loops=here)
+        add(f"{name}.schedule", compiled.schedule, "scheduling", here, buffers)
+        for key in ("plans", "kernels", "wrapper"):
+            add(f"{name}.{key}", getattr(compiled, key), "code generation", nothing)
+        found[f"{name}.plans"].about = count_text(len(compiled.plans), "plan")
+        for room in compiled.rooms():
+            found[f"{name}.{room.stage}"].about = room.count
     return found
 
 

@@ -227,8 +227,6 @@ for _stage, _name, _kinds, _doc, _text in (
     ("inductor", "ir_post_fusion", "schedule", "kernels", lambda e, _: stages.post_fusion(e.subject)),
     ("inductor", "output_code", "graph", "all code", lambda e, _: stages.output_code(e.subject)),
     ("inductor", "perf", " ".join(k for k in KINDS[1:] if k not in CALLED), "what each step took", perf),
-    ("inductor", "ddp", "groups", "gradients that come out while the backward runs, or why not",
-     lambda e, _: f"{e.graph}: {e.subject}"),
     ("inductor", "cudagraphs", "cudagraphs", "CUDA graphs that are asked for, and why there are none",
      lambda e, _: f"{e.graph}: {e.subject}"),
     ("inductor", "autotuning", "autotuning", "tiles that max-autotune measured, and what they gain",

@@ -10,7 +10,6 @@
 | break | GraphBreak: the graph ends there, or the frame runs in eager |
 | aot | AotResult |
 | loops, schedule, plans, kernels, wrapper | of one graph: LoopGraph, Schedule, [KernelPlan], ... |
-| groups | in DistributedDataParallel: the gradients that come out while the backward runs, or why not |
 | graph | CompiledStages: all of these |
 | building | [KernelModule]: their compilers run; told before waiting for them |
 | cudagraphs | what becomes of the CUDA graph that was asked for, or why there is none; also when called |

@@ -4,8 +4,7 @@ Node metadata that every room keeps:
 `meta["val"]`      the value at compile time (FakeTensor, SymInt, tuple of them),
 `meta["origins"]`  frozenset of `Origin`,
 `meta["phase"]`    "forward" or "backward" (absent before the joint graph),
-`meta["region"]`   the checkpointed call that made it, None elsewhere (absent before the joint graph),
-`meta["after"]`    numbers of the tangents that it was computed from as autograd ran it (absent if none).
+`meta["region"]`   the checkpointed call that made it, None elsewhere (absent before the joint graph).
 """
 
 from __future__ import annotations

@@ -164,5 +164,5 @@ def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedC
         **namespace,
     }
     call = define("call", wrapper.text, scope, f"wrapper {wrapper.name}")
-    call.owned, call.groups = wrapper.owned, wrapper.groups
+    call.owned = wrapper.owned
     return cast(BoxedCallable, call)

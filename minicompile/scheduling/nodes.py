@@ -24,7 +24,6 @@ from typing import Literal, TypeAlias
 import sympy
 import torch
 
-from minicompile.aot.result import OutputGroup
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, Layout, LoopGraph
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, listed
 from minicompile.ops.handler import Index
@@ -367,8 +366,6 @@ class Schedule(Shown):
     nodes: list[ScheduledNode]
     decisions: list[FusionDecision]
     memory: MemoryPlan
-    groups: list[OutputGroup] = field(default_factory=list, kw_only=True)
-    """Where results are handed out before the end; none where all come out there."""
 
     def __post_init__(self) -> None:
         listed(self, "before", "nodes", "decisions")

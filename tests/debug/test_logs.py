@@ -22,7 +22,7 @@ from tests.debug.documents import bash
 
 SPEC = """dynamo aot inductor graph_breaks graph_code guards recompiles bytecode pre_grad_graphs
     aot_graphs aot_joint_graph post_grad_graphs ir_pre_fusion ir_post_fusion fusion schedule
-    output_code ddp cudagraphs autotuning perf"""
+    output_code cudagraphs autotuning perf"""
 LINE = re.compile(r"\[\d+/\d+\] (\w+):( .*)?")
 
 
@@ -67,10 +67,10 @@ def test_every_channel_says_something_and_where_it_comes_from() -> None:
         compiled(torch.ones(3, 4))
         compiled(torch.ones(5, 4))
     text = out.getvalue()
-    assert channels_of(text) == set(SPEC.split()) - {"autotuning", "ddp"}  # on a GPU, in DDP
+    assert channels_of(text) == set(SPEC.split()) - {"autotuning"}  # on a GPU
     placed = {line.split()[1][:-1] for line in text.splitlines() if "test_logs.py:" in line}
     silent = {"pre_grad_graphs", "post_grad_graphs", "ir_pre_fusion", "ir_post_fusion"}
-    assert placed == set(SPEC.split()) - silent - {"ddp", "cudagraphs", "autotuning", "perf"}
+    assert placed == set(SPEC.split()) - silent - {"cudagraphs", "autotuning", "perf"}
 
 
 def test_fusion_reads_as_in_the_document() -> None:

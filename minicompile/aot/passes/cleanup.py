@@ -150,13 +150,12 @@ def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Te
 
 @graph_pass("fold_constants", stage="prims", order=20)
 def fold_constants(gm: fx.GraphModule, mode: Any) -> int:
-    """What is one number everywhere becomes `full`; a binary operator takes such an operand as a number. What
-    a backward makes of one of several tangents stays: it may have to do without that tangent."""
+    """What is one number everywhere becomes `full`; a binary operator takes such an operand as a number."""
     known: dict[fx.Node, torch.Tensor] = {}
     made_by: dict[fx.Node, Origins] = {}
     changed, returned = 0, returned_nodes(gm.graph)
     for node in gm.graph.nodes:
-        if node.op != "call_function" or node.meta.get("after"):
+        if node.op != "call_function":
             continue
         found, result = uniform_value(node, known), node.meta["val"]
         if found is not None:
@@ -194,8 +193,7 @@ def same_dtype(node: fx.Node) -> bool:
 @graph_pass("cse", stage="prims", order=30)
 def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
     """Compute the same thing once. A returned value keeps a call that nothing else shares, since the user may
-    write to it before backward reads it, and a checkpoint region its own, since only it is computed again.
-    Constants that a backward made of other tangents stay apart: it may have to do without these."""
+    write to it before backward reads it, and a checkpoint region its own, since only it is computed again."""
     seen: dict[Any, fx.Node] = {}
     changed, returned = 0, returned_nodes(gm.graph)
     returned |= {node.all_input_nodes[0] for node in returned if node.target is operator.getitem}
@@ -204,14 +202,7 @@ def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
             continue
         if alias_root(node) in returned:
             continue
-        made_for = node.meta.get("after") if all(map(is_size, node.all_input_nodes)) else None
-        key = (
-            node.target,
-            frozen(node.args),
-            frozen(node.kwargs),
-            node.meta.get("region"),
-            made_for,
-        )
+        key = node.target, frozen(node.args), frozen(node.kwargs), node.meta.get("region")
         first = seen.setdefault(key, node)
         if first is not node:
             first.meta["origins"] = origins_of(first) | origins_of(node)

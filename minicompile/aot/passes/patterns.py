@@ -345,9 +345,7 @@ def put(
 ) -> None:
     """A call of the replacement gives the results from now on."""
     phase, region = home(results[0])
-    after = frozenset[int]().union(*(node.meta.get("after", ()) for node in results))
     meta = {"origins": union(map(origins_of, match.nodes)), "phase": phase, "region": region}
-    meta["after"] = after
     with graph.inserting_before(place):
         call = graph.call_function(what, tuple(arguments))
         news = [call]

@@ -91,8 +91,6 @@ class Gpu:
 
 def refusal(schedule: Schedule, kind: str) -> str:
     """Why a graph's calls can't be captured on devices of that kind; "" if they can."""
-    if schedule.groups:
-        return "it hands out gradients while it runs"
     used = {d.buffer for node in schedule.nodes for d in (*node.reads, *node.writes)}
     layouts = {n: b.layout for n, b in schedule.graph.buffers.items() if n in used}
     for name, layout in layouts.items():
@@ -135,8 +133,7 @@ def captured(capture: Capture, options: Options, compile: Compile) -> Program:
     if options.mode in MODES and program.graphs:
         schedules = [graph.stages.schedule for graph in program.graphs]
         first_saved = len(program.metadata.result_requires_grad)
-        takes = [about.takes for about in program.differentiated]
-        program.calls = around(program.calls, schedules, first_saved, capture.watch.tell, takes)
+        program.calls = around(program.calls, schedules, first_saved, capture.watch.tell)
     return program
 
 
@@ -145,17 +142,15 @@ def around(
     schedules: Sequence[Schedule],
     first_saved: int,
     tell: Callable[..., None],
-    takes: Sequence[Sequence[int]] = (),
     gpu: type[Gpu] = Gpu,
 ) -> list[BoxedCallable]:
-    """A forward's call and those of its backwards, captured where that can be; `tell` hears why not. Of the
-    forward's results from `first_saved` on each backward's first inputs are those that it `takes`."""
+    """The calls of a forward and its backward, captured where that can be; `tell` hears why not. The former's
+    results from `first_saved` on are the backward's first inputs."""
     found: list[BoxedCallable] = []
     saved = saved_in_graph(schedules[0], first_saved) if len(schedules) > 1 else set()
     nothing: set[int] = set()
-    kept = [(nothing, {first_saved + i for i in saved})]
-    kept += [({n for n, i in enumerate(taken) if i in saved}, nothing) for taken in takes]
-    for call, schedule, (inputs, results) in zip(calls, schedules, kept, strict=True):
+    kept = [(nothing, {first_saved + i for i in saved}), (saved, nothing)]
+    for call, schedule, (inputs, results) in zip(calls, schedules, kept):
         say: Callable[[str], None] = partial(tell, "cudagraphs", graph=schedule.graph.name)
         why = refusal(schedule, gpu.kind)
         if found and not why and not isinstance(found[0], CudaGraphs):

@@ -28,26 +28,17 @@ import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.aot.missing import backwards
-from minicompile.aot.parts import backward_of
-from minicompile.aot.result import (
-    Differentiated,
-    OutputSpec,
-    Part,
-    RuntimeMetadata,
-    Tangent,
-)
-from minicompile.aot.runtime import interpret
+from minicompile.aot.result import OutputSpec, RuntimeMetadata, Tangent
 from minicompile.codegen.plan import CodeLine, KernelModule, WrapperSource
 from minicompile.compat import triton_api
 from minicompile.compat.settings import global_facts
 from minicompile.dynamo.result import Capture
 from minicompile.ops.cache import Cache, digest
 from minicompile.ops.events import observer
-from minicompile.ops.graph import Graph, argument_text
+from minicompile.ops.graph import argument_text
 from minicompile.ops.registry import ALL, key_name
 from minicompile.options import Options, triton_variables
-from minicompile.pipeline import Compile, Program, around_compile, compiled_now, differentiate
+from minicompile.pipeline import Compile, Program, around_compile, differentiate
 from minicompile.runtime import triton
 from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
 from minicompile.runtime.load import load_wrapper
@@ -104,26 +95,16 @@ def from_disk(capture: Capture, options: Options, compile: Compile) -> Program:
     program = compile(capture, options)
     if not any(graph.stages.loops.constants for graph in program.graphs):
         texts = [(graph.stages.wrapper, graph.modules) for graph in program.graphs]
-        keep(key, program.metadata, texts, program.differentiated, options)
+        keep(key, program.metadata, texts, options)
     return program
 
 
 def load_kept(kept: Kept, capture: Capture, options: Options) -> Program:
     """Load the kernels and wrappers that were kept."""
-
-    @functools.cache
-    def again() -> list[tuple[Graph, Sequence[int]]]:
-        return backward_of(differentiate(capture, options))
-
     capture.watch.tell("building", [])
     waits = [triton.start_kernels(graph.kernels, options) for graph in kept.graphs]
     calls = [load_wrapper(graph.wrapper, wait()) for graph, wait in zip(kept.graphs, waits)]
-    compiled, abouts = functools.partial(compiled_now, options), []
-    for number, (takes, tangents, enough) in enumerate(kept.backwards):
-        graph = functools.partial(lambda number: again()[number][0], number)
-        without = backwards(graph, len(takes), compiled, interpret)
-        abouts.append(Differentiated(takes, tangents, enough, without))
-    return Program(kept.metadata, calls, abouts, [])
+    return Program(kept.metadata, calls, lambda: differentiate(capture, options).backward, [])
 
 
 # The key
@@ -133,8 +114,6 @@ def key_of(capture: Capture, options: Options) -> str | None:
     """The key of a capture; None where it has none, or the cache isn't asked for."""
     watched = capture.watch.listeners or options.logs or options.trace
     if watched or set(observer) - UNCONCERNED or compat.any_autocast_enabled():
-        return None
-    if compat.ddp_buckets() is not None:  # the parameters that it sums decide, too
         return None
     if not options.disk_cache or options.mode != "default" or capture.shape_env is not None:
         return None
@@ -302,19 +281,16 @@ class KeptGraph:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What a key leads to. `backwards`: of each backward graph what it takes of what is saved, its tangents,
-    and which are sufficient (aot/result.py)."""
+    """What a key leads to."""
 
     metadata: RuntimeMetadata
     graphs: list[KeptGraph]
-    backwards: list[tuple[list[int], list[Tangent], list[int]]]
 
 
 def keep(
     key: str,
     metadata: RuntimeMetadata,
     graphs: Sequence[tuple[WrapperSource, Sequence[KernelModule]]],
-    abouts: Sequence[Differentiated],
     options: Options,
 ) -> None:
     """Write down what was compiled, if all of it has a text and runs on the GPU."""
@@ -329,11 +305,7 @@ def keep(
         texts = {name: dataclasses.asdict(kernel) for name, kernel in kernels.items()}
         found.append([wrapper.name, wrapper.text, wrapper.owned, texts])
     try:
-        around = [
-            [[*about.takes], [*map(tangent_text, about.tangents)], [*about.sufficient]]
-            for about in abouts
-        ]
-        what = [plain(metadata), found, around]
+        what = [plain(metadata), found]
     except NoText:
         return
     Cache(options, "graphs").put(key, json.dumps(what).encode())
@@ -343,28 +315,19 @@ def read(key: str, options: Options) -> Kept | None:
     """What is kept under a key; None where nothing whole is."""
     if (kept := Cache(options, "graphs").get(key)) is None:
         return None
-    metadata, graphs, around = json.loads(kept)
+    metadata, graphs = json.loads(kept)
     outputs = tuple(OutputSpec(**tuples(spec)) for spec in metadata.pop("outputs"))
-    parts = tuple(Part(*tuples(part)) for part in metadata.pop("parts"))
+    tangents = tuple(tangent_of(*tuples(tangent)) for tangent in metadata.pop("tangents"))
     found = []
     for name, text, owned, kernels in graphs:
         lines = [CodeLine(line) for line in text.splitlines()]
         loadable = {kernel: GpuKernel(**facts) for kernel, facts in kernels.items()}
         found.append(KeptGraph(WrapperSource(name, lines, [], owned), loadable))
-    backwards = [
-        (takes, [tangent_of(*tangent) for tangent in tangents], enough)
-        for takes, tangents, enough in around
-    ]
-    return Kept(RuntimeMetadata(outputs, parts=parts, **tuples(metadata)), found, backwards)
+    return Kept(RuntimeMetadata(outputs, tangents=tangents, **tuples(metadata)), found)
 
 
-def tangent_of(dtype: str, device: str, order: list[int], size: int) -> Tangent:
+def tangent_of(dtype: str, device: str, order: tuple[int, ...], size: int) -> Tangent:
     return Tangent(getattr(torch, dtype), torch.device(device), order, size)
-
-
-def tangent_text(tangent: Tangent) -> list[Any]:
-    dtype = str(tangent.dtype).removeprefix("torch.")
-    return [dtype, str(tangent.device), tangent.order, tangent.bytes]
 
 
 def plain(value: Any) -> Any:
@@ -374,6 +337,8 @@ def plain(value: Any) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in fields}
     if isinstance(value, tuple):
         return list(map(plain, value))
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value).removeprefix("torch.")
     if type(value) not in (type(None), bool, int, float, str):
         raise NoText
     return value
