@@ -43,6 +43,7 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("function-transform", "torch.func transforms", torch.func, "grad grad_and_value vjp jvp"),
     ("function-transform", "torch.func transforms", torch.func, "jacrev jacfwd hessian linearize"),
     ("function-transform", "torch.func transforms", torch.func, "functional_call functionalize"),
+    ("function-transform", "torch.vmap is called", torch, "vmap"),
 )
 """(id of the reason, what happened, where the functions are, their names)."""
 
