@@ -347,7 +347,6 @@ def or_in_eager(
     noted = ", written, versions" * bool(written) + ", states=states" * random
     return [
         *[f"written, versions = ({', '.join(written)},), ({versions})"] * bool(written),
-
         *["states = random_states()"] * random,
         "hooks = WatchedHooks() if top_hooks(True) else None",
         "try:",

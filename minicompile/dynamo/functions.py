@@ -14,8 +14,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from minicompile.dynamo.calls import Calls
 from minicompile.dynamo.recorder import Subgraph
 from minicompile.ops.graph import Graph
