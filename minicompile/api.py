@@ -21,7 +21,6 @@ from minicompile.dynamo.dispatch import (
     plain_backend,
 )
 from minicompile.dynamo.history import Explanation, Timeline, graph_break
-from minicompile.dynamo.modes import AtOnce
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
 from minicompile.dynamo.result import Capture
 from minicompile.dynamo.sizes import mark_dynamic
@@ -82,7 +81,7 @@ def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -
         run = function(capture.graph.gm, capture.fakes)
         if not callable(run):
             raise OptionError(f"the backend gave a {type(run).__name__}, not a callable")
-        return AtOnce(run)
+        return lambda inputs: run(*inputs)
 
     return compile_with
 

@@ -400,10 +400,7 @@ class Attributes(Outside):
 
     def store_attr(self, value: Any, name: str, new: Any) -> None:
         if isinstance(value, torch.Tensor):
-            if name != "requires_grad":
-                self.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
-            self.recorder.switch_gradient(value, new)
-            return
+            self.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
         if isinstance(value, type):
             what = f"the class attribute {value.__name__}.{name} is set"
             self.unsupported("class-change", what)

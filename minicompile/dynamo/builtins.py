@@ -12,7 +12,7 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +32,6 @@ from minicompile.dynamo.interpreter import (
 from minicompile.dynamo.refusals import FUNCTIONS
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
-    FACTORY,
     MISSING,
     is_constant,
     is_fixed,
@@ -43,13 +42,6 @@ from minicompile.dynamo.variables import (
 from minicompile.shapes.symnode import SYMBOLIC
 
 ORDERED = collections.OrderedDict
-DICT_WRITES = {
-    dict.__dict__[name]
-    for name in words(
-        "__init__ __setitem__ __delitem__ __ior__ update pop setdefault clear popitem"
-    )
-}
-"""Methods of dict that would change an OrderedDict behind its back."""
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
 
@@ -61,8 +53,6 @@ def means(*functions: Any, named: bool = False) -> Callable[[Meaning], Meaning]:
 
     def register(meaning: Meaning) -> Meaning:
         def rule(function: Any, tracer: Calls, args: Any, kwargs: dict[str, Any]) -> Any:
-            if function in DICT_WRITES and args and isinstance(args[0], ORDERED):
-                tracer.unsupported("outside-change", "a method of dict changes an OrderedDict")
             given = (tracer, function, *args) if named else (tracer, *args)
             try:
                 return meaning(*given, **kwargs)
@@ -141,7 +131,7 @@ for _function, _operation in OPERATIONS.items():
     call_rules(_function)(operation(*_operation))
 
 
-for _cls in (list, tuple, dict, ORDERED, set, frozenset, collections.deque):
+for _cls in (list, tuple, dict, ORDERED, set, frozenset):
     for _name in BY_METHOD.keys() & _cls.__dict__.keys():
         means(_cls.__dict__[_name])(BY_METHOD[_name])
 
@@ -216,19 +206,7 @@ for _method in words("send throw close __iter__ __next__"):
     means(getattr(types.GeneratorType, _method), named=True)(generator_method)
 
 
-means(iter)(
-    lambda tracer, value, *sentinel: (
-        until(tracer, value, *sentinel) if sentinel else tracer.iterate(value)
-    )
-)
-
-
-def until(tracer: Calls, function: Any, sentinel: Any) -> Iterator[Any]:
-    while True:
-        item = tracer.call(function, (), {})
-        if tracer.truth(tracer.compare("==", item, sentinel)):
-            return
-        yield item
+means(iter)(lambda tracer, value: tracer.iterate(value))
 
 
 @means(next)
@@ -345,35 +323,16 @@ means(ORDERED)(lambda tracer, /, *args, **kwargs: ORDERED(tracer.pairs(*args, **
 
 
 @means(collections.defaultdict)
-def make_defaultdict(tracer: Calls, /, *args: Any, **kwargs: Any) -> Any:
-    made: Any = collections.defaultdict()
-    fill_defaultdict(tracer, made, *args, **kwargs)
+def make_defaultdict(tracer: Calls, factory: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+    made: Any = collections.defaultdict(factory)
+    tracer.fill_dict(made, *args, **kwargs)
     return made
 
 
 means(ORDERED.__init__, ORDERED.update, dict.__init__, dict.update)(Calls.fill_dict)
 
 
-@means(collections.defaultdict.__init__)
-def fill_defaultdict(
-    tracer: Calls, owner: Any, factory: Any = None, /, *args: Any, **kwargs: Any
-) -> None:
-    if tracer.tracker(owner) is not None:
-        tracer.unsupported("outside-change", "a defaultdict from outside gets another factory")
-    if factory is not None and not callable(factory):
-        raise TypeError("first argument must be callable or None")
-    FACTORY.__set__(owner, factory)
-    tracer.fill_dict(owner, *args, **kwargs)
-
-
 means(collections.defaultdict.__missing__)(Calls.default_item)
-
-
-@means(collections._count_elements)  # type: ignore[attr-defined]
-def count_elements(tracer: Calls, counts: Any, items: Any) -> None:
-    for item in tracer.lazily(items):
-        before = tracer.call(tracer.load_attr(counts, "get"), (item, 0), {})
-        tracer.store_subscript(counts, item, tracer.binary("+", before, 1))
 
 
 KEYED = words("get pop setdefault")
@@ -403,37 +362,11 @@ def dict_method(tracer: Calls, method: Any, owner: Any, *args: Any, **default: A
     return made
 
 
-@means(
-    *(dict.clear, dict.popitem, ORDERED.clear, ORDERED.popitem, ORDERED.move_to_end),
-    named=True,
-)
-def all_keys_method(tracer: Calls, method: Any, owner: Any, *args: Any, **options: Any) -> Any:
-    """A method that looks at all keys: called on a copy with these keys, which the outside dict follows."""
-    if method is ORDERED.popitem:
-        tracer.check_overrides(owner)
-    tracker, args = tracer.tracker(owner), tuple(map(tracer.pinned, args))
-    if tracker is None:
-        return method(owner, *args, **options)
-    before = tracer.dict_keys(tracker)
-    keys = raw_base(owner).fromkeys(before)
-    found = method(keys, *args, **options)  # may raise KeyError
-    if found is not None:  # popitem
-        found = found[0], tracer.dict_get(tracker, found[0])
-    for key in before:
-        if key not in keys:
-            tracer.dict_delete(tracker, key)
-    now, stay = list(keys), [key for key in before if key in keys]
-    moved = next((place for place, key in enumerate(now) if key is not stay[place]), len(now))
-    tracer.move_to_end(tracker, *now[moved:])
-    return found
-
-
 means(list.append)(lambda tracer, target, item: tracer.extend(target, [item]))
 means(list.extend)(lambda tracer, target, items: tracer.extend(target, tracer.items(items)))
-means(
-    *(list.__init__, collections.deque.extend, collections.deque.extendleft),
-    named=True,
-)(lambda tracer, method, target, items=(): method(tracer.mutable(target), tracer.items(items)))
+means(list.__init__)(
+    lambda tracer, target, items=(): list.__init__(tracer.mutable(target), tracer.items(items))
+)
 means(
     *(set.update, set.difference_update, set.intersection_update, set.__init__),
     set.symmetric_difference_update,
@@ -445,24 +378,7 @@ means(
 )
 
 
-@means(collections.deque.__init__)
-def fill_deque(tracer: Calls, target: Any, items: Any = (), maxlen: Any = None) -> None:
-    if tracer.tracker(target) is not None:
-        tracer.unsupported("outside-change", "a deque from outside gets another length")
-    collections.deque.__init__(target, tracer.items(items), tracer.pinned(maxlen))
-
-
-SEQUENCES = (list, tuple, collections.deque)
-
-
-@means(
-    *(
-        cls.__dict__[name]
-        for cls in SEQUENCES
-        for name in words("index count remove") & vars(cls).keys()
-    ),
-    named=True,
-)
+@means(list.index, list.count, list.remove, tuple.index, tuple.count, named=True)
 def search(tracer: Calls, method: Any, owner: Any, item: Any, *bounds: Any) -> Any:
     """A method that looks for an item."""
     name, items = method.__name__, raw_items(tracer.inside(owner))
@@ -473,7 +389,7 @@ def search(tracer: Calls, method: Any, owner: Any, item: Any, *bounds: Any) -> A
     if index is None:
         return method(method.__objclass__(), item)  # raises ValueError
     if name == "remove":
-        raw_base(owner).__delitem__(tracer.mutable(owner), index)
+        list.__delitem__(tracer.mutable(owner), index)
         return None
     return index
 

@@ -64,8 +64,8 @@ TORCH_FUNCTION_MODULES = words("torch.functional torch.nn.functional torch._tens
 """Python functions defined there are single graph nodes, not inlined."""
 
 PURE_MODULES = words(
-    "math cmath _operator operator _bisect _heapq itertools _collections _functools builtins "
-    "collections _struct numpy unicodedata _string re _sre _abc fractions numbers string textwrap keyword"
+    "math cmath _operator operator _bisect _heapq itertools _functools builtins _struct numpy "
+    "unicodedata _string re _sre _abc fractions numbers string textwrap keyword"
 )
 """C functions of these modules have no effects and depend on nothing but their arguments."""
 IMPURE = words(
@@ -73,15 +73,15 @@ IMPURE = words(
     "seed getrandbits"
 )
 KEEPS_ITEMS = words(
-    "append insert add setdefault appendleft get pop popitem __setitem__ __getitem__ clear copy "
-    "reverse move_to_end discard remove popleft rotate __delitem__ keys items values __len__ __iter__ "
-    "__contains__ index count fromkeys"
+    "append insert add setdefault get pop popitem __setitem__ __getitem__ clear copy reverse "
+    "move_to_end discard remove __delitem__ keys items values __len__ __iter__ __contains__ index "
+    "count fromkeys"
 )
 """Container methods that store or look up their arguments as they are, without reading into them."""
-MUTATING = words("append insert pop clear reverse add discard remove appendleft popleft rotate")
+MUTATING = words("append insert pop popitem clear reverse add discard remove move_to_end")
 """Methods that change a container, and read no other: `builtins.py` has the rest."""
-MAKES_ANOTHER = words("copy __copy__ __or__ __ror__ __add__ __mul__ __rmul__")
-"""Methods that call the class of their owner."""
+MAKES_ANOTHER = words("copy __copy__ __or__ __ror__ popitem")
+"""Methods of a dict in which C code calls the class of their owner, or methods of that."""
 SAFE_OBJECT_METHODS = words("__eq__ __ne__ mro __subclasses__ __instancecheck__")
 RAW_CLASSES: tuple[type, ...] = (
     *(functools.partial, types.MethodType, types.SimpleNamespace),
@@ -91,7 +91,7 @@ RAW_CLASSES: tuple[type, ...] = (
 PURE_CLASSES = frozenset(
     {
         *(*RAW_CLASSES, slice, range, complex, bytes, bytearray, memoryview, object, BaseException),
-        *(collections.deque, collections.OrderedDict, collections.defaultdict),
+        *(collections.OrderedDict, collections.defaultdict),
         *(types.MappingProxyType, types.CellType, functools.cached_property),
         *(torch.device, torch.Size, torch.finfo, torch.iinfo),
     }
@@ -315,9 +315,6 @@ class Calls(Containers):
             function, swapped = TENSOR_OPERATORS[name]
             operands = args[::-1] if swapped else args
             return self.recorder.record("call_function", function, operands, {})
-        if name == "requires_grad_":
-            self.recorder.switch_gradient(*args, **kwargs)
-            return args[0]
         return self.recorder.record("call_method", name, args, kwargs)
 
     # -- builtins and C functions
@@ -406,16 +403,14 @@ class Calls(Containers):
             return self.torch_call(method, args, kwargs)
         owner, rest = args[0], args[1:]
         tracker, name = self.tracker(owner), method.__name__
-        if name in MAKES_ANOTHER and isinstance(owner, dict | collections.deque):
+        if name in MAKES_ANOTHER and isinstance(owner, dict):
             self.check_overrides(owner)
         if tracker is not None and builtin_base(owner) is not None:
             if name in MUTATING:
-                owner = self.mutable(owner)
-                if isinstance(owner, set):
-                    rest = tuple(map(self.pinned, rest))
-                    for item in rest:
-                        self.check_key(item)
-                return method(owner, *rest, **kwargs)
+                if isinstance(owner, set) and name in ("add", "discard"):
+                    if self.contains(owner, *rest) is (name == "add"):
+                        return None  # nothing changes: nn.Module does this where a buffer is set
+                return method(self.mutable(owner), *rest, **kwargs)
             owner = self.inside(owner)
         elif tracker is not None and name not in SAFE_OBJECT_METHODS:
             where = f"{tracker.source}, which C code defines"

@@ -37,7 +37,7 @@ from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
-from minicompile.dynamo.modes import Change, Raised, changed, held_by, raised, random_states
+from minicompile.dynamo.modes import Change, Raised, changed, raised, random_states
 from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
@@ -335,8 +335,7 @@ def or_in_eager(
     """
     written = [f"inputs[{i}]" for i, one in enumerate(recorder.inputs) if one in recorder.mutated]
     versions, random = "".join(f"version({one}), " for one in written), recorder.mode.random
-    # tensors of inference mode have no versions, which would tell whether they were written
-    checks = recorder.inference and any(node.target is CHECK for node in recorder.graph.nodes)
+
     code.names.update(
         random_states=random_states,
         raised=functools.partial(raised, acts),
@@ -344,13 +343,10 @@ def or_in_eager(
         WatchedHooks=compat.WatchedHooks,
         top_hooks=compat.top_saved_tensors_hooks,
         version=version,
-        held_by=held_by if checks else lambda inputs: (),
     )
-    kept = bool(written) and (acts or checks)
-    noted = ", written, versions" * bool(written) + ", before" * kept + ", states=states" * random
+    noted = ", written, versions" * bool(written) + ", states=states" * random
     return [
         *[f"written, versions = ({', '.join(written)},), ({versions})"] * bool(written),
-        *["before = held_by(written)"] * kept,
         *["states = random_states()"] * random,
         "hooks = WatchedHooks() if top_hooks(True) else None",
         "try:",

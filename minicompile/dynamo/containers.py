@@ -50,7 +50,7 @@ NO_OPERANDS = (list, tuple, str, dict)
 NUMBERS = (int, float, *SYMBOLIC)
 
 OVERRIDES = words("__iter__ __getitem__ __setitem__ __delitem__ __contains__ __init__ __new__ keys")
-"""Methods that C code calls on subclasses of dict and deque."""
+"""Methods that C code calls on subclasses of dict."""
 DICT_ITER = dict.__dict__["__iter__"]
 
 LARGEST_POWER = 4
@@ -125,7 +125,7 @@ class Containers(Attributes):
         return inside if same else refilled(inside, items)
 
     def check_overrides(self, value: Any, names: Collection[str] = OVERRIDES) -> None:
-        """C code runs methods of OrderedDict, defaultdict and deque that a subclass defines in Python."""
+        """C code runs methods of OrderedDict and defaultdict that a subclass defines in Python."""
         methods = (python_method(value, name) for name in names)
         # the text of named tuples and of Counter depends on their items alone
         pure = "collections" if "__repr__" in names else None
@@ -151,8 +151,6 @@ class Containers(Attributes):
             return raw_base(value).__getitem__(value, key)  # that method asks for it
         if isinstance(value, list | tuple):
             return self.sequence_item(value, key)
-        if isinstance(value, collections.deque):
-            return collections.deque.__getitem__(self.inside(value), key)
         if isinstance(value, type):
             return value[key]  # type: ignore[index]
         return self.unsupported_kind("outside-object", "a {} from outside is subscripted", value)
@@ -222,8 +220,6 @@ class Containers(Attributes):
         elif isinstance(value, list):
             items = self.items(new) if isinstance(key, slice) else new
             list.__setitem__(self.mutable(value), key, items)
-        elif isinstance(value, collections.deque):
-            collections.deque.__setitem__(self.mutable(value), key, new)
         elif self.tracker(value) is None:
             value[key] = new
         else:
@@ -239,8 +235,8 @@ class Containers(Attributes):
     @unless_defined("__delitem__")
     def delete_subscript(self, value: Any, key: Any) -> None:
         tracker, key = self.tracker(value), self.pinned(key)
-        if isinstance(value, list | collections.deque):
-            builtin_base(value).__delitem__(self.mutable(value), key)  # type: ignore[union-attr]
+        if isinstance(value, list):
+            list.__delitem__(self.mutable(value), key)
         elif tracker is None:
             raw = isinstance(value, dict)
             raw_base(value).__delitem__(value, key) if raw else operator.delitem(value, key)
@@ -310,7 +306,7 @@ class Containers(Attributes):
             self.unsupported("branch-on-tensor", "`in` on a tensor needs its data")
         if isinstance(container, dict):
             return self.dict_find(container, item) is not MISSING
-        if isinstance(container, list | tuple | collections.deque):
+        if isinstance(container, list | tuple):
             return any(self.equal(other, item) for other in raw_items(self.inside(container)))
         if isinstance(container, set | frozenset):
             if self.tracker(container) is not None:
@@ -347,24 +343,14 @@ class Containers(Attributes):
         return size
 
     def raises_if(self, truth: bool) -> bool:
-        """Whether this truth of a condition leads to a `raise`: at once, or after functions returned it."""
-        frame = self.frame
-        assert frame is not None
-        jump, after = frame.current, frame.pc
-        if jump.opname in ("CALL", "TO_BOOL"):  # bool(condition)
-            jump, after = frame.program.instructions[after], after + 1
-        while jump.opname not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
-            if jump.opname == "RETURN_VALUE" and frame.parent is not None:
-                frame = frame.parent
-                after = frame.pc
-            elif jump.opname == "UNARY_NOT":
-                truth = not truth
-            elif jump.opname != "TO_BOOL":
-                return False
-            jump, after = frame.program.instructions[after], after + 1
-        return frame.program.raises(
-            jump.target if jump.opname.endswith(str(truth).upper()) else after
-        )
+        """Whether this truth of the condition of an `if` leads to a `raise`."""
+        assert self.frame is not None
+        program, jump, after = self.frame.program, self.frame.current, self.frame.pc
+        if jump.opname == "TO_BOOL":
+            jump, after = program.instructions[after], after + 1
+        if jump.opname not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
+            return False
+        return program.raises(jump.target if jump.opname.endswith(str(truth).upper()) else after)
 
     def branch(self, condition: torch.Tensor) -> bool:
         """The way that is left where Python branches on a tensor's data and the other way raises.
@@ -475,7 +461,7 @@ class Containers(Attributes):
 
     def operand(self, value: Any) -> Any:
         """A value for a native operator: no outside object may take part in it unread."""
-        if isinstance(value, dict | collections.deque):
+        if isinstance(value, dict):
             self.check_overrides(value)
         inside = self.imported(value)
         fixed = isinstance(value, (*IDENTITY_TYPES, torch.Tensor))
@@ -522,7 +508,7 @@ class Containers(Attributes):
         return COMPARE[symbol](self.operand(self.deep(left)), self.operand(self.deep(right)))
 
     def alike(self, left: Any, right: Any) -> bool:
-        """Whether two lists, tuples, deques or dicts are equal, as C code defines it."""
+        """Whether two lists, tuples or dicts are equal, as C code defines it."""
         inside = self.inside(left), self.inside(right)
         ours, theirs = map(raw_items, inside)
         if len(ours) != len(theirs) and not isinstance(left, tuple):

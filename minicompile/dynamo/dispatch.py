@@ -36,7 +36,7 @@ from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate, quick_checks
 from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines, graph_break
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.modes import AtOnce, Raised
+from minicompile.dynamo.modes import Raised
 from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
 from minicompile.dynamo.sizes import Dynamic, shape_guards
@@ -89,7 +89,8 @@ _lock = threading.RLock()
 
 def plain_backend(capture: Capture) -> BoxedGraph:
     """Runs the captured graph as it is: backend "eager"."""
-    return AtOnce(capture.graph.function)
+    run = capture.graph.function
+    return lambda inputs: run(*inputs)
 
 
 def capture_alone(
@@ -162,6 +163,7 @@ class Dispatcher:
         self.own_watchers: list[FrameWatcher] | None = None
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
+
         self.compiling = True
         """What `torch.compiler.is_compiling()` gives; False once it gave that to a frame that is cut."""
         self.breaks: dict[GraphBreak, None] = {}

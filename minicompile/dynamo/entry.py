@@ -26,7 +26,7 @@ from minicompile.dynamo.guards import (
     guard_rules,
 )
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.modes import AtOnce, Raised, held_by
+from minicompile.dynamo.modes import Raised
 from minicompile.dynamo.result import SHAPE_KINDS, WHOLE, GraphInput, Guard, GuardFailure, Source
 
 MISS = Marker("MISS")
@@ -77,8 +77,7 @@ class Entry:
             graph_raised=graph_raised,
             state_holds=checks.get("global_state", compare_settings)(*facts),
         )
-        if isinstance(compiled, AtOnce):
-            captured.code.names["held_by"] = held_by
+
         given = ", ".join(f"L_{name}" for name in parameters)
         self.begin: Callable[..., Any] = generate(
             f"run_entry({given})", self.lines(checks.get("held")), captured.code.names

@@ -11,7 +11,6 @@ The real compiler: torch/_dynamo/guards.py (GuardBuilder), torch/csrc/dynamo/gua
 
 from __future__ import annotations
 
-import collections
 import copy
 import itertools
 import math
@@ -244,7 +243,7 @@ class SourceCode:
         if cls is not None and issubclass(cls, dict) and cls is not dict:
             return f"entry({base}, {self.literal(key)})"
         if cls is not None and id(cls) not in CONTAINER_IDS:
-            for builtin in (list, tuple, collections.deque):
+            for builtin in (list, tuple):
                 if issubclass(cls, builtin):
                     return f"{builtin.__name__}.__getitem__({base}, {self.literal(key)})"
         return f"{base}[{self.literal(key)}]"

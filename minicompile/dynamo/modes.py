@@ -1,7 +1,7 @@
 """Grad mode, autocast and the like that a frame changes; and undoing what a graph that raised had changed.
 
     Change         grad mode and autocast
-    raised         random numbers and inputs
+    raised         random numbers
 
 The real compiler: torch/_dynamo/variables/ctx_manager.py, torch/_dynamo/resume_execution.py.
 """
@@ -71,57 +71,22 @@ class Raised(NamedTuple):
     text: str
 
 
-class AtOnce:
-    """A graph that is called with its inputs one by one, and writes to them as it goes."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self.run = run
-
-    def __call__(self, inputs: list[Any]) -> Any:
-        return self.run(*inputs)
-
-
-Held = Sequence[tuple[torch.Tensor, Any]]
-"""What inputs hold, and their nodes of autograd."""
-
-
-def held_by(inputs: Sequence[torch.Tensor]) -> Held:
-    return [(x.clone(), None if compat.is_view(x) else x.grad_fn) for x in inputs]
-
-
-def put_back(inputs: Sequence[torch.Tensor], held: Held) -> bool:
-    """Give inputs what they held, and a history that leads where theirs led. Not to a view that has one."""
-    if any(compat.is_view(x) and x.requires_grad for x in inputs) or len(held) < len(inputs):
-        return False
-    if any(x.shape != old.shape for x, (old, _) in zip(inputs, held)):
-        return False
-    for x, (old, node) in zip(inputs, held):
-        known = compat.is_view(x) or x.grad_fn is node
-        if not known:
-            x.detach_()
-        with torch.set_grad_enabled(not known):
-            x.copy_(old)
-    return True
-
-
 def raised(
     acts: bool,
     error: Exception,
     written: Sequence[torch.Tensor] = (),
     versions: tuple[int, ...] = (),
-    held: Held = (),
     states: Sequence[tuple[torch.Generator, torch.Tensor]] = (),
 ) -> Raised:
-    """What a graph raised, once random numbers that it drew and inputs that it wrote to are put back. Raised
-    again where eager may not run the frame: a hook has been called, inputs have other versions than these and
-    it isn't known what they held; and, unless the frame `acts`, memory ran out or code raised that is neither
-    torch's nor ours, nor an operator's."""
+    """What a graph raised, once random numbers that it drew are put back. Raised again where eager may not
+    run the frame: a hook has been called, inputs have other versions than these; and, unless the frame
+    `acts`, memory ran out or code raised that is neither torch's nor ours, nor an operator's."""
     frames = traceback.walk_tb(error.__traceback__)  # generated code is in no module
     names = [frame.f_globals.get("__name__", "minicompile") for frame, _ in frames]
     foreign = names[-1].partition(".")[0] not in ("torch", "minicompile")
     aside = (foreign and "torch._ops" not in names) or isinstance(error, torch.OutOfMemoryError)
     late = any(x.is_inference() for x in written) or tuple(map(version, written)) != versions
-    if compat.of_hook(error) or (aside and not acts) or (late and not put_back(written, held)):
+    if compat.of_hook(error) or (aside and not acts) or late:
         raise error
     for generator, state in states:
         generator.set_state(state)

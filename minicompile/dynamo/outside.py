@@ -350,8 +350,8 @@ class Outside(Interpreter):
         self.check_key(key)
         self.mark_written(container)
         if container.writes.get(key) is DELETED:
-            del container.writes[key]
-            container.moved.add(key)
+            what = f"{container.source}: a key is deleted, then set"
+            self.unsupported("outside-change", what)
         container.writes[key] = value
         if container.contents is not None:
             raw_base(container.value).__setitem__(container.contents, key, value)
@@ -375,16 +375,8 @@ class Outside(Interpreter):
         if container.contents is not None:
             raw_base(container.value).__delitem__(container.contents, key)
         container.writes.pop(key, None)
-        container.moved.discard(key)
         if self.dict_before(container, key) is not MISSING:
             container.writes[key] = DELETED
-
-    def move_to_end(self, container: VariableTracker, *keys: Any) -> None:
-        """Put keys of a dict behind all others."""
-        for key in keys:
-            value = self.dict_get(container, key)
-            self.dict_delete(container, key)
-            self.dict_set(container, key, value)
 
     def dict_keys(self, container: VariableTracker) -> list[Any]:
         """All keys in order, guarded."""
@@ -392,9 +384,7 @@ class Outside(Interpreter):
         for key in keys:
             self.check_key(key)
         self.guard("keys", container.source, keys, "its keys are enumerated")
-        # Written keys keep their place; new and moved ones come last.
-        stay = (key for key in keys if key not in container.moved)
-        order = dict.fromkeys((*stay, *container.writes))
+        order = dict.fromkeys((*keys, *container.writes))  # written keys keep their place
         return [key for key in order if container.writes.get(key) is not DELETED]
 
     def check_key(self, key: Any) -> None:
@@ -457,8 +447,6 @@ class Outside(Interpreter):
             self.guard("length", tracker.source, size, "its items are read")
             items = [self.below(value, "item", i, base.__getitem__(value, i)) for i in range(size)]
             items += tracker.appended
-            if base is collections.deque:
-                self.below(value, "slot", "maxlen", base.maxlen.__get__(value))
         try:
             return refilled(value, items)
         except TypeError:
@@ -466,12 +454,12 @@ class Outside(Interpreter):
             return self.unsupported_kind("outside-object", what, value)
 
     def mutable(self, value: Any) -> Any:
-        """What a built-in method changes in place of a list, set or deque: itself if the frame made it,
-        else its inside copy."""
+        """What a built-in method changes in place of a container: itself if the frame made it, else the
+        inside copy of a list."""
         tracker = self.tracker(value)
         if tracker is None:
             return value
-        if builtin_base(value) not in (list, set, collections.deque):
+        if builtin_base(value) is not list:
             what = f"{tracker.source} (a {type(value).__name__}) is changed"
             self.unsupported("outside-change", what)
         self.mark_written(tracker)

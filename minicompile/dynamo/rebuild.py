@@ -32,7 +32,6 @@ from minicompile.dynamo.variables import (
     HEAP_TYPE,
     IDENTITY_TYPES,
     VariableTracker,
-    copied,
     has_symbols,
     is_constant,
     is_struct,
@@ -74,7 +73,7 @@ class Rebuild:
 
     def __init__(self, tracer: Tracer, code: SourceCode) -> None:
         self.tracer, self.code = tracer, code
-        code.names.update(deque=collections.deque, partial=functools.partial, types=types)
+        code.names.update(partial=functools.partial, types=types)
         code.names.update(torch=torch)
         code.names.update(OrderedDict=collections.OrderedDict, defaultdict=collections.defaultdict)
         code.names.update(StandIn=StandIn, advanced=advanced)
@@ -148,8 +147,6 @@ class Rebuild:
             return f"types.MethodType{self.sequence((value.__func__, value.__self__))}"
         if cls is set or cls is frozenset:
             return self.assign(value, f"{cls.__name__}({self.sequence(sorted(value, key=repr))})")
-        if cls is collections.deque:
-            return self.assign(value, f"deque({self.sequence(value)}, {value.maxlen!r})")
         if cls is functools.partial:
             given = self.sequence((value.func, *value.args))
             keywords = [f"{k!r}: {self.expression(v)}" for k, v in value.keywords.items()]
@@ -272,12 +269,7 @@ class Rebuild:
         start = self.sequence(raw_items(value)) if base is frozenset else ""
         empty = f"{base.__name__}.__new__({self.expression(cls)}, {start})"
         name = self.assign(value, EMPTY.get(cls) or empty)
-        if base is collections.deque:
-            maxlen = base.maxlen.__get__(value)
-            self.lines.append(
-                f"deque.__init__({name}, {self.sequence(raw_items(value))}, {maxlen})"
-            )
-        elif base in (list, set) and (items := raw_items(value)):
+        if base in (list, set) and (items := raw_items(value)):
             self.lines.append(f"{base.__name__}.__init__({name}, {self.sequence(items)})")
         elif isinstance(value, dict):
             for key, item in raw_items(value):
@@ -303,7 +295,7 @@ class Rebuild:
         """Lines that replay what the frame wrote outside; values first, then the stores."""
         stores: list[str] = []
         for tracker in self.tracer.written:
-            if isinstance(tracker.value, list | set | collections.deque):
+            if isinstance(tracker.value, list):
                 stores += self.rewrite(tracker)
             for key, value in tracker.writes.items():
                 stores += self.store_item(tracker, key, value)
@@ -312,8 +304,7 @@ class Rebuild:
         return stores
 
     def rewrite(self, tracker: VariableTracker) -> list[str]:
-        """Lines that give a list, set or deque the items that its inside copy ended with; or a list that has
-        none, what is new."""
+        """Lines that give a list the items that its inside copy ended with; what is new, if it has none."""
         if tracker.contents is None:
             self.effects.append(f"{tracker.source} gets more items")
             return [f"list.extend({self.outside(tracker)}, {self.sequence(tracker.appended)})"]
@@ -326,35 +317,22 @@ class Rebuild:
             return []  # 1 and True are equal, yet not the same
         self.effects.append(f"{tracker.source} is rewritten")
         target = self.outside(tracker)
-        if isinstance(tracker.value, list):
-            return [f"list.__setitem__({target}, slice(None), {self.sequence(now)})"]
-        if isinstance(tracker.value, collections.deque):
-            return [f"deque.clear({target})", f"deque.extend({target}, {self.sequence(now)})"]
-        steps = set_changes(tracker.value, before, now)
-        if steps is None:
-            what = f"{tracker.source}, a set, gets an order that a replay does not give"
-            raise refusal("outside-change", what)
-        return [
-            f"set.{name}({', '.join([target, *map(self.sequence, given)])})"
-            for name, given in steps
-        ]
+        return [f"list.__setitem__({target}, slice(None), {self.sequence(now)})"]
 
     def store_item(self, tracker: VariableTracker, key: Any, value: Any) -> list[str]:
         """Lines that write a key of a dict, by the built-in method."""
-        moved = key in tracker.moved
-        if not moved and self.tracer.is_as_before(tracker, key, value):
+        if self.tracer.is_as_before(tracker, key, value):
             return []
         self.effects.append(f"{self.tracer.item_source(tracker, key)} = {describe(value)}")
         base = raw_base(tracker.value)
         target, place = self.outside(tracker), self.expression(key)
-        delete = f"{base.__name__}.__delitem__({target}, {place})"
         if value is DELETED:
-            return [delete]
+            return [f"{base.__name__}.__delitem__({target}, {place})"]
         item = self.expression(value)
         store = f"{base.__name__}.__setitem__({target}, {place}, {item})"
         if type(tracker.value) is base:
             store = f"{target}[{place}] = {item}"
-        return [delete, store] if moved else [store]
+        return [store]
 
     def store_slot(self, tracker: VariableTracker, name: str, value: Any) -> str:
         cell = isinstance(tracker.value, types.CellType)
@@ -363,23 +341,6 @@ class Rebuild:
         if cell and value is DELETED:
             return f"del {self.outside(tracker)}.cell_contents"
         return self.set_attribute(self.outside(tracker), name, value)
-
-
-def set_changes(
-    value: set[Any], before: list[Any], now: list[Any]
-) -> list[tuple[str, list[list[Any]]]] | None:
-    """Calls of a set's methods that make it hold the items `now`, in that order; None if none do."""
-    known, left = set(map(id, before)), set(map(id, now))
-    gone = [item for item in before if id(item) not in left]
-    new = [item for item in now if id(item) not in known]
-    few: list[tuple[str, list[list[Any]]]] = [("difference_update", [gone]), ("update", [new])]
-    for steps in few, [("clear", []), ("update", [now])]:
-        replayed = copied(value)
-        for name, given in steps:
-            getattr(set, name)(replayed, *given)
-        if raw_items(replayed) == now:
-            return steps
-    return None
 
 
 def made_by_python(cls: type) -> bool:

@@ -24,7 +24,7 @@ from minicompile import compat
 from minicompile.compat import settings
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
+from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, operation
 from minicompile.dynamo.variables import (
     UserError,
     VariableTracker,
@@ -42,10 +42,7 @@ from minicompile.shapes.symnode import SYMBOLIC
 LARGEST_INT64 = 2**63 - 1
 UPDATES_STATISTICS = ("batch_norm", "instance_norm")
 """Functions that in training mode change buffers they are given."""
-RESHAPES_IN_PLACE = words(
-    "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ resize_ resize_as_ set_ as_strided_"
-)
-"""Methods that change a tensor's own shape or strides."""
+
 
 CHECK = torch.ops.aten._assert_async.msg
 
@@ -254,24 +251,17 @@ class Recorder:
             return self.lift(value)
 
         lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), lift)
-        if op == "call_method" and target in RESHAPES_IN_PLACE:
-            self.keep_metadata(args[0])
         before = [tensor._version for tensor in tensors]
         name = target if op == "call_method" else getattr(target, "__name__", None)
         dtypes = {after_autocast(tensor) for tensor in tensors} if name in PRODUCTS else ()
         if len(dtypes) > 1:
             self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
-        targets = tensors_in(kwargs.get("out"))
-        if not all(tensor.is_contiguous() for tensor in targets):
-            what = f"{name} writes to an `out` that is not contiguous: some kernels ignore strides"
-            self.refuse("tensor-memory", what, "give a contiguous tensor")
-        shapes = [tensor.shape for tensor in targets]
+        if kwargs.get("out") is not None:
+            self.refuse("tensor-memory", f"{name} writes to an `out`, which it may resize")
         value = self.run(op, target, args, kwargs)
-        if shapes != [tensor.shape for tensor in targets]:
-            self.refuse("tensor-memory", f"{name} resizes what is given as `out`")
         written = [t for t, version in zip(tensors, before) if t._version > version]
-        self.check_inference(name, tensors, [*written, *targets], value)
-        unseen = list(targets)  # not every composite operator gives them a new version
+        self.check_inference(name, tensors, written, value)
+        unseen: list[torch.Tensor] = []
         if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
             unseen += [tensor for tensor in tensors[1:] if not tensor.requires_grad]
         called = name or ""
@@ -360,20 +350,6 @@ class Recorder:
         args = self.node_of(condition), "a condition of the program does not hold"
         self.finish(self.graph.call_function(CHECK, args), CHECK, None)
 
-    def switch_gradient(self, fake: torch.Tensor, requires_grad: bool = True) -> None:
-        """`requires_grad_` of a tensor that the frame made, which makes it a leaf."""
-        if fake.requires_grad is requires_grad and fake.is_leaf:
-            return
-        given = any(tracker.value is fake for tracker in self.inputs)
-        made_here = not given and self.nodes[id(fake)].graph is self.graph
-        if not made_here or not is_constant(requires_grad) or self.inference:
-            reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
-            self.refuse("autograd-state", reason, "call it on a tensor that is made there")
-        self.stay_in_region()
-        self.run("call_method", "requires_grad_", (fake, requires_grad), {})
-        node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
-        self.finish(node, "requires_grad_", fake)
-
     def refuse(
         self, id: str, what: str, hint: str = "", kind: type[Unsupported] = Unsupported
     ) -> NoReturn:
@@ -405,18 +381,6 @@ class Recorder:
                     self.bind(item, part)
         elif value is not None and not is_constant(value):
             self.refuse("graph-value", f"a torch function gave a {type(value).__name__}")
-
-    def keep_metadata(self, fake: torch.Tensor) -> None:
-        """Give the nodes that recorded a fake a copy, before the fake's own shape changes."""
-        given = [tracker.value for tracker in self.inputs] if free_dims(fake) else []
-        given += [value for inner in self.open for value in inner.values]
-        if any(value is fake for value in given):
-            self.refuse(
-                "tensor-memory", "the shape of an input with symbolic sizes changes in place"
-            )
-        for node in self.graph.nodes:
-            if node.meta.get("val") is fake:
-                node.meta["val"] = fake.detach()
 
     def lift(self, value: Any) -> Any:
         """A number, constant or tensor of a call's arguments as the graph writes it: tensors as nodes."""

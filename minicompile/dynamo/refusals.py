@@ -6,6 +6,7 @@ The real compiler: torch/_dynamo/trace_rules.py, torch/_dynamo/graph_break_regis
 from __future__ import annotations
 
 import builtins
+import collections
 import inspect
 import logging
 import sys
@@ -32,6 +33,9 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("frame-inspection", "the frame's variables are inspected", sys, "_getframe"),
     ("autograd-state", "`detach_` changes how autograd treats a tensor", torch, "detach_"),
     ("class-change", "a class is defined", builtins, "__build_class__"),
+    ("outside-object", "a deque is made", collections, "deque"),
+    ("outside-object", "a subclass of defaultdict is made", collections.defaultdict, "__init__"),
+    ("tensor-memory", "a tensor's shape changes in place", torch, "resize_as_ as_strided_"),
     ("checkpoint", "activation checkpointing of a sequence", checkpoint, "checkpoint_sequential"),
     ("nested-compile", "torch.compile is called inside the captured function", torch, "compile"),
     ("nested-compile", "torch.compiler.disable is called", torch.compiler, "disable"),
@@ -43,6 +47,7 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("function-transform", "torch.func transforms", torch.func, "grad grad_and_value vjp jvp"),
     ("function-transform", "torch.func transforms", torch.func, "jacrev jacfwd hessian linearize"),
     ("function-transform", "torch.func transforms", torch.func, "functional_call functionalize"),
+    ("function-transform", "torch.vmap is called", torch, "vmap"),
 )
 """(id of the reason, what happened, where the functions are, their names)."""
 
@@ -54,10 +59,17 @@ OF_TENSORS = (
     ("numpy", "`.{}()` needs the tensor's data", "numpy"),
     ("numpy", "`.{}()` exports the tensor's memory", "__array__ __dlpack__"),
     ("autograd-state", "`.{}()` changes how autograd treats a tensor", "retain_grad detach_"),
+    ("autograd-state", "`.{}()` changes how autograd treats a tensor", "requires_grad_"),
     ("autograd-state", "`.{}` is read inside the captured function", "grad grad_fn data _version"),
     ("autograd-state", "`.{}()`: a hook on a tensor", "register_hook"),
     ("backward", "`.{}()` runs inside the captured function", "backward"),
     ("tensor-memory", "`.{}()` changes a tensor's storage", "set_ resize_ share_memory_"),
+    ("tensor-memory", "`.{}()` changes a tensor's shape", "resize_as_ as_strided_ t_ transpose_"),
+    (
+        "tensor-memory",
+        "`.{}()` changes a tensor's shape",
+        "swapaxes_ swapdims_ squeeze_ unsqueeze_",
+    ),
     ("tensor-memory", "`.{}()`: a captured tensor has no memory", "data_ptr storage"),
     ("tensor-memory", "`.{}()`: a captured tensor has no memory", "untyped_storage"),
     ("tensor-memory", "`.{}()` is no part of the guards", "storage_offset is_shared is_pinned"),

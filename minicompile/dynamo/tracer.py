@@ -13,7 +13,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minicompile.dynamo import builtins, functions, inference, library, opcodes
+from minicompile.dynamo import builtins, inference, library, opcodes
 from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import CallRule, Calls
@@ -25,7 +25,7 @@ from minicompile.errors import Unsupported
 from minicompile.ops.display import Shown
 from minicompile.ops.origin import SourceLine
 
-RULES = (builtins, functions, inference, library, opcodes)
+RULES = (builtins, inference, library, opcodes)
 """Modules whose import registers the built-in rules."""
 
 

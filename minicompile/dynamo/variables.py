@@ -67,8 +67,6 @@ class VariableTracker:
     """The tensor behind a fake input."""
     writes: dict[Any, Any] = field(default_factory=dict)
     """Keys of a dict that the frame wrote, the latest new one last; DELETED where it removed them."""
-    moved: set[Any] = field(default_factory=set)
-    """Keys that the frame removed and then wrote: they stand behind those that stayed."""
     slots: dict[str, Any] = field(default_factory=dict)
     """Slots of an object, and the contents of a cell, that the frame wrote."""
     appended: list[Any] = field(default_factory=list)
@@ -176,7 +174,7 @@ CONTAINERS: tuple[type, ...] = (list, tuple, dict, set, frozenset)
 def builtin_base(value: object) -> type | None:
     """The built-in container that a value is, or inherits from."""
     cls = type(value)  # isinstance would ask the value's `__class__`, which can be a property
-    for base in (*CONTAINERS, collections.deque, types.MappingProxyType):
+    for base in (*CONTAINERS, types.MappingProxyType):
         if issubclass(cls, base):
             return base
     return None
@@ -206,9 +204,6 @@ def refilled(value: Any, items: Iterable[Any]) -> Any:
         return frozenset.__new__(cls, items)
     factories = isinstance(value, collections.defaultdict)
     made = (collections.defaultdict if factories else base).__new__(cls)
-    if base is collections.deque:
-        base.__init__(made, items, base.maxlen.__get__(value))
-        return made
     if factories:
         FACTORY.__set__(made, FACTORY.__get__(value))
     if isinstance(value, dict):

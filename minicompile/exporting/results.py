@@ -67,8 +67,7 @@ class Structure:
         arguments = with_fakes(call, capture.inputs)
         self.paths = {id(value): path for path, value in leaves(arguments, containers=True)}
         self.paths |= {id(v): p for p, v in leaves(arguments) if isinstance(v, torch.Tensor)}
-        names |= {"graph": lambda inputs: outs}
-        names |= {"held_by": lambda inputs: (), "version": lambda stand: 0}
+        names |= {"graph": lambda inputs: outs, "version": lambda stand: 0}
         given = ", ".join(["inputs", *(f"L_{name}" for name in arguments)])
         run = generate(f"replay({given})", captured.lines, names)
         modules = [] if owner is None else list(owner.modules())

@@ -675,11 +675,8 @@ def defaultdict_program(a):
     d = collections.defaultdict(list)
     d["k"].append(a)
     d["j"]
-    c = collections.Counter([1, 1, 2])
     o = collections.OrderedDict(a=1, b=a)
-    q = collections.deque([1, 2], maxlen=2)
-    q.append(3)
-    return dict(d), c[1], o, list(q)
+    return dict(d), o
 
 
 @prog(x)

@@ -70,9 +70,11 @@ def own_metadata(a: torch.Tensor) -> torch.Tensor:
     return a + 1
 
 
+WEIGHT = torch.ones(4, requires_grad=True)
+
+
 def gradients(a: torch.Tensor) -> torch.Tensor:
-    b = a.clone().requires_grad_()
-    b.sum().backward()
+    (a * WEIGHT).sum().backward()
     return a
 
 

@@ -319,8 +319,6 @@ LOUD: list[tuple[Any, Any]] = [
     (lambda a, table: a * table.get("q", 1), lambda: loud(dict, *ITEMS)(a=1)),
     (lambda a, items: a * items[0], lambda: loud(list, *ITEMS)([1, 2])),
     (lambda a, items: [a * item for item in items], lambda: loud(tuple, *ITEMS)([1, 2])),
-    (lambda a, items: a * items[0], lambda: loud(collections.deque, *ITEMS)([1, 2])),
-    (lambda a, items: a * len(items), lambda: loud(collections.deque, *ITEMS)([1, 2])),
     (lambda a, items: a if 1 in items else a * 2, lambda: loud(set, *ITEMS)([1, 2])),
 ]
 
