@@ -37,7 +37,13 @@ from minicompile.exporting.self_check import check_built
 from minicompile.lowering.lower import lower
 from minicompile.ops import plugins
 from minicompile.ops.graph import Graph, copied, output_node, placeholders
-from minicompile.ops.toolchain import BASE_FLAGS, find_compiler, machine_flags, processor_features
+from minicompile.ops.toolchain import (
+    BASE_FLAGS,
+    find_compiler,
+    machine_flags,
+    openmp_flag,
+    processor_features,
+)
 from minicompile.options import Options
 from minicompile.scheduling.schedule import schedule
 
@@ -249,7 +255,7 @@ def _write_sources(
 def _build(folder: Path, name: str, level: Sequence[str], options: Options) -> None:
     """The compilers side by side, then the linker. Raises BackendError."""
     compiler = find_compiler(options)
-    threads = "-fopenmp" if "clang" not in compiler.version else "-fopenmp-simd"
+    threads = openmp_flag(compiler.version)
     base = [flag for flag in BASE_FLAGS if flag != "-shared"]
     native = [*level, threads]
     flags: dict[str, Sequence[str]] = {"model": native, "runtime": []}

@@ -2,9 +2,9 @@
 
 Kernels are built by `start_build`, which starts the compiler and returns at once; our own small extensions of
 Python by `load_extension`. A finished library is kept under a key made of everything that determines it
-(ops/toolchain.py), in a folder that belongs to the user alone. Files appear by rename, and a seal beside the
-library says that it is whole and which key it was built for: processes share the cache, and one may be killed
-at any moment. What isn't sealed is built again, never loaded.
+(ops/toolchain.py), in a folder that belongs to the user alone (ops/cache.py). Files appear by rename, and end
+in a seal: processes share the cache, and one may be killed at any moment. What isn't sealed is built again,
+never loaded.
 The real compiler: torch/_inductor/codecache.py (CppCodeCache).
 """
 
@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import functools
 import gc
-import hashlib
 import os
 import shutil
 import signal
@@ -33,8 +32,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from minicompile.errors import BackendError, NoRoom, RejectedKernel
-from minicompile.ops.cache import cache_folder, digest
-from minicompile.ops.files import UNFINISHED, read_private, remove_leftovers, write_private
+from minicompile.ops.cache import Cache, digest
 from minicompile.ops.toolchain import find_compiler
 from minicompile.options import Options, child_environment
 
@@ -156,34 +154,15 @@ class _Job:
     """One source on its way to a library. Dropped unfinished, it takes its compiler and folder along."""
 
     def __init__(self, source: str, options: Options, *facts: str) -> None:
-        self.folder = cache_folder(options, "cpp")
-        self.compiler = find_compiler(options, self.folder)
-        self.source = self.compiler.prelude(source) + source
-        self.key = digest(self.source, *self.compiler.identity, *facts)
+        self.compiler, self.source = find_compiler(options), source
+        self.cache = Cache(options, "cpp", ".so")
+        self.key = digest(source, *self.compiler.identity, *facts)
         self.process: subprocess.Popen[str] | None = None
-        if self._cached() is None:
+        if self.cache.file(self.key) is None:
             self._start()
-
-    def _seal(self, library: bytes) -> bytes:
-        """What lies beside a library of this key if it is whole."""
-        return hashlib.sha256(self.key.encode() + library).hexdigest().encode()
-
-    def _cached(self) -> Path | None:
-        """The library, if it lies in the cache undamaged. (Loading a truncated one would crash.)"""
-        if self.folder is None:
-            return None
-        library = self.folder / f"{self.key}.so"
-        try:
-            whole = read_private(library.with_suffix(".seal")) == self._seal(read_private(library))
-        except OSError:
-            return None
-        return library if whole else None
 
     def _start(self) -> subprocess.Popen[str]:
         """Start the compiler, in a process group that can be ended as one. Raises BackendError."""
-        if self.compiler.missing:
-            raise BackendError(self.compiler.missing)
-        _clean(self.folder)
         try:
             work = Path(tempfile.mkdtemp(prefix=WORK))
             self.discard = weakref.finalize(self, _discard, os.getpid(), work, processes := [])
@@ -203,7 +182,7 @@ class _Job:
         """Wait for the compiler, keep what it made, load it. Raises BackendError."""
         if self.process is None:
             with contextlib.suppress(OSError, ImportError):  # a library that it needs may be gone
-                if (library := self._cached()) is not None:
+                if (library := self.cache.file(self.key)) is not None:
                     return load(library)
         process = self.process or self._start()
         _, complaints = process.communicate()
@@ -216,22 +195,14 @@ class _Job:
             )
         try:
             with contextlib.suppress(OSError, ImportError):  # a folder may forbid programs
-                if (library := self._keep()) is not None:
+                self.cache.put(self.key, self.built.read_bytes())
+                if (library := self.cache.file(self.key)) is not None:
                     return load(library)
             return load(self.built)  # once loaded, a library needs its file no more
         except (OSError, ImportError) as error:
             raise BackendError(f"the compiled kernels can't be loaded: {error}") from error
         finally:
             self.discard()
-
-    def _keep(self) -> Path | None:
-        """Source, library and seal into the cache, the seal last; None where there is no room."""
-        if self.folder is None:
-            return None
-        content, library = self.built.read_bytes(), self.folder / self.built.name
-        parts = {".c": self.source.encode(), ".so": content, ".seal": self._seal(content)}
-        kept = all(write_private(library.with_suffix(s), part) for s, part in parts.items())
-        return library if kept else None
 
 
 def _discard(owner: int, work: Path, processes: Sequence[subprocess.Popen[str]]) -> None:
@@ -245,11 +216,3 @@ def _discard(owner: int, work: Path, processes: Sequence[subprocess.Popen[str]])
         with process:  # closes its pipe and waits
             pass
     shutil.rmtree(work, ignore_errors=True)
-
-
-@functools.cache
-def _clean(folder: Path | None) -> None:
-    """Once in a process: away with what killed ones left behind."""
-    remove_leftovers(Path(tempfile.gettempdir()), f"{WORK}*")
-    if folder is not None:
-        remove_leftovers(folder, f"*{UNFINISHED}")

@@ -1,7 +1,7 @@
 """What is kept on disk between processes: a folder for each kind of thing, in it a sealed file for each key.
 
     kind      what a key leads to
-    cpp       a C library; the system loads it from there, so its seal lies in a file beside it (build.py)
+    cpp       a C library, which the system loads from there (build.py)
     triton    a kernel's machine code (runtime/triton.py)
     tiles     the tiles that max-autotune found best (plugins/matrix_products)
     graphs    the texts of a whole capture's kernels and wrappers (plugins/graph_cache/store.py)
@@ -46,13 +46,21 @@ class Cache:
     kind: str
     suffix: str = ".json"
 
+    def _place(self, key: str) -> Path | None:
+        folder = cache_folder(self.options, self.kind)
+        return None if folder is None else folder / f"{key}{self.suffix}"
+
     def get(self, key: str) -> bytes | None:
         """What is kept under a key; None where nothing whole is."""
-        folder = cache_folder(self.options, self.kind)
-        return None if folder is None else read_sealed(folder / f"{key}{self.suffix}", key)
+        place = self._place(key)
+        return None if place is None else read_sealed(place, key)
+
+    def file(self, key: str) -> Path | None:
+        """The file that is kept under a key, whole."""
+        return None if self.get(key) is None else self._place(key)
 
     def put(self, key: str, content: bytes) -> None:
         """Keep it, if there is room."""
-        folder = cache_folder(self.options, self.kind)
-        if folder is not None:
-            write_sealed(folder / f"{key}{self.suffix}", key, content)
+        place = self._place(key)
+        if place is not None:
+            write_sealed(place, key, content)

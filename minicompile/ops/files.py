@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import stat
 import tempfile
-import time
 from pathlib import Path
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-LEFTOVER_SECONDS = 24 * 3600
-UNFINISHED = ".part"
+SEAL_BYTES = hashlib.sha256().digest_size
 
 
 def make_private(folder: Path) -> str:
@@ -56,7 +53,7 @@ def write_private(path: Path, content: bytes) -> bool:
     """Let a file appear, whole and for this user alone. False if it can't be written."""
     part = None
     try:
-        handle, part = tempfile.mkstemp(suffix=UNFINISHED, dir=path.parent)  # mode 0600
+        handle, part = tempfile.mkstemp(suffix=".part", dir=path.parent)  # mode 0600
         with open(handle, "wb") as file:
             file.write(content)
         os.replace(part, path)
@@ -74,19 +71,17 @@ def read_sealed(path: Path, key: str) -> bytes | None:
         kept = read_private(path)
     except OSError:
         return None
-    seal, content = kept[:32], kept[32:]
-    return content if seal == hashlib.sha256(key.encode() + content).digest() else None
+    content, seal = kept[:-SEAL_BYTES], kept[-SEAL_BYTES:]
+    return content if seal == _seal(key, content) else None
 
 
 def write_sealed(path: Path, key: str, content: bytes) -> bool:
-    """Let a file appear that says that it is whole and what it is for. False if it can't be written."""
-    return write_private(path, hashlib.sha256(key.encode() + content).digest() + content)
+    """Let a file appear that says that it is whole and what it is for. False if it can't be written.
+
+    The seal is the file's end, which a library's loader doesn't read.
+    """
+    return write_private(path, content + _seal(key, content))
 
 
-def remove_leftovers(folder: Path, pattern: str) -> None:
-    """Delete this user's files and folders that no living process can still want."""
-    for path in folder.glob(pattern):
-        with contextlib.suppress(OSError):
-            info = path.lstat()
-            if info.st_uid == os.geteuid() and info.st_mtime < time.time() - LEFTOVER_SECONDS:
-                shutil.rmtree(path) if stat.S_ISDIR(info.st_mode) else path.unlink()
+def _seal(key: str, content: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + content).digest()

@@ -1,8 +1,8 @@
 """Finds common loops for two nests that are to share a kernel: which loops to split, merge or reorder.
 
 Nests that share a buffer are matched by the strides with which they walk it: a loop of 64 with stride 1
-meets a loop of 4096 with stride 1, so the latter becomes 64 x 64; of two that walk it in opposite directions
-one is turned. What no shared buffer decides (broadcast dimensions) is matched by size. A nest without
+meets a loop of 4096 with stride 1, so the latter becomes 64 x 64. What no shared
+buffer decides (broadcast dimensions) is matched by size. A nest without
 reductions joins one with loops (x, r) either once per x ("row") or for every (x, r) ("elem").
 The real compiler does part of this in torch/_inductor/scheduler.py (reorder_loops_by_dep_pair).
 """
@@ -21,12 +21,11 @@ from minicompile.scheduling.nest import (
     Level,
     LoopNest,
     Loops,
-    backwards,
     split,
 )
 from minicompile.scheduling.reasons import Refusal, index_mismatch, loop_mismatch
 from minicompile.shapes.expr import ZERO, product, same
-from minicompile.shapes.strided import divide, elements, times
+from minicompile.shapes.strided import divide, elements
 
 MAX_HINTS = 6
 """Most shared reads that are tried as a hint for how loops correspond."""
@@ -60,15 +59,6 @@ class Matching:
         self.partners.update({mine: theirs, theirs: mine})
         return True
 
-    def turn(self, mine: Symbol, theirs: Symbol) -> bool:
-        """Make two loops that walk an index in opposite directions walk it in the same."""
-        if (b := backwards(self.b, theirs)) is not None:
-            self.b = b
-            return True
-        a = backwards(self.a, mine)
-        self.a = a or self.a
-        return a is not None
-
     def match(self, mine: Access, theirs: Access) -> bool:
         """Pair loops so that an access of nest a and one of nest b touch the same element."""
         while True:
@@ -83,15 +73,9 @@ class Matching:
             ours, others = self.free(one.strides), self.free(other.strides)
             if not ours or not others:
                 return not ours and not others and same(one.offset, other.offset)
-            walks = (
-                (sign, v, w)
-                for sign in (1, -1)
-                for v in ours
-                for w in others
-                if same(one.strides[v], times(other.strides[w], sign))
-            )
+            walks = ((v, w) for v in ours for w in others if same(one.strides[v], other.strides[w]))
             walk = next(walks, None)
-            if walk is None or not (self.pair if walk[0] == 1 else self.turn)(*walk[1:]):
+            if walk is None or not self.pair(*walk):
                 return False
 
     def pair_by_size(

@@ -202,22 +202,6 @@ def split(nest: LoopNest, loop: sympy.Symbol, size: Size) -> tuple[LoopNest, sym
     return nest.substituted({loop: [(outer, size), (inner, 1)]}, x, r), inner
 
 
-def backwards(nest: LoopNest, loop: sympy.Symbol) -> LoopNest | None:
-    """The nest with a loop run from its end; None where its order counts or an index isn't linear in it."""
-    if any(node.kind == "scatter" for node in nest.nodes):
-        return None
-    last = sympy.sympify(nest.loops[loop]) - 1
-    indices: dict[Key, StridedIndex] = {}
-    for key, index in nest.indices.items():
-        stride = index.strides.get(loop, 0)
-        if index.blocks(loop) or (key[1] is POSITION and stride != 0):
-            return None
-        end = index.offset + sympy.expand(sympy.sympify(stride) * last)
-        turned = {v: times(s, -1) if v is loop else s for v, s in index.strides.items()}
-        indices[key] = StridedIndex(end, turned, index.rest)
-    return LoopNest(nest.members, nest.x, nest.r, indices, nest.hints)
-
-
 def _replaced(loops: Loops, old: sympy.Symbol, new: Loops) -> Loops:
     """The loops with others in the place of one."""
     out: Loops = {}

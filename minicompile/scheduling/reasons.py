@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from minicompile.scheduling.nest import Access, LoopNest
 from minicompile.scheduling.nodes import Cause, SingleNode
 from minicompile.shapes.expr import product, same, size_hint
-from minicompile.shapes.strided import Footprint, StridedIndex, elements, footprint
+from minicompile.shapes.strided import elements
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNe
     """`buf0 is written at 64*p0 + p1 but buf1 reads it at p0 + 64*p1, in another order`."""
     written, used = ("?" if a.key is None else a.key[1] for a in (write, read))
     told = f"{write.buffer} is written at {written} but {read.node} reads it at {used}"
-    also = next((a for a in reader.reads if _differ(a, read, reader)), None)
     if write.footprint is None or read.footprint is None:
         how = ", which depends on the data"
     elif any(
@@ -53,40 +52,9 @@ def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNe
         how = f", only {part} of its {elements(write.footprint, writer.hints)} elements"
     elif not same(write.footprint[0], read.footprint[0]):
         how = ", from another start"
-    elif also is not None and also.key is not None:
-        at = f"at {also.key[1]}" if also.node == read.node else f"{also.node} at {also.key[1]}"
-        how = f" and {at}: two elements at once that are written one after the other"
     else:
-        how = _rounds(write, read, writer, reader)
+        how = ", in another order"
     return Refusal(told + how, "index_mismatch")
-
-
-def _differ(one: Access, other: Access, nest: LoopNest) -> bool:
-    """Do two reads of a nest touch different elements of a buffer in one iteration?"""
-    first, second = nest.at(one), nest.at(other)
-    if one.buffer != other.buffer or first is None or second is None:
-        return False
-    return not first.equals(second)
-
-
-def _rounds(write: Access, read: Access, writer: LoopNest, reader: LoopNest) -> str:
-    """What one round of the parallel loops makes and takes, where both kernels have other loops inside."""
-    made, taken = (_each(nest, a) for nest, a in ((writer, write), (reader, read)))
-    if not (writer.r and reader.r) or made is None or taken is None or made[1] == taken[1]:
-        return ", in an order that doesn't suit what else they share"
-    row, part = (elements(where, writer.hints) for where in (made, taken))
-    takes = f"takes {part}" + (" others" if part == row else "")
-    who = short_name(reader.nodes)
-    return f": each round of its parallel loops makes {row} of them, each round of {who} {takes}"
-
-
-def _each(nest: LoopNest, access: Access) -> Footprint | None:
-    """The elements that a nest touches in one iteration of its parallel loops, wherever they start."""
-    index = nest.at(access)
-    if index is None:
-        return None
-    strides = {loop: stride for loop, stride in index.strides.items() if loop in nest.r}
-    return footprint(StridedIndex(strides=strides, rest=index.rest), nest.r, nest.hints)
 
 
 def loop_mismatch(a: LoopNest, b: LoopNest) -> Refusal:

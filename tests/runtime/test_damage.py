@@ -29,8 +29,8 @@ def libraries(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     options = Options(cache_dir=str(cache))
     sources = [f"int number_{i}(void) {{ return {i}; }}" for i in range(ENTRIES)]
     build.start_build(sources, options).result()
-    monkeypatch.setattr(build._Job, "_start", lambda job: None)
-    return lambda i: build._Job(sources[i], options)._cached() is not None
+    monkeypatch.setattr(build._Job, "_start", lambda job: setattr(job, "process", job))
+    return lambda i: build._Job(sources[i], options).process is None
 
 
 def graphs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Load:

@@ -192,10 +192,8 @@ def test_adding_a_transpose_of_itself_is_refused_with_both_indices() -> None:
     assert len(result.kernels) == 2
     found = decision(result, "buf1", "buf2")
     assert not found.fused and found.kind == "vertical"
-    assert (
-        "buf1 is written at 8*p0 + p1 but buf2 reads it at p0 + 8*p1 and at 8*p0 + p1: two elements "
-        "at once that are written one after the other" in found.reason
-    )
+    told = "buf1 is written at 8*p0 + p1 but buf2 reads it at p0 + 8*p1, in another order"
+    assert told in found.reason
     check(graph, result)
 
 
