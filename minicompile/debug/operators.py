@@ -108,11 +108,11 @@ def operator_accuracy(target: Any, /, *args: Any, **kwargs: Any) -> OperatorAccu
 
 
 def operators_of(program: Program, case: Case) -> list[OperatorRow]:
-    nodes = [n for n in program.operations if isinstance(program.values[0].get(n), TensorSpec)]
+    nodes = [n for n in program.operations if isinstance(program.values.get(n), TensorSpec)]
     if not nodes:
         return []
     whole = program.edited(lambda graph, new: show(graph, [new[node] for node in nodes]))
-    case = replace(case, target=whole.graph.gm, calls=whole.arguments(), kwargs={})
+    case = replace(case, target=whole.graph.gm, calls=[whole.arguments()], kwargs={})
     runs = {
         name: Run(case, case.compiled(Limit.parse(limit), **changes))
         for name, (limit, changes) in STAGES.items()
@@ -147,7 +147,7 @@ def roundings_of(program: Program) -> dict[fx.Node, float]:
     roundings: dict[fx.Node, float] = {}
     for node in program.graph.nodes:
         before = max((roundings[used] for used in node.all_input_nodes), default=0.0)
-        roundings[node] = before + added(node, program.values[0])
+        roundings[node] = before + added(node, program.values)
     return roundings
 
 

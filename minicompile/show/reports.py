@@ -79,12 +79,12 @@ def minified(result: Minified) -> str:
     """How it fails, the graph that is left, and what was left away."""
     content = facts(result.facts)
     if result.program is not None:
-        content += inside(result.program.shown())
+        content += inside(result.program.graph)
         script = f'<pre class="code">{text(result.script)}</pre>'
         content += details("script", "exit code 1 while it fails", script)
     if result.steps:
         rows = (map(text, step.cells()) for step in result.steps)
-        head = ("reduction", "operations", "inputs", "elements", "calls")
+        head = ("reduction", "operations", "inputs", "elements")
         content += details("reductions", f"{result.tries} tries", table(head, map(list, rows)))
     return box(f"minified {result.name}", result.verdict, content)
 
