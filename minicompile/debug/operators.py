@@ -35,12 +35,12 @@ from minicompile.debug.variant import (
 from minicompile.ops.display import Shown, aligned
 from minicompile.ops.graph import call_text, target_name, unpacks, user_line
 
-STAGES: dict[str, tuple[str, dict[str, Any]]] = {
-    "captured": ("eager", {}),
-    "functional": ("aot_eager; decomposition < 0", {}),
-    "decomposed": ("aot_eager", {}),
-    "loops": ("inductor", {"device_codegen": "reference"}),
-    "kernels": ("inductor", {}),
+STAGES: dict[str, tuple[Limit, dict[str, Any]]] = {
+    "captured": (Limit("eager"), {}),
+    "functional": (Limit("aot_eager", "decomposition", "<", 0), {}),
+    "decomposed": (Limit("aot_eager"), {}),
+    "loops": (Limit(), {"device_codegen": "reference"}),
+    "kernels": (Limit(), {}),
 }
 """A limit of the compiler, and options that are changed."""
 
@@ -114,7 +114,7 @@ def operators_of(program: Program, case: Case) -> list[OperatorRow]:
     whole = program.edited(lambda graph, new: show(graph, [new[node] for node in nodes]))
     case = replace(case, target=whole.graph.gm, calls=[whole.arguments()], kwargs={})
     runs = {
-        name: Run(case, case.compiled(Limit.parse(limit), **changes))
+        name: Run(case, case.compiled(limit, **changes))
         for name, (limit, changes) in STAGES.items()
     }
     reference, eager = case.baseline[REFERENCE], case.baseline[EAGER]

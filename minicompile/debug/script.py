@@ -7,6 +7,7 @@ FOLDER/01_name/         a folder for each compilation that reached a graph, as `
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import runpy
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from minicompile.debug.limit import Limit, Report
@@ -112,7 +113,10 @@ def run_limited(
 ) -> tuple[str, Report]:
     """Run a script in a process of its own under a limit: how it failed, and what it reported."""
     with tempfile.TemporaryDirectory(prefix="minicompile_bisect_") as folder:
-        told = {"MINICOMPILE_BISECT": str(limit), "MINICOMPILE_BISECT_REPORT": folder}
+        told = {
+            "MINICOMPILE_BISECT": json.dumps(astuple(limit)),
+            "MINICOMPILE_BISECT_REPORT": folder,
+        }
         environment = child_environment(**told, PYTHONHASHSEED="0")  # sets in the same order
         whole = [sys.executable, *command]
         try:
