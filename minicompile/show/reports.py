@@ -47,10 +47,10 @@ shows(Accuracy)(lambda accuracy: box(*headline(accuracy), stage_table(*accuracy.
 
 def operator_cells(row: OperatorRow) -> list[str]:
     """The cells of an operator; errors that are too large are marked."""
-    operator, roundings, allowed, *_ = row.cells()
+    operator, allowed, *_ = row.cells()
     errors = (code(error_text(e), BAD if e > row.allowed else None) for e in row.errors.values())
     name = f'<span title="{text(row.line)}">{code(operator)}</span>'
-    return [name, text(roundings), text(allowed), *errors]
+    return [name, text(allowed), *errors]
 
 
 @shows(OperatorAccuracy)
