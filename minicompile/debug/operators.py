@@ -3,8 +3,8 @@
     OperatorAccuracy := name, rows: [OperatorRow], first: (stage, OperatorRow) | None
     OperatorRow      := operator, user's line, allowed error, errors: {stage: error}
 
-A stage runs the captured graphs with the value of every operator as a result; it may err ten times as much as
-eager does, or by ten roundings of the largest value, whichever is more. Where the operators are right one by
+A stage runs the captured graphs with the value of every operator as a result; it may err ten times as much
+as eager, or by ten roundings of the largest value, whichever is more. Where the operators are right one by
 one and the whole isn't, what made them one kernel is at fault: `mc.bisect` finds that. Of gradients nothing is
 said.
 """
@@ -41,6 +41,7 @@ STAGES: dict[str, tuple[Limit, dict[str, Any]]] = {
     "kernels": (Limit(), {}),
 }
 """A limit of the compiler, and options that are changed."""
+
 
 @dataclass(frozen=True)
 class OperatorRow:
