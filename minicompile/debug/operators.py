@@ -5,8 +5,8 @@
 
 A stage runs the captured graphs with the value of every operator as a result; it may err ten times as much
 as eager, or by ten roundings of the largest value, whichever is more. Where the operators are right one by
-one and the whole isn't, what made them one kernel is at fault: `mc.bisect` finds that. Of gradients nothing is
-said.
+one and the whole isn't, what made them one kernel is at fault: `mc.bisect` finds that. Gradients aren't
+compared.
 """
 
 from __future__ import annotations

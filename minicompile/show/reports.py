@@ -108,7 +108,7 @@ def cell_table(*cells: Cell) -> str:
         row = [*map(code, cell.cells())]
         row[Cell.HEAD.index("verdict")] = judgement(cell.accuracy.verdict)
         rows.append(row)
-    return table(Cell.HEAD, rows, numbers=(2, 3, 4, 5, *range(7, 13)))
+    return table(Cell.HEAD, rows, numbers=(2, 3, 4, 5, 7, 8, 9))
 
 
 shows(Stage)(lambda stage: box(stage.name, f"{OURS} and {THEIRS}", stage_columns(stage)))
@@ -125,7 +125,6 @@ def comparison_view(comparison: Comparison) -> str:
     return box(
         *headline(comparison),
         cell_table(*comparison.cells),
-        f"<small>{text(comparison.timing)}</small>",
         "".join(f"<div><small>{text(note)}</small></div>" for note in comparison.notes),
         *folded,
     )
