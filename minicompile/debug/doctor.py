@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import importlib
 import importlib.util
 import json
@@ -188,7 +189,7 @@ def parts() -> list[Row]:
         library = "triton" if part == "triton" else "torch"
         cure = f"take {library} {TESTED[library]}"
         state = "lack" if part in NEEDED else "note"
-        rows.append(row_of(part, lambda part=part: missing_names(part), state, means, cure))
+        rows.append(row_of(part, functools.partial(missing_names, part), state, means, cure))
     return rows
 
 

@@ -365,7 +365,9 @@ def judged(name: str, run: Run, eager: Run, reference: Run) -> StageAccuracy:
         verdict = "close to eager" if ratio <= UNKNOWN else "far from eager"
     else:
         verdict = "as accurate as eager" if ratio <= CLOSE else "less accurate than eager"
-    return StageAccuracy(name, *errors, ratio if ratios else None, verdict, run.note)
+    outputs, gradients, state = errors
+    ratio_or_none = ratio if ratios else None
+    return StageAccuracy(name, outputs, gradients, state, ratio_or_none, verdict, run.note)
 
 
 def described(error: Exception | None) -> str:
