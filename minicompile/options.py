@@ -53,11 +53,6 @@ def moves_cursor(stream: Any) -> bool:
     return isatty is not None and isatty() and os.environ.get("TERM") != "dumb"
 
 
-def in_colour(stream: Any) -> bool:
-    """Whether to write to a stream in colour (https://no-color.org)."""
-    return moves_cursor(stream) and not os.environ.get("NO_COLOR")
-
-
 def environment(**values: str) -> contextlib.AbstractContextManager[Any]:
     """Set environment variables inside a `with` block; what this process starts there inherits them."""
     from unittest import mock  # slow to import, and only lessons and the benchmark come here

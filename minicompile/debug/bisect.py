@@ -19,14 +19,14 @@ import argparse
 import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from minicompile.debug.limit import Applied, Limit, Report
 from minicompile.debug.script import add_script, run_limited, script_of
 from minicompile.debug.variant import EAGER, Case, Run, described
-from minicompile.ops.display import Shown, aligned, count_text
+from minicompile.ops.display import Shown, aligned
 
 SUBSYSTEMS: dict[str, tuple[str, ...]] = {
     "eager": ("capture",),
@@ -79,30 +79,24 @@ class Bisection(Shown):
 
     @property
     def changes(self) -> list[str]:
-        """What the application changed, as lines of a diff."""
+        """What the application changed: the first lines of a diff."""
         if self.culprit is None:
             return []
         before, after = self.culprit.before.splitlines(), self.culprit.after.splitlines()
-        lines = list(difflib.unified_diff(before, after, lineterm="", n=1))[2:]
-        more = len(lines) - MOST_LINES
-        return [
-            *lines[:MOST_LINES],
-            *([f"... {count_text(more, 'more line')}"] if more > 0 else []),
-        ]
+        return list(difflib.unified_diff(before, after, lineterm="", n=1))[2:][:MOST_LINES]
 
     @property
     def facts(self) -> list[tuple[str, str]]:
         """What is known, by name."""
-        culprit = self.culprit
-        others = ", ".join(self.cures[1:])
         rows = [
             ("fails", next((t.failure for t in self.tries if t.failure), "")),
             ("backend", self.backend),
-            ("subsystem", self.subsystem + f" (also cured without: {others})" * bool(others)),
-            ("application", f"number {self.number}: {culprit.name}" if culprit else ""),
-            ("source", "\n".join(culprit.lines) if culprit else ""),
-            ("for now", self.remedy),
+            ("cured without", ", ".join(self.cures)),
         ]
+        if self.culprit is not None:
+            rows.append(("application", f"number {self.number}: {self.culprit.name}"))
+            rows.append(("source", "\n".join(self.culprit.lines)))
+        rows.append(("for now", self.remedy))
         return [(name, fact) for name, fact in rows if fact]
 
     def __str__(self) -> str:
@@ -125,17 +119,16 @@ class Search:
         self.attempt, self.result = attempt, Bisection(name)
         self.answers: dict[Limit, Try] = {}
 
-    def ask(self, limit: Limit, again: bool = False) -> Try:
-        if limit not in self.answers or again:
-            answer = self.attempt(limit)
+    def fails(self, *limit: Any, again: bool = False) -> bool:
+        """Does it fail under a limit? Raises Flaky where two answers differ."""
+        asked = Limit(*limit)
+        if asked not in self.answers or again:
+            answer = self.attempt(asked)
             self.result.tries.append(answer)
-            before = self.answers.setdefault(limit, answer)
+            before = self.answers.setdefault(asked, answer)
             if bool(before.failure) != bool(answer.failure):
-                raise Flaky(str(limit))
-        return self.answers[limit]
-
-    def fails(self, limit: Limit) -> bool:
-        return bool(self.ask(limit).failure)
+                raise Flaky(str(asked))
+        return bool(self.answers[asked].failure)
 
     def run(self) -> Bisection:
         try:
@@ -146,72 +139,64 @@ class Search:
 
     def verdict(self) -> str:
         result = self.result
-        if self.fails(NOTHING):
+        if self.fails(*astuple(NOTHING)):
             return "it fails in eager already: the compiler has no part in it"
-        if not self.fails(EVERYTHING):
+        if not self.fails():
             return "it never fails"
-        self.ask(EVERYTHING, again=True)
-        backend = next(name for name in SUBSYSTEMS if self.fails(Limit(name)))
-        result.backend, stages = backend, [*SUBSYSTEMS]
-        counts = self.ask(Limit(backend)).report.counts
-        for stage in reversed(stages[: stages.index(backend) + 1]):
-            if stage == "eager" != backend:
-                continue  # without any capture nothing is compiled
+        self.fails(again=True)
+        backend = result.backend = next(name for name in SUBSYSTEMS if self.fails(name))
+        counts = self.answers[Limit(backend)].report.counts
+        stages = [*SUBSYSTEMS][: [*SUBSYSTEMS].index(backend) + 1]
+        for stage in reversed(stages[1:] or stages):  # without any capture nothing is compiled
             used = [name for name in SUBSYSTEMS[stage] if counts.get(name)]
-            result.cures = tuple(n for n in used if not self.fails(Limit(backend, n, "<", 0)))
+            result.cures = tuple(n for n in used if not self.fails(backend, n, "<", 0))
             if result.cures:
-                break
-        else:
-            return f"the fault is in {backend}, but no subsystem cures it if left out alone"
-        return self.application(backend, result.cures[0], counts[result.cures[0]])
+                return self.application(backend, result.cures[0], counts[result.cures[0]])
+        return f"the fault is in {backend}, but no subsystem cures it if left out alone"
 
     def application(self, backend: str, subsystem: str, count: int) -> str:
-        """Halve the applications of the guilty subsystem."""
-        result, wrong = self.result, count
-        upto = functools.partial(Limit, backend, subsystem, "<")
-        if not self.fails(upto(wrong)):
-            raise Flaky(str(upto(wrong)))
-        wrong = least(0, wrong, lambda number: self.fails(upto(number)))
-        result.subsystem, result.number = subsystem, wrong - 1
-        result.culprit = culprit = self.ask(upto(wrong)).report.last
-        name = culprit.name if culprit is not None else "?"
+        """Halve the applications of the guilty subsystem: the first `right` are right."""
+        result, right, wrong = self.result, 0, count
+        if not self.fails(backend, subsystem, "<", wrong):
+            raise Flaky(str(Limit(backend, subsystem, "<", wrong)))
+        while wrong - right > 1:
+            middle = (right + wrong) // 2
+            if self.fails(backend, subsystem, "<", middle):
+                wrong = middle
+            else:
+                right = middle
+        result.subsystem, result.number = subsystem, right
+        result.culprit = self.answers[Limit(backend, subsystem, "<", wrong)].report.last
+        name = result.culprit.name if result.culprit is not None else "?"
         result.remedy = remedy(subsystem, name)
         verdict = f"{subsystem}, {name}"
-        if not self.fails(Limit(backend, subsystem, "!=", wrong - 1)):
+        if not self.fails(backend, subsystem, "!=", right):
             return verdict
-        if not self.fails(Limit(backend, subsystem, "without", name)):
+        if not self.fails(backend, subsystem, "without", name):
             return f"{verdict}, in several places: this is the first"
         return f"{verdict}, but not it alone: several applications break it, each for itself or together"
 
 
-def least(right: int, wrong: int, fails: Callable[[int], bool]) -> int:
-    """The least number that fails, between one that doesn't and one that does."""
-    while wrong - right > 1:
-        middle = (right + wrong) // 2
-        right, wrong = (right, middle) if fails(middle) else (middle, wrong)
-    return wrong
+WITHOUT = 'with mc.without("{}:{}"): around the first call'
+REMEDIES = {
+    "capture": "mc.disable({1})",
+    "pass": 'mc.compile(..., options={{"disable_passes": ("{1}",)}})',
+    "fusion": "mc.compile(..., options={{'fusion': False}})",
+    "partitioner": "mc.compile(..., options={{'partitioner': 'default'}})",
+    **dict.fromkeys(("memory", "generator"), 'mc.compile(..., backend="aot_eager")'),
+    **dict.fromkeys(("vjp", "decomposition", "lowering", "rule"), WITHOUT),
+}
+"""How to do without an application until it is mended."""
 
 
 def remedy(subsystem: str, name: str) -> str:
-    """How to do without an application until it is mended."""
-    if subsystem.endswith(" pass"):
+    kind = subsystem.split()[-1]
+    if kind == "pass":
         from minicompile.aot.passes import known_passes
 
         known, names = known_passes(), (name, name.removeprefix("pattern:"))
         name = next((n for n in names if any(p.is_called(n) for p in known)), name)
-        return f'mc.compile(..., options={{"disable_passes": ("{name}",)}})'
-    options: Mapping[str, object] = {
-        "fusion": {"fusion": False},
-        "partitioner": {"partitioner": "default"},
-    }
-    if options.get(subsystem):
-        return f"mc.compile(..., options={options[subsystem]})"
-    if subsystem in ("vjp", "decomposition", "lowering", "plan rule"):
-        registry = subsystem.removesuffix(" rule")
-        return f'with mc.without("{registry}:{name}"): around the first call'
-    return (
-        f"mc.disable({name})" if subsystem == "capture" else 'mc.compile(..., backend="aot_eager")'
-    )
+    return REMEDIES[kind].format(subsystem.split()[0], name)
 
 
 def bisect(

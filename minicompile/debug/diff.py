@@ -1,83 +1,175 @@
-"""What changed between two stages, by a pass, or between two traces, and what changed it.
+"""What changed between two stages, by a pass, or between two traces.
 
-    Point := name, its lines, the point before it and the step in between: a place in the corridor
+    Point := name, subject, the step that made it, the point before that step: a place in the corridor
     Row   := part, status, before | None, after | None, cause, note
     Diff  := title, rows, facts about both sides
     Steps := a Diff for each step of the corridor
 
-`trace.diff` and `trace.steps` give these. A cause is found by walking from point to point.
+`trace.diff` and `trace.steps` give these. Both sides are lists of pieces (debug/provenance.py), which difflib
+aligns: first by their text, and what that leaves by their text without names, by name, and by source line.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
-from itertools import groupby
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from difflib import SequenceMatcher
+from functools import cached_property
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
-from minicompile.aot.levels import LevelGraph
-from minicompile.codegen.plan import Code
+from minicompile.codegen.plan import Code, CodeLine
 from minicompile.debug import provenance
-from minicompile.debug.align import Alignment, Item, items_of
 from minicompile.debug.provenance import Piece
-from minicompile.debug.roofline import costs_of
 from minicompile.dynamo.result import Guard
 from minicompile.errors import OptionError
 from minicompile.lowering.ir import LoopGraph
-from minicompile.ops.display import Shown, aligned, bytes_text, count_text, method
+from minicompile.ops.display import Shown, aligned, count_text, method
 from minicompile.ops.graph import Listing, PassRecord
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.pipeline_result import Trace
-from minicompile.scheduling.nodes import Schedule
+from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
+
+# Alignment ----------------------------------------------------------------------------------------
+
+WORD = re.compile(r"(?<![\w.'\"])[A-Za-z_]\w*(?!\w|=[^=])")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing on both sides, or on one. `note`: its old name, or that it reads other values."""
+
+    part: str
+    status: Literal["same", "changed", "removed", "added"]
+    before: Piece | None
+    after: Piece | None
+    cause: str = ""
+    note: str = ""
+
+    @property
+    def piece(self) -> Piece:
+        """The thing as it is after, or as it was before it was removed."""
+        piece = self.after or self.before
+        assert piece is not None
+        return piece
+
+    def __str__(self) -> str:
+        sides = [f"  {sign} {p.text}" for sign, p in zip("-+", (self.before, self.after)) if p]
+        notes = "; ".join(filter(None, [self.cause, self.note]))
+        return "\n".join(sides) + f"  # {notes}" * bool(notes)
+
+
+class Listed:
+    """A piece in its listing: its text without names (`form`), and these names in order."""
+
+    def __init__(self, piece: Piece, names: set[str]) -> None:
+        self.piece, self.names = piece, list[str]()
+        text = (
+            piece.text if isinstance(piece.subject, CodeLine) else f"{piece.text}  {piece.detail}"
+        )
+
+        def blank(word: re.Match[str]) -> str:
+            if word.group() not in names:
+                return word.group()
+            self.names.append(word.group())
+            return "\0"
+
+        self.text, self.form = text, WORD.sub(blank, text)
+        self.source = frozenset((o.target, o.line and o.line.text) for o in piece.origins)
+
+
+KEYS: tuple[Callable[[Listed], Hashable], ...] = (
+    lambda item: item.text,
+    lambda item: item.form,
+    lambda item: item.piece.name if item.piece.name.isidentifier() else object(),
+    lambda item: item.source or object(),
+)
+"""What makes two pieces a pair, the surest first."""
+
+
+def paired(
+    before: Sequence[Listed], after: Sequence[Listed], keys: Any = KEYS
+) -> Iterator[tuple[Listed, Listed]]:
+    """Pairs by the first key; in the gaps between them, pairs by the next one, at last by position."""
+    if not (keys and before and after):
+        yield from zip(before, after) if len(before) == len(after) else ()
+        return
+    old, new = ([keys[0](item) for item in side] for side in (before, after))
+    matcher = SequenceMatcher[Hashable](None, old, new, autojunk=False)
+    for kind, a, a_end, b, b_end in matcher.get_opcodes():
+        if kind == "equal":
+            yield from zip(before[a:a_end], after[b:b_end])
+        else:
+            yield from paired(before[a:a_end], after[b:b_end], keys[1:])
+
+
+def rows_of(before: Sequence[Piece], after: Sequence[Piece], part: str = "") -> list[Row]:
+    """One listing beside another. A pair is the same if it computes the same from the same pairs."""
+    names = {piece.name for piece in (*before, *after)}
+    old, new = ([Listed(piece, names) for piece in side] for side in (before, after))
+    # From the end: of several candidates the last one holds the result.
+    pairs = list(paired(old[::-1], new[::-1]))[::-1]
+    partner = {a.piece.name: b.piece.name for a, b in pairs}
+    rows = list[Row]()
+    for a, b in [*pairs, (None, None)]:
+        while old and old[0] is not a:
+            rows.append(Row(part, "removed", old.pop(0).piece, None))
+        while new and new[0] is not b:
+            rows.append(Row(part, "added", None, new.pop(0).piece))
+        if a is None or b is None:
+            break
+        del old[0], new[0]
+        same = a.form == b.form and [*map(partner.get, a.names)] == b.names
+        note = "of other values" if a.text == b.text and not same else ""
+        if a.piece.name != b.piece.name and a.piece.name.isidentifier():
+            note = f"was {a.piece.name}"
+        rows.append(Row(part, "same" if same else "changed", a.piece, b.piece, note=note))
+    return rows
+
+
+# The corridor as steps ----------------------------------------------------------------------------
 
 
 def pieces_of(stage: str, subject: Any) -> Iterator[Piece]:
-    """Any stage object line by line."""
+    """A stage object line by line."""
     if isinstance(subject, Listing):
         yield from provenance.of_graph(stage, subject)
+    elif isinstance(subject, LoopGraph):
+        for buffer in subject.given:
+            yield Piece(stage, buffer.name, f"{buffer.name}: {buffer.layout}", NO_ORIGINS, buffer)
+        for operation in subject.operations:
+            yield provenance.of_operation(stage, operation)
+        outputs = ", ".join(map(str, subject.outputs))
+        yield Piece(stage, "output", f"return {outputs}", NO_ORIGINS, subject)
+    elif isinstance(subject, Schedule):
+        yield from of_schedule(stage, subject)
     elif isinstance(subject, Code):
         yield from provenance.of_code(stage, subject.name, subject.lines)
-    elif isinstance(subject, list):
-        for one in subject:
-            yield from pieces_of(stage, one)
     elif isinstance(subject, Guard):
-        told, at = subject.expression, subject.user_line
-        yield Piece(stage, stage, told, NO_ORIGINS, told, subject.reason, line=at)
+        text, at = subject.expression, subject.user_line
+        yield Piece(stage, text, text, NO_ORIGINS, subject, why=(subject.reason,), line=at)
+    elif isinstance(subject, list):
+        for element in subject:
+            yield from pieces_of(stage, element)
     else:
         for number, line in enumerate(str(subject).split("\n"), 1):
             yield Piece(stage, f"{stage}:{number}", line, NO_ORIGINS, line)
 
 
-def of_loops(stage: str, loops: LoopGraph, schedule: Schedule) -> Iterator[Piece]:
-    """What is given, the buffers with the reasons why they are some, what is returned."""
-    for given in loops.given:
-        detail = provenance.layout_text(given.layout)
-        yield Piece(stage, given.name, f"{given.name}: {given.layout}", NO_ORIGINS, given, detail)
-    for piece in provenance.of_loops(stage, loops, schedule):
-        why = tuple(w for w in piece.why if w.startswith(("extern: ", "realized: ")))
-        yield replace(piece, detail=piece.detail.partition(", ")[2], why=why)
-    outputs = ", ".join(map(str, loops.outputs))
-    yield Piece(stage, "output", f"return {outputs}", NO_ORIGINS, loops)
-
-
-def of_schedule(stage: str, schedule: Schedule, loops: Point) -> Iterator[Piece]:
-    """The same in running order: in which kernel, and the decision that brought it there."""
-    pieces = {item.name: replace(item.piece, stage=stage) for item in loops.items}
-    kernels = [getattr(node, "nodes", [node]) for node in schedule.nodes]
-    first = {part.name: parts[0].name for parts in kernels for part in parts[1:]}
-    given = [buffer.name for buffer in schedule.graph.given]
-    for name in [*given, *(part.name for parts in kernels for part in parts), "output"]:
-        piece = pieces[name]
-        if name in first:
-            made = [d for d in schedule.fused if d.asks([name], [first[name]])]
-            text = f"{piece.text}  # in the kernel of {first[name]}"
-            piece = replace(piece, text=text, why=tuple(map(str, made)))
-        yield piece
-
-
-# The corridor as steps --------------------------------------------------------------------------
+def of_schedule(stage: str, schedule: Schedule) -> Iterator[Piece]:
+    """Loops in running order: in which kernel, and the decisions that brought them there."""
+    pieces = {piece.name: piece for piece in pieces_of(stage, schedule.graph)}
+    yield from (pieces[buffer.name] for buffer in schedule.graph.given)
+    for node in schedule.nodes:
+        parts = node.nodes if isinstance(node, FusedSchedulerNode) else [node]
+        yield pieces[parts[0].name]
+        for part in parts[1:]:
+            joined = [d for d in schedule.fused if d.asks([part.name], [parts[0].name])]
+            text = f"{pieces[part.name].text}  # in the kernel of {parts[0].name}"
+            yield replace(pieces[part.name], text=text, why=tuple(map(str, joined)))
+    yield pieces["output"]
 
 
 @dataclass(eq=False)
@@ -88,189 +180,102 @@ class Point:
     subject: Any
     step: str = ""
     parent: Point | None = None
-    pieces: Callable[[str, Any], Iterable[Piece]] = pieces_of
-    rule: Callable[[Item], str] = lambda item: ""
-    """What of the step it was, of an item that it changed."""
-    gone: str = ""
-    """What it means that the step took something away."""
-    about: str = ""
+    applied: Mapping[Any, Collection[Origins]] = field(default_factory=dict)
+    """Of a decomposition, the operators that rules replaced, with the origins of each call."""
 
     @cached_property
-    def items(self) -> list[Item]:
-        if self.parent is not None and self.subject is self.parent.subject:
-            return self.parent.items
-        return items_of(list(self.pieces(self.name, self.subject)))
-
-    @cached_property
-    def alignment(self) -> Alignment:
-        """With the parent: another trace's where no step lies between."""
-        before = self.parent.items if self.parent is not None else []
-        return Alignment(before, self.items, frozenset if self.step else by_text)
-
-    def path(self, since: Collection[Point] = ()) -> list[Point]:
-        """The points that lead here, from the last of some on, or from the first."""
-        way = [self]
-        while (at := way[0].parent) is not None and (way[0] is self or way[0] not in since):
-            way.insert(0, at)
-        return way
+    def pieces(self) -> list[Piece]:
+        return list(pieces_of(self.name, self.subject))
 
     @property
     def count(self) -> str:
-        """How much it is."""
         if isinstance(self.subject, Listing):
             return count_text(self.subject.op_count, "op")
-        return self.about
+        return count_text(len(self.pieces), "line") if self.pieces else ""
 
-    def cause(self, item: Item) -> str:
-        """What the step did, or the stage's own reason, and the lines it is about."""
-        here, reasons = item.piece.stage == self.name, item.piece.why
-        own = next((why for why in reasons if not why.startswith("backward:")), "")
-        told = ": ".join(filter(None, [self.step, self.rule(item) or (own if here else self.gone)]))
-        places = ", ".join(dict.fromkeys(line.place for line in item.piece.lines))
-        return f"{told} at {places}" if told and places else told
+    def path(self, since: Collection[Point]) -> list[Point]:
+        """The points that lead here, from the last of some on, or from the first."""
+        way = [self]
+        while (parent := way[0].parent) is not None and (way[0] is self or way[0] not in since):
+            way.insert(0, parent)
+        return way
 
-    def beside(self, other: Point, part: str = "") -> list[Row]:
-        """The other's items beside these, with no step in between."""
-        copy = Point(self.name, self.subject, parent=other)
-        copy.items = self.items
-        return rows_along([other, copy], part)
-
-
-def by_text(origins: Origins) -> Hashable:
-    """What stays of origins when lines move."""
-    return frozenset((o.module, o.target, o.line.text if o.line else "") for o in origins)
+    def cause(self, piece: Piece) -> str:
+        """The step, the rule of an operator or the reason of the piece, and its source lines."""
+        rules = [str(op) for op, calls in self.applied.items() if piece.origins in calls]
+        reasons = [why for why in piece.why if not why.startswith("backward:")]
+        why = f"rule of {' or '.join(rules)}" if rules else "".join(reasons[:1])
+        places = ", ".join(dict.fromkeys(line.place for line in piece.lines))
+        return ": ".join(filter(None, [self.step, why])) + f" at {places}" * bool(places)
 
 
-def rule_of(graph: LevelGraph, before: Any) -> Callable[[Item], str]:
-    """Tells the operator whose rule made an item, or took it away."""
-    rules: dict[Hashable, dict[str, None]] = {}
-    for node in before.nodes:
-        if node.target in graph.applied:
-            key = node.meta.get("origins"), node.meta.get("phase")
-            rules.setdefault(key, {})[str(node.target)] = None
-
-    def rule(item: Item) -> str:
-        meta = item.piece.subject.meta
-        names = rules.get((meta.get("origins"), meta.get("phase")), ())
-        return f"rule of {' or '.join(names)}" * bool(names)
-
-    return rule
+def rows_along(path: Sequence[Point], part: str = "") -> list[Row]:
+    """The first point beside the last; the steps between them are the causes."""
+    causes: dict[str, list[str]] = {}
+    for point, after in pairwise(path):
+        renamed: dict[str, list[str]] = {}
+        for row in rows_of(point.pieces, after.pieces):
+            steps = causes.get(row.before.name, []) if row.before is not None else []
+            step = [after.cause(row.piece)] if row.status != "same" else []
+            renamed[row.piece.name] = [*steps, *step]
+        causes.update(renamed)
+    rows = rows_of(path[0].pieces, path[-1].pieces, part)
+    return [
+        row
+        if row.status == "same"
+        else replace(row, cause="; ".join(dict.fromkeys(causes.get(row.piece.name, ()))))
+        for row in rows
+    ]
 
 
 def points(trace: Trace) -> dict[str, Point]:
     """Every place of the corridor by name, each after the one that it comes from."""
     found: dict[str, Point] = {}
-    aot, nothing = trace.aot, Point("", [])
+    aot, start = trace.aot, Point("", [])
 
-    def add(name: str, *made: Any, **how: Any) -> Point:
-        return found.setdefault(name, Point(name, *made, **how))
+    def add(name: str, *made: Any) -> Point:
+        return found.setdefault(name, Point(name, *made))
 
-    def stage(step: str, graph: Any, at: Any, passes: str, of: str = "", **how: Any) -> Point:
-        """A step that gives a graph, and the passes over it."""
-        ran = [r for r in aot.passes if r.name.startswith(passes)] if aot is not None else []
+    def stage(name: str, graph: Any, step: str, at: Point, passes: str, of: str = "") -> Point:
+        """A step that gives a graph, and the passes over it; their end has the stage's name."""
+        ran = [r for r in aot.passes if r.name.startswith(f"{passes}.")] if aot is not None else []
         ran = [r for r in ran if not of or f"{getattr(r.before, 'name', '')}." == of]
-        at = add(of + step, ran[0].before if ran else graph, step, at, **how)
+        rules = getattr(graph, "applied", {})
+        at = add(of + step, ran[0].before if ran else graph, step, at, rules)
         for r in ran:
             at = add(of + r.name, r.after, r.name, at)
         last, final = ([(n.name, n.target) for n in g.nodes] for g in (at.subject, graph))
-        if passes != "pre_grad." and last != final:
+        if passes != "pre_grad" and last != final:
             at = add(f"{of}rewrites expanded", graph, "rewrites expanded", at)
+        found[name] = at
         return at
 
-    guards = list(trace.capture.guards)
-    add("guards", guards, "", nothing, about=count_text(len(guards), "guard"))
-    at = stage("capture", trace.capture.graph, nothing, "pre_grad.")
+    add("guards", list(trace.capture.guards), "", start)
+    at = stage("capture", trace.capture.graph, "symbolic evaluation", start, "pre_grad")
     if aot is None:
         return found
     for level, graph in aot.levels.items():
         step = "functionalization" if level == "full" else f"decomposition to {level}"
-        passes = {"full": "joint.", "prims": "prims."}.get(level, "no pass")
-        at = found[level] = stage(step, graph, at, passes, rule=rule_of(graph, at.subject))
+        at = stage(level, graph, step, at, {"full": "joint", "prims": "prims"}.get(level, "none"))
+    step = "partition" if aot.partition is not None else "forward alone"
     for name in ("forward", "backward"):
-        if (final := getattr(aot, name)) is None:
+        if (graph := getattr(aot, name)) is None:
             continue
-        step = "partition" if aot.partition is not None else "forward alone"
-        pieces, gone = partial(provenance.of_graph, partition=aot.partition), f"not in the {name}"
-        whole = stage(step, final, at, "post_grad.", f"{name}.", pieces=pieces, gone=gone)
-        found[f"aot.{name}"] = whole
-        if (compiled := trace.graphs.get(name)) is None:
-            continue
-        buffers = partial(of_loops, schedule=compiled.schedule)
-        here = add(f"{name}.loops", compiled.loops, "lowering", whole, buffers)
-        here.gone = "no buffer of its own"
-        buffers = partial(of_schedule, loops=here)
-        add(f"{name}.schedule", compiled.schedule, "scheduling", here, buffers)
-        for key in ("plans", "kernels", "wrapper"):
-            add(f"{name}.{key}", getattr(compiled, key), "code generation", nothing)
-        found[f"{name}.plans"].about = count_text(len(compiled.plans), "plan")
-        for room in compiled.rooms():
-            found[f"{name}.{room.stage}"].about = room.count
+        whole = stage(f"aot.{name}", graph, step, at, "post_grad", f"{name}.")
+        if (compiled := trace.graphs.get(name)) is not None:
+            loops = add(f"{name}.loops", compiled.loops, "lowering", whole)
+            add(f"{name}.schedule", compiled.schedule, "scheduling", loops)
+            for key in ("plans", "kernels", "wrapper"):
+                add(f"{name}.{key}", getattr(compiled, key), "code generation", start)
     return found
 
 
-# Differences ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Row:
-    """One thing on both sides, or on one. `note`: its old name, or that it stands elsewhere now."""
-
-    part: str
-    status: Literal["same", "changed", "removed", "added"]
-    before: Piece | None
-    after: Piece | None
-    cause: str = ""
-    note: str = ""
-
-    def __str__(self) -> str:
-        sides = [f"  {sign} {p.text}" for sign, p in zip("-+", (self.before, self.after)) if p]
-        told = "; ".join(filter(None, [self.cause, self.note]))
-        return "\n".join(sides) + f"  # {told}" * bool(told)
-
-
-def rows_along(path: Sequence[Point], part: str = "") -> list[Row]:
-    """The first point beside the last; the steps between them are the causes."""
-    before, after = path[0].items, path[-1].items
-    start = {i: i for i in range(len(before))}
-    """Places now -> places at first."""
-    causes: dict[int, list[str]] = {}
-    gone: dict[int, list[str]] = {}
-    for point in path[1:]:
-        step, told = point.alignment, dict[int, list[str]]()
-        for i, j in step.found.items():
-            told[j] = list(causes.get(i, ()))
-            if not step.is_same(i, j):
-                told[j].append(point.cause(step.after[j]))
-        for j in step.free:
-            told[j] = [point.cause(step.after[j])]
-        for i in start.keys() - step.found.keys():
-            gone[start[i]] = [*causes.get(i, ()), point.cause(step.before[i])]
-        start = {step.found[i]: first for i, first in start.items() if i in step.found}
-        causes = told
-    whole = Alignment(before, after, frozenset, {i: j for j, i in start.items()})
-    stays, last = whole.in_order(), -1
-    rows: dict[tuple[int, int], Row] = {}
-    """By the place after; what is gone comes after what stood before it."""
-    for i, item in enumerate(before):
-        last = whole.found[i] if whole.found.get(i) in stays else last
-        if i in gone:
-            rows[last, i + 1] = Row(part, "removed", item.piece, None, "; ".join(gone[i]))
-    for j, item in enumerate(after):
-        cause = "; ".join(dict.fromkeys(filter(None, causes.get(j, ()))))
-        if j not in start:
-            rows[j, 0] = Row(part, "added", None, item.piece, cause)
-            continue
-        old, same = before[start[j]], whole.is_same(start[j], j)
-        note = [f"was {old.name}"] * (old.name != item.name) + ["moved"] * (j not in stays)
-        note += ["of other values"] * (not same and old.piece.text == item.piece.text)
-        row = Row(part, "changed", old.piece, item.piece, cause, ", ".join(note))
-        rows[j, 0] = replace(row, status="same", cause="") if same else row
-    return [row for _, row in sorted(rows.items())]
+# Differences --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Diff(Shown):
-    """Two listings side by side, item by item. `facts`: what is counted, before, after."""
+    """Two listings side by side, piece by piece. `facts`: what is counted, before, after."""
 
     title: str
     rows: tuple[Row, ...]
@@ -291,9 +296,9 @@ class Diff(Shown):
         """Neighbours of one part: its name, rows, and a headline if they are all equal."""
         for (part, same), group in groupby(self.rows, lambda r: (r.part, r.status == "same")):
             rows = list(group)
-            notes = [note.split()[0] for row in rows for note in row.note.split(", ") if note]
-            told = [f"{n} {note}".replace("was", "renamed") for note, n in Counter(notes).items()]
-            yield part, rows, " · ".join([f"… {len(rows)} equal", *told]) * same
+            renamed = sum(row.note.startswith("was") for row in rows)
+            headline = f"… {len(rows)} equal" + f" · {renamed} renamed" * bool(renamed)
+            yield part, rows, headline * same
 
     def __str__(self) -> str:
         lines, shown = [f"{self.title}: {self.summary}"], ""
@@ -326,9 +331,9 @@ class Steps(Shown):
         return "\n".join(lines)
 
 
-def alone(point: Point, since: Collection[Point] = (), part: str = "") -> Diff:
-    """What led to a point: the last step, or all since one of these."""
-    path = point.path(since) if since else point.path()[-2:]
+def alone(point: Point, part: str = "") -> Diff:
+    """What the last step changed."""
+    path = [point.parent or Point("", []), point]
     facts = (("", path[0].count, point.count),)
     return Diff(point.name, tuple(rows_along(path, part)), facts)
 
@@ -338,21 +343,15 @@ def of_pass(record: PassRecord) -> Diff:
     return alone(Point(record.name, record.after, record.name, Point("before", record.before)))
 
 
+def steps_of(found: dict[str, Point]) -> list[Point]:
+    return [point for point in dict.fromkeys(found.values()) if point.step]
+
+
 @method(Trace, "steps")
 def steps(trace: Trace) -> Steps:
     """Every pass and stage in order, with what it changed."""
-    made = [alone(point) for point in dict.fromkeys(points(trace).values()) if point.step]
-    return Steps(f"{trace.name}: {count_text(len(made), 'step')}", tuple(made))
-
-
-def place(found: dict[str, Point], name: str) -> str:
-    """The whole name of a stage or step. Raises ValueError that lists what there is."""
-    stem, dot, last = name.rpartition(".")
-    last = {"joint": "prims", "pre_fusion": "loops", "aot": "aot.forward"}.get(last, last)
-    for full in (stem + dot + last, f"forward.{last}", f"aot.{last}"):
-        if full in found:
-            return full
-    raise OptionError(f"nothing is called {name!r} in this trace; it has {', '.join(found)}")
+    made = tuple(map(alone, steps_of(points(trace))))
+    return Steps(f"{trace.name}: {count_text(len(made), 'step')}", made)
 
 
 @method(Trace, "diff")
@@ -363,15 +362,23 @@ def diff(trace: Trace, before: str | Trace, after: str | None = None) -> Diff:
         return across(trace, before, after)
     found = points(trace)
     if after is None:
-        steps = [point for point in dict.fromkeys(found.values()) if point.step]
-        chosen = [p for p in steps if f".{p.name}".endswith(f".{before}")]
+        chosen = [p for p in steps_of(found) if f".{p.name}".endswith(f".{before}")]
         if not chosen:
-            return alone(found[place(found, before)], stages_of(trace, found).values())
-        return Diff(before, tuple(row for p in chosen for row in alone(p, part=p.name).rows))
-    start, end = (found[place(found, name)] for name in (before, after))
+            end = found[full_name(found, before)]
+            return Diff(before, tuple(rows_along(end.path(stages_of(trace, found).values()))))
+        return Diff(before, tuple(row for p in chosen for row in alone(p, p.name).rows))
+    start, end = (found[full_name(found, name)] for name in (before, after))
     path = end.path([start])
-    rows = rows_along(path) if path[0] is start else end.beside(start)
+    rows = rows_along(path) if path[0] is start else rows_of(start.pieces, end.pieces)
     return Diff(f"{before} → {after}", tuple(rows))
+
+
+def full_name(found: Collection[str], name: str) -> str:
+    """The whole name of a stage or step. Raises OptionError that lists what there is."""
+    for full in (name, f"forward.{name}", f"aot.{name}"):
+        if full in found:
+            return full
+    raise OptionError(f"nothing is called {name!r} in this trace; it has {', '.join(found)}")
 
 
 def stages_of(trace: Trace, found: dict[str, Point]) -> dict[str, Point]:
@@ -384,33 +391,17 @@ def stages_of(trace: Trace, found: dict[str, Point]) -> dict[str, Point]:
 
 
 def across(first: Trace, second: Trace, only: str | None) -> Diff:
-    """Two traces, stage by stage. The cause of what the second has is the step that made it there."""
+    """Two traces, stage by stage: the stages that differ, or the one that is asked for."""
     traces = [stages_of(trace, points(trace)) for trace in (first, second)]
-    only = only and place({**traces[0], **traces[1]}, only)
+    names = {**traces[0], **traces[1]}
     chosen = [asdict(trace.capture.watch.of.options) for trace in (first, second)]
     changed = [name for name, value in chosen[0].items() if value != chosen[1][name]]
     facts = [(f"option {name}", str(chosen[0][name]), str(chosen[1][name])) for name in changed]
     rows = list[Row]()
-    for name in dict.fromkeys([*traces[0], *traces[1]]):
+    for name in [full_name(names, only)] if only else names:
         ends = [stages.get(name, Point(name, [])) for stages in traces]
         facts.append((name, ends[0].count, ends[1].count))
-        made = ends[1].beside(ends[0], name)
-        if differ := any(row.status != "same" for row in made):
-            steps = rows_along(ends[1].path(traces[1].values()))
-            causes = {id(row.after): row.cause for row in steps if row.status != "same"}
-            made = [replace(row, cause=causes.get(id(row.after), row.cause)) for row in made]
-        rows += made if name == only or (differ and not only) else []
-        if name.endswith(".schedule"):
-            facts += [(f"{name}: {what}", a, b) for (what, a), (_, b) in zip(*map(figures, ends))]
-    title = f"{first.name} → {second.name}" + f": {only}" * bool(only)
-    return Diff(title, tuple(rows), tuple(facts))
-
-
-def figures(point: Point) -> list[tuple[str, str]]:
-    """What a schedule moves through memory and how much it needs."""
-    schedule = point.subject
-    if not isinstance(schedule, Schedule):
-        return [("bytes moved", ""), ("memory peak", "")]
-    moved = sum(cost.bytes for cost in costs_of(schedule))
-    peak = schedule.memory.peak_bytes
-    return [("bytes moved", bytes_text(moved)), ("memory peak", bytes_text(peak))]
+        made = rows_of(ends[0].pieces, ends[1].pieces, name)
+        if only or any(row.status != "same" for row in made):
+            rows += made
+    return Diff(f"{first.name} → {second.name}", tuple(rows), tuple(facts))

@@ -25,11 +25,11 @@ The same for the backward. Files without n and k hold one section after the othe
 off, the channels aot_joint_graph, aot_graphs, post_grad_graphs, ir_pre_fusion, ir_post_fusion and output_code
 of `MINICOMPILE_LOGS` still write their files.
 
-A line of trace.jsonl is `{"compilation": "0/1", "function", "kind", "graph", "files", "seconds", "took"}` and
-what `FACTS` adds for the kind: counts, bytes, source lines, failed guards.
+A line of trace.jsonl is `{"compilation": "0/1", "function", "kind", "graph", "files", "seconds", "took"}`,
+with `failures` of guards at a start, and id, reason and line of a break.
 
 A folder is one process's: what an earlier process left, by its trace.jsonl, is deleted first, so that the
-files fit together. While another one is still at work there, files go to `run_<process>` below.
+files fit together. Processes that run at the same time need folders of their own.
 The real compiler: torch/_inductor/debug.py.
 """
 
@@ -43,7 +43,6 @@ import platform
 import sys
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,6 @@ from minicompile.compat import triton_api
 from minicompile.debug import stages
 from minicompile.debug.logs import levels
 from minicompile.ops.events import CALLED, Event, Failure, observer
-from minicompile.ops.origin import Origins, source_lines
 from minicompile.options import Options
 
 SHARED = ("fx_graph_readable.py", "fx_graph_transformed.py", "output_code.py")
@@ -88,53 +86,28 @@ def files(event: Event) -> Iterator[tuple[str, str, Callable[[Any], str], Any]]:
             yield "output_code", SHARED[2], stages.output_code, made
 
 
-def places(origins: Origins) -> list[str]:
-    return [line.place for line in source_lines(origins)]
-
-
-FACTS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "start": lambda failures: {
-        "failures": [{"guard": f.guard.expression, "failed": str(f)} for f in failures]},
-    "break": lambda made: {
-        "break": made.kind, "id": made.id, "reason": made.reason, "line": str(made.user_line or "")},
-    "capture": lambda made: {
-        "ops": made.graph.op_count, "inputs": len(made.inputs), "guards": len(made.guards),
-        "lines": places(stages.graph_origins(made.graph))},
-    "aot": lambda made: {
-        "ops": {graph.name: graph.op_count for graph in (made.joint, made.forward, made.backward) if graph},
-        "saved_bytes": made.partition and made.partition.saved_bytes},
-    "loops": lambda made: {"buffers": len(made.operations), "externs": len(made.externs)},
-    "schedule": lambda made: {
-        "nodes": len(made.before), "kernels": len(made.kernels), "peak_bytes": made.memory.peak_bytes,
-        "saved_bytes": made.saved_bytes},
-    "kernels": lambda made: {"kernels": [{"name": k.name, "lines": places(k.origins)} for k in made]},
-    "building": lambda made: {"modules": len(made), "cached": [module.cached for module in made]},
-    "error": lambda made: {"error": repr(made.error), "advice": made.advice},
-    "done": lambda made: {"compiled": made is not None},
-}  # fmt: skip
-"""What trace.jsonl has of a kind of event, besides when and of what."""
+def facts(event: Event) -> dict[str, Any]:
+    """What trace.jsonl has of an event, apart from its files."""
+    made = event.subject
+    line: dict[str, Any] = {"compilation": str(event.of)[1:-1], "function": event.of.name}
+    line |= {"kind": event.kind, "graph": event.graph, "seconds": event.seconds, "took": event.took}
+    if event.kind == "start":
+        line["failures"] = list(map(str, made))
+    elif event.kind == "break":
+        line |= {"id": made.id, "reason": made.reason, "line": str(made.user_line or "")}
+    return line
 
 
 class Folder:
     """Where one process writes. Raises OSError if it can't."""
 
     def __init__(self, path: Path) -> None:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path, self.known = path, set[str]()
-        self.lock = (path / ".lock").open("a")
-        try:
-            import fcntl
-
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends
-        except (ImportError, BlockingIOError):
-            self.path = path / f"run_{os.getpid()}"
-            self.path.mkdir(exist_ok=True)
-            warnings.warn(f"{path} is in use: this process writes to {self.path}", stacklevel=2)
-        journal = self.path / "trace.jsonl"
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the user's code is in it
+        self.path, self.known, journal = path, set[str](), path / "trace.jsonl"
         for line in journal.read_text("utf-8").splitlines() if journal.exists() else ():
             with contextlib.suppress(ValueError):  # a process was killed while it wrote
                 for name in json.loads(line)["files"]:
-                    (self.path / Path(name).name).unlink(missing_ok=True)
+                    (path / Path(name).name).unlink(missing_ok=True)
         journal.unlink(missing_ok=True)
 
     def write(self, name: str, text: str) -> None:
@@ -170,10 +143,7 @@ class Dump:
         if not (wanted or options.trace):
             return
         key = os.getpid(), options.debug_dir  # a forked process has a folder of its own
-        line: dict[str, Any] = {"compilation": str(of)[1:-1], "function": of.name}
-        line |= {"kind": event.kind, "graph": event.graph, "files": [*wanted]}
-        line |= {"seconds": event.seconds, "took": event.took}
-        line |= FACTS.get(event.kind, lambda made: {})(event.subject)
+        line = {**facts(event), "files": [*wanted]}
         with self.lock:
             if key not in self.folders:
                 self.folders[key] = None  # if it can't be made, that is told once
@@ -199,11 +169,10 @@ def report(failure: Failure, made: Sequence[Event]) -> list[str]:
                 texts[name] = texts.get(name, "") + written(shown) + "\n"
     digest = hashlib.sha256(f"{error!r}{texts.get('repro.py')}".encode()).hexdigest()[:12]
     options = made[0].of.options if made else Options()
-    parent = Path(options.debug_dir)
-    folder = parent / f"error_{digest}"
-    texts["versions.txt"] = f"{versions()}\n{options}\n"
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the user's code is in it
+    folder = Path(options.debug_dir) / f"error_{digest}"
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the user's code is in it
     folder.mkdir(exist_ok=True)
+    texts["versions.txt"] = f"{versions()}\n{options}\n"
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     advice.append(f"  report: {folder}")
@@ -214,13 +183,11 @@ def report(failure: Failure, made: Sequence[Event]) -> list[str]:
 
 def versions() -> str:
     """What decides how a program is compiled, apart from it."""
-    found = [
-        f"minicompile {__version__}",
-        f"torch {torch.__version__}",
-        f"Triton {triton_api.triton_identity()}",
-    ]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return "\n".join([*map(str, found), f"Python {sys.version}", platform.platform(), gpu])
+    return (
+        f"minicompile {__version__}\ntorch {torch.__version__}\nTriton {triton_api.triton_identity()}\n"
+        f"Python {sys.version}\n{platform.platform()}\n{gpu}"
+    )
 
 
 observer("dump")(Dump())

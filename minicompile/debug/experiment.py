@@ -15,21 +15,22 @@ import copy
 import io
 import math
 import statistics
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from minicompile import api
 from minicompile import extension as _extension  # noqa: F401  registers every built-in rule
 from minicompile.codegen import triton_rules
 from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule, power_of_two
 from minicompile.debug.variant import Case, Run, timed
 from minicompile.debug.why import WhatIf, only, wishes_of
+from minicompile.dynamo.result import Capture
 from minicompile.errors import OptionError
 from minicompile.ops.display import Registered, Shown, aligned
-from minicompile.ops.events import Event, observer
-from minicompile.ops.registry import ALL, scoped
+from minicompile.ops.events import Event
+from minicompile.ops.registry import scoped
 from minicompile.options import Options, make_options
 from minicompile.pipeline_result import CompiledStages, Trace
 from minicompile.scheduling.fusion import FusionPolicy, Wishes, fusion_rule
@@ -41,8 +42,8 @@ MOST_OF_A_THREAD = 256
 WIDEST = 2048
 """Most columns of a C++ kernel's tile."""
 
-LARGEST_SQUARE = 128
-"""Side of a square of a transposition: its elements lie on the stack."""
+SQUARES = range(16, 128 + 1, 16)
+"""Sides of a square of a transposition: its elements lie on the stack."""
 
 HINT = """Change something: .run(forbid=[("buf0", "buf1")], fuse=[...], tiles={"x": 64}, backend="aot_eager",
 dynamic=True, inline="never"), or any other option. The stages are in .run(...).after.traces."""
@@ -86,32 +87,25 @@ def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
     """Why a kernel that has such a tile can't have one of that size; empty where it can."""
     if type(size) is not int or size < 1:
         return "a tile has at least one element"
-    if plan.language == "triton":
-        block, largest = math.prod({**plan.tiles, axis: size}.values()), triton_rules.LARGEST_BLOCK
-        limits = [
+    block = math.prod({**plan.tiles, axis: size}.values())
+    most = min(triton_rules.LARGEST_BLOCK, MOST_OF_A_THREAD * 32 * plan.num_warps)
+    length = next((n for n in plan.reduction_ranges.values() if n != 1), 1)
+    chunks = isinstance(length, int) and -(-length // size) > plan.tiles.get("chunks", 0)
+    limits = {
+        "triton": [
             (plan.device.type == "cpu", "the Triton interpreter takes tiles of its own"),
             (size != power_of_two(size), "Triton's tiles are powers of two"),
             (axis == "r" and plan.reduction == "persistent", "the kernel holds whole rows"),
-            (block > largest, f"Triton's blocks have at most {largest} elements"),
-            (
-                block > MOST_OF_A_THREAD * 32 * plan.num_warps,
-                f"{block} elements are too many for "
-                f"{plan.num_warps} warps: registers would overflow, and compiling takes minutes",
-            ),
-        ]
-    elif plan.language == "cpp":
-        widest, squares = WIDEST, f"multiples of 16, up to {LARGEST_SQUARE}"
-        length = next((n for n in plan.reduction_ranges.values() if n != 1), 1)
-        chunks, most = -(-length // size), plan.tiles.get("chunks", 0)
-        many = isinstance(length, int) and chunks > most
-        limits = [
-            (axis == "square" and size not in range(16, LARGEST_SQUARE + 1, 16), squares),
-            (axis == "x" and size > widest, f"columns lie on the stack, {widest} at most"),
-            (axis == "r" and many, f"that makes {chunks} chunks, there is room for {most}"),
-        ]
-    else:
-        return f"what {plan.language} kernels can take is not known here"
-    return next((why for wrong, why in limits if wrong), "")
+            (block > most, f"its {plan.num_warps} warps hold at most {most} elements"),
+        ],
+        "cpp": [
+            (axis == "square" and size not in SQUARES, f"multiples of 16, up to {SQUARES[-1]}"),
+            (axis == "x" and size > WIDEST, f"columns lie on the stack, {WIDEST} at most"),
+            (axis == "r" and chunks, f"there is room for {plan.tiles.get('chunks')} chunks"),
+        ],
+    }
+    unknown = [(True, f"what {plan.language} kernels can take is not known here")]
+    return next((why for wrong, why in limits.get(plan.language, unknown) if wrong), "")
 
 
 class Side:
@@ -119,10 +113,10 @@ class Side:
 
     def __init__(self, knobs: Knobs, case: Case) -> None:
         self.knobs, self.traces, self.refused = knobs, list[Trace](), list[str]()
-        self.graph, self.compiling = "", True
-        self.unheard, self.thread = {*knobs.tiles}, threading.get_ident()
+        self.graph, self.unheard, self.compiling = "", {*knobs.tiles}, True
         changed = replace(case, dynamic=knobs.dynamic, options=knobs.options)
-        self.run = Run(changed, replace(changed.compiled(backend=knobs.backend), rules=self.rules))
+        self.backend = api.find_backend(knobs.backend, knobs.options)
+        self.run = Run(changed, replace(changed.by(self.compile), rules=self.rules))
         self.compiling = False  # from here on it is only timed
         [*_, self.accuracy] = case.compare({"what if": self.run})
         self.refused += [f"tile {asked}: no kernel has one" for asked in sorted(self.unheard)]
@@ -132,26 +126,24 @@ class Side:
         """The stages of the first capture, by the graph's name."""
         return self.traces[0].graphs if self.traces else {}
 
+    def compile(self, capture: Capture) -> Any:
+        """The backend, watched."""
+        if self.compiling:
+            self.traces.append(Trace.watching(capture))
+            capture.watch.listeners.append(self.listen)
+        return self.backend(capture)
+
     def listen(self, event: Event) -> None:
-        if threading.get_ident() != self.thread:
-            return  # another compilation, which other threads may begin meanwhile
-        if event.kind == "capture":
-            self.traces.append(Trace(event.subject.name, event.subject))
-        elif self.traces:
-            self.graph = event.graph
-            self.traces[-1].keep(event)
+        self.graph = event.graph
 
     @contextmanager
     def rules(self) -> Iterator[None]:
         """The registries as the knobs want them."""
         with scoped():
-            if self.compiling:
-                observer("what if")(self.listen)
             make = fusion_rule.get("policy")
             if make is not None and (self.knobs.fuse or self.knobs.forbid):
                 fusion_rule("policy")(lambda: self.policy(make))
-            if self.knobs.tiles:
-                plan_rule("any:what if")(self.set_tiles)
+            plan_rule("any:what if")(self.set_tiles)
             yield
 
     def wishes(self, graph: str) -> Wishes:
@@ -170,10 +162,9 @@ class Side:
         axes: dict[str, tuple[str, ...]] = {a: (a,) for a in plan.tiles if a != "chunks"}
         if plan.tiles and plan.language == "cpp" and not plan.reduction_ranges:
             axes = {"square": tuple(axes)}
-        for axis, size in self.knobs.tiles.items():
-            if axis not in axes:
-                continue
+        for axis in self.knobs.tiles.keys() & axes.keys():
             self.unheard.discard(axis)
+            size = self.knobs.tiles[axis]
             if why := tile_refusal(plan, axis, size):
                 self.refused.append(f"{plan.name}: tile {axis} = {size}: {why}")
             else:
@@ -206,6 +197,8 @@ class Outcome(Shown):
 
     name: str
     before: Side
+    unwished: Side
+    """As after, but for the wishes about fusion."""
     after: Side
     times: list[list[float]]
     """Seconds of the calls of both."""
@@ -219,18 +212,16 @@ class Outcome(Shown):
     @property
     def refused(self) -> list[str]:
         """What was asked for and not done, and why."""
-        wishes = [answer.headline for found, _ in self.graphs.values() for answer in found.refused]
+        wishes = [answer.headline for costs, _ in self.graphs.values() for answer in costs.refused]
         return [*wishes, *self.after.refused]
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
         """Name, before, after."""
-        sides, calls = (self.before, self.after), f"time, median of {len(self.times[1])} calls"
+        sides = (self.before, self.after)
         answers = (f"{side.accuracy.verdict} {side.accuracy.note}".strip() for side in sides)
         times = (f"{statistics.median(s) * 1e6:,.1f} us" if s else "none" for s in self.times)
-        counts = [len(side.traces) for side in sides]
-        shown = [("compared below", *(f"capture 1 of {count}" for count in counts))]
-        return [("answer", *answers), (calls, *times), *shown * (max(counts) > 1)]
+        return [("answer", *answers), (f"time, median of {len(self.times[1])} calls", *times)]
 
     def __str__(self) -> str:
         lines = [self.title, *aligned([("", "before", "after"), *self.rows])]
@@ -249,22 +240,6 @@ class Experiment(Shown):
     def __init__(self, target: Any, args: Any, kwargs: Any) -> None:
         self.case = Case.of(target, [args], kwargs)
         self.base = Knobs(dynamic=self.case.dynamic, options=self.case.options)
-        self.name = self.case.name
-        self.sides: dict[str, Side] = {}
-        self.rules: object = None
-
-    def side(self, knobs: Knobs) -> Side:
-        """The target with these knobs; compiled again when a rule has been registered since."""
-        rules = {name: dict(registry) for name, registry in list(ALL.items())}
-        if rules != self.rules:
-            self.sides, self.rules = {}, rules
-        if repr(knobs) not in self.sides:
-            self.sides[repr(knobs)] = Side(knobs, self.case)
-        return self.sides[repr(knobs)]
-
-    def plain(self, knobs: Knobs) -> Side:
-        """With these knobs, but for the wishes."""
-        return self.side(replace(knobs, fuse=(), forbid=()))
 
     def run(self, **changes: Any) -> Outcome:
         """Compile with changes: `Knobs` by name, any option by its own. Without, it is measured twice.
@@ -272,25 +247,25 @@ class Experiment(Shown):
         What the target prints is printed where answers are compared, not by the calls that are timed.
         Raises ValueError for a name that no node has, OptionError for an option that doesn't exist.
         """
-        knobs = self.base.changed(changes)
-        if knobs.fuse or knobs.forbid:
-            stages = self.plain(knobs).graphs.get(knobs.graph)
+        knobs, before = self.base.changed(changes), Side(self.base, self.case)
+        plain = replace(knobs, fuse=(), forbid=())
+        unwished = before if plain == self.base else Side(plain, self.case)
+        after = unwished
+        if knobs != plain:
+            stages = unwished.graphs.get(knobs.graph)
             if stages is None:
-                missing = (
-                    f"with backend {knobs.backend!r} there is no {knobs.graph} graph of kernels"
-                )
-                raise OptionError(f"{missing}: fuse and forbid have nothing to work on")
+                missing = f"with backend {knobs.backend!r} there is no {knobs.graph} graph"
+                raise OptionError(f"{missing} of kernels: fuse and forbid have nothing to work on")
             wishes = wishes_of(stages.schedule, knobs.fuse, knobs.forbid)
-            knobs = replace(knobs, fuse=wishes.fuse, forbid=wishes.forbid)
-        before, after = self.side(self.base), self.side(knobs)
+            after = Side(replace(knobs, fuse=wishes.fuse, forbid=wishes.forbid), self.case)
         graphs = {}
         for name in filter(after.graphs.__contains__, before.graphs):
-            one, other = before.graphs[name], after.graphs[name]
-            costs = WhatIf(after.wishes(name), one.schedule, other.schedule)
-            graphs[name] = costs, KernelChanges.of(one, other)
+            old, new = before.graphs[name], after.graphs[name]
+            costs = WhatIf(after.wishes(name), old.schedule, new.schedule)
+            graphs[name] = costs, KernelChanges.of(old, new)
         with redirect_stdout(io.StringIO()):
             times = timed([before.run, after.run])
-        return Outcome(self.name, before, after, times, graphs)
+        return Outcome(self.case.name, before, unwished, after, times, graphs)
 
     def __str__(self) -> str:
         return f"{self.run()}\n\n{HINT}"

@@ -5,8 +5,8 @@
     Launch   := a line of the wrapper, what kind of work it is, when it began, how long it took
 
 What runs is a copy of each wrapper with a look at the clock after every line; the compiled function stays as
-it is. Times are the host's: on a GPU a kernel's line only queues it, and more runs measure the device by
-events, queued behind a pause so that no launch is waited for. Clocks cost some 0.1 us a line.
+it is. Times are the host's: on a GPU a kernel's line only queues it (torch.profiler shows when the device ran
+it). Clocks cost some 0.1 us a line.
 The real compiler: torch/_inductor/wrapper_benchmark.py.
 """
 
@@ -17,27 +17,22 @@ import itertools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
-from minicompile import api, pipeline
+from minicompile import pipeline
 from minicompile.aot.result import BoxedCallable
 from minicompile.aot.runtime import make_callable
 from minicompile.codegen.generate import generate_kernels
 from minicompile.codegen.plan import CodeLine, WrapperSource
-from minicompile.compat import triton_api
 from minicompile.debug.copies import same_random_state
-from minicompile.debug.variant import Case, Run, Variant
-from minicompile.dynamo.dispatch import Dispatcher
-from minicompile.dynamo.module import behind
+from minicompile.debug.variant import Case, Run
 from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
 from minicompile.ops.display import Shown, aligned, listed
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origins, union
+from minicompile.options import Options
 from minicompile.runtime.load import start_loading
 
 KINDS = ("kernel", "extern", "python")
@@ -54,12 +49,9 @@ class Launch(Shown):
     origins: Origins
     start: float = 0.0
     seconds: float = 0.0
-    device: float | None = None
-    """On a GPU: between the events before and after the line, the median of all runs."""
 
     def __str__(self) -> str:
-        gpu = f", {self.device * 1e6:.1f} us on the GPU" if self.device is not None else ""
-        return f"{self.number}: {self.kind}, {self.seconds * 1e6:.1f} us{gpu}: {self.text.strip()}"
+        return f"{self.number}: {self.kind}, {self.seconds * 1e6:.1f} us: {self.text.strip()}"
 
 
 @dataclass
@@ -85,17 +77,14 @@ class Timeline(Shown):
     @property
     def summary(self) -> str:
         parts = (f"{kind} {s / self.seconds:.0%}" for kind, s in self.shares.items())
-        gpu = [step.device for step in self.launches if step.device is not None]
-        busy = f"; GPU busy {sum(gpu) * 1e6:,.1f} us" if gpu else ""
         often = f", {self.per_call:.2g} runs a call" if self.per_call != 1 else ""
-        return f"{self.seconds * 1e6:,.1f} us{often}: {', '.join(parts)}{busy}"
+        return f"{self.seconds * 1e6:,.1f} us{often}: {', '.join(parts)}"
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("line", "starts", "us", "GPU us")]
+        rows: list[tuple[str, ...]] = [("line", "starts", "us")]
         for step in self.launches:
-            times = (step.start, step.seconds, step.device)
-            cells = ("" if t is None else f"{t * 1e6:,.1f}" for t in times)
-            rows.append((str(step.number), *cells))
+            times = (f"{seconds * 1e6:,.1f}" for seconds in (step.start, step.seconds))
+            rows.append((str(step.number), *times))
         work = ["", *(f"{step.kind:<9} {step.text.strip()}" for step in self.launches)]
         lines = [f"{numbers}  {text}" for numbers, text in zip(aligned(rows, left=0), work)]
         return "\n".join([f"{self.graph} of {self.name}, {self.summary}", *lines])
@@ -134,40 +123,28 @@ def launches(target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any) -> La
     Works on copies: neither the target, nor the arguments, nor the random state change. Raises what the call
     raises, and Unsupported where none of it compiles.
     """
-    case, measured = Case.of(target, [args], kwargs), Instrumented(target)
-    run = Run(case, Variant(measured.compile))  # the first call compiles
+    case = Case.of(target, [args], kwargs)
+    measured = Instrumented(case.options)
+    run = Run(case, case.by(measured.backend))  # the first call compiles
     if run.error is not None:
         raise run.error
     whole: list[float] = []
-
-    def repeat() -> None:
-        for _ in range(repeats):
-            with same_random_state():
-                run.again()
-            whole.append(run.forward)
-
-    repeat()
-    seconds = statistics.median(whole)
-    if any(graph.on_gpu for graph in measured.graphs):
-        for graph in measured.graphs:
-            graph.pause = 2 * seconds + 0.001
-        repeat()
+    for _ in range(repeats):
+        with same_random_state():
+            run.again()
+        whole.append(run.forward)
     timelines = [graph.timeline(repeats + 1) for graph in measured.graphs if graph.runs]
     if not timelines:
         raise Unsupported("nothing of this call was compiled: mc.explain says why")
-    return Launches(timelines[0].name, seconds, repeats, timelines)
+    return Launches(timelines[0].name, statistics.median(whole), repeats, timelines)
 
 
 class Instrumented:
-    """Compiles with the options of `target`, with clocks in the wrappers; `graphs` are those compiled."""
+    """Compiles captures with clocks in the wrappers; `graphs` are those compiled."""
 
-    def __init__(self, target: Any) -> None:
-        self.options, self.dynamic = api.settings_of(target)
+    def __init__(self, options: Options) -> None:
+        self.options = options
         self.graphs: list[TimedGraph] = []
-
-    def compile(self, target: Any) -> Any:
-        make = partial(Dispatcher, backend=self.backend, options=self.options, dynamic=self.dynamic)
-        return behind(target, make, api.compile)
 
     def backend(self, capture: Capture) -> BoxedCallable:
         aot = pipeline.differentiate(capture, self.options)
@@ -183,56 +160,39 @@ class Instrumented:
         modules = generate_kernels(dict(enumerate(stages.plans)))
         copy = with_clock(stages.wrapper, steps)
         call = start_loading(modules, self.options)(copy, stages.loops.constants)
-        devices = {buffer.layout.device.type for buffer in stages.loops.buffers.values()}
-        self.graphs.append(TimedGraph(capture.name, graph.name, steps, call, "cuda" in devices))
+        self.graphs.append(TimedGraph(capture.name, graph.name, steps, call))
         return self.graphs[-1]
 
 
+@dataclass(eq=False)
 class TimedGraph:
     """A graph whose wrapper calls `tick` after each of its steps."""
 
-    def __init__(self, name: str, graph: str, steps: list[Launch], call: Any, on_gpu: bool) -> None:
-        self.name, self.graph, self.steps, self.call, self.on_gpu = name, graph, steps, call, on_gpu
-        self.pause: float | None = None
-        """Seconds for which a GPU waits before a run that it measures itself."""
-        self.runs: list[list[float]] = []
-        """When each step of a run began, and the end of the last, since its beginning."""
-        self.gpu_runs: list[list[float]] = []
+    name: str
+    graph: str
+    steps: list[Launch]
+    call: Any
+    runs: list[list[float]] = field(default_factory=list)
+    """When each step of a run began, and the end of the last, since its beginning."""
 
     def __call__(self, inputs: list[Any]) -> Any:
-        marks: list[Any] = []
-        mark = time.perf_counter
-        if self.pause is not None:
-            triton_api.gpu_pause(self.pause)
-            mark = gpu_event
-        tick = self.call.__globals__[TICK] = lambda: marks.append(mark())
-        tick()  # type: ignore[no-untyped-call]
+        marks: list[float] = []
+        self.call.__globals__[TICK] = lambda: marks.append(time.perf_counter())
+        self.call.__globals__[TICK]()
         results = self.call(inputs)
-        tick()  # type: ignore[no-untyped-call]
-        if self.pause is None:
-            self.runs.append([at - marks[0] for at in marks])
-        else:
-            torch.cuda.synchronize()
-            self.gpu_runs.append([marks[0].elapsed_time(at) / 1000 for at in marks])
+        marks.append(time.perf_counter())
+        self.runs.append([at - marks[0] for at in marks])
         return results
 
     def timeline(self, calls: int) -> Timeline:
-        """The run of median length of so many calls, without the first; on a GPU the median of each step."""
+        """The run of median length of so many calls, without the first."""
         runs = self.runs[1:] or self.runs
         chosen = sorted(runs, key=lambda run: run[-1])[len(runs) // 2]
-        launches = []
-        for i, step in enumerate(self.steps):
-            gpu = [run[i + 1] - run[i] for run in self.gpu_runs]
-            device = statistics.median(gpu) if gpu else None
-            seconds = chosen[i + 1] - chosen[i]
-            launches.append(replace(step, start=chosen[i], seconds=seconds, device=device))
+        launches = [
+            replace(step, start=start, seconds=end - start)
+            for step, start, end in zip(self.steps, chosen, chosen[1:])
+        ]
         return Timeline(self.name, self.graph, chosen[-1], launches, len(self.runs) / calls)
-
-
-def gpu_event() -> Any:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 TICK = "__mc_tick"
@@ -240,38 +200,29 @@ TICK = "__mc_tick"
 
 
 def steps_of(wrapper: WrapperSource) -> list[Launch]:
-    """The statements of the wrapper's `call`; what stands on one line is one step."""
+    """The statements of the wrapper's `call`; what stands on one line is one step.
+
+    A call of a kernel is one; a call of torch's, or of an object that the wrapper makes, is extern.
+    """
     tree = ast.parse(wrapper.text)
     [call] = [part for part in tree.body if isinstance(part, ast.FunctionDef)]
-    objects = {
-        name.id
-        for part in tree.body
-        for name in ast.walk(part)
-        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store) and part is not call
-    }
+    others = [name for part in tree.body if part is not call for name in ast.walk(part)]
+    objects = {n.id for n in others if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     kernels = {kernel.name for kernel in wrapper.kernels}
-    found = []
+    steps = []
     for number, group in itertools.groupby(call.body, key=lambda part: part.lineno):
         statements = list(group)
         lines = wrapper.lines[number - 1 : statements[-1].end_lineno]
-        called = [
-            ast.unparse(node.func)
-            for part in statements
-            for node in ast.walk(part)
-            if isinstance(node, ast.Call)
-        ]
-        kind = kind_of(called, kernels, objects)
+        nodes = [node for part in statements for node in ast.walk(part)]
+        called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+        kind = "python"
+        if called & kernels:
+            kind = "kernel"
+        elif called & objects or any(name.startswith("torch.") for name in called):
+            kind = "extern"
         text = "\n".join(line.text for line in lines)
-        found.append(Launch(number, text, kind, union(line.origins for line in lines)))
-    return found
-
-
-def kind_of(called: Sequence[str], kernels: set[str], objects: set[str]) -> str:
-    """The first of KINDS that fits the functions which a statement calls."""
-    if not kernels.isdisjoint(called):
-        return "kernel"
-    extern = any(name in objects or name.startswith("torch.") for name in called)
-    return "extern" if extern else "python"
+        steps.append(Launch(number, text, kind, union(line.origins for line in lines)))
+    return steps
 
 
 def with_clock(wrapper: WrapperSource, steps: Sequence[Launch]) -> WrapperSource:

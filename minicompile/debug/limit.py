@@ -4,7 +4,7 @@
             | "inductor; lowering without aten.erf.default" (all but those of one name)
     Report := counts of applications by subsystem, the last one allowed, what went wrong inside the compiler
 
-Numbers count from 0, in each process for itself. A script that is bisected reads its limit from
+Numbers count from 0, in each process for itself. A script that is bisected reads its limit, as JSON, from
 `MINICOMPILE_BISECT` and leaves a report in the folder `MINICOMPILE_BISECT_REPORT`.
 """
 
@@ -13,10 +13,10 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import re
+import pickle
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from minicompile.api import backends
@@ -37,16 +37,6 @@ class Limit:
     subsystem: str = ""
     relation: str = ""
     bound: int | str = 0
-
-    @classmethod
-    def parse(cls, text: str) -> Limit:
-        """Raises ValueError for text that is no limit."""
-        parts = re.fullmatch(r"(\w+)(?:; ([\w ]+?) (<|!=|without) (.+))?", text)
-        if parts is None:
-            raise ValueError(f"no limit of a bisection: {text!r}")
-        backend, subsystem, relation, bound = parts.groups("")
-        number = bound if relation == "without" else int(bound or 0)
-        return cls(backend, subsystem, relation, number)
 
     def __str__(self) -> str:
         part = f"; {self.subsystem} {self.relation} {self.bound}"
@@ -74,7 +64,7 @@ class Applied:
 class Report:
     """The report of a run under a limit, which may come from another process."""
 
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     last: Applied | None = None
     """The last application that was allowed."""
     errors: list[str] = field(default_factory=list)
@@ -88,13 +78,11 @@ class Report:
     def read(cls, folder: Path) -> Report:
         """Merge the reports of all processes."""
         merged = cls()
-        for file in sorted(folder.glob("*.json")):
-            report = json.loads(file.read_text(encoding="utf-8"))
-            for name, count in report["counts"].items():
-                merged.counts[name] = max(count, merged.counts.get(name, 0))
-            if merged.last is None and (last := report["last"]) is not None:
-                merged.last = Applied(**{**last, "lines": tuple(last["lines"])})
-            merged.errors += report["errors"]
+        for file in sorted(folder.iterdir()):
+            report: Report = pickle.loads(file.read_bytes())
+            merged.counts |= report.counts
+            merged.last = merged.last or report.last
+            merged.errors += report.errors
         return merged
 
 
@@ -123,7 +111,7 @@ class Counting:
             what, before = self.last
             lines = text_of(lambda: "\n".join(map(str, source_lines(what.origins()))))
             applied = Applied(what.name, before, text_of(what.after), tuple(lines.splitlines()))
-        return Report(dict(self.counts), applied, self.errors)
+        return Report(self.counts, applied, self.errors)
 
 
 def text_of(text: Callable[[], object]) -> str:
@@ -139,12 +127,11 @@ def obey() -> None:
     text, folder = bisection()
     if not text:
         return
-    counting = Counting(Limit.parse(text))
+    counting = Counting(Limit(*json.loads(text)))
     backends.rules["inductor"] = backends.rules[counting.limit.backend]
-    file = Path(folder) / f"{os.getpid()}.json"
 
     def write() -> None:
-        file.write_text(json.dumps(asdict(counting.report())), encoding="utf-8")
+        (Path(folder) / str(os.getpid())).write_bytes(pickle.dumps(counting.report()))
 
     def listen(event: Event) -> None:
         counting.listen(event)

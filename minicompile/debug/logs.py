@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from minicompile.api import option_check
 from minicompile.debug import stages
@@ -30,7 +29,7 @@ from minicompile.ops.display import count_text
 from minicompile.ops.events import CALLED, KINDS, Event, observer
 from minicompile.ops.graph import Listing
 from minicompile.ops.registry import Registry
-from minicompile.options import in_colour, moves_cursor
+from minicompile.options import moves_cursor
 from minicompile.pipeline_result import saving
 
 Text = Callable[[Event, bool], str]
@@ -83,29 +82,20 @@ class Log:
     open: tuple[tuple[dict[str, bool], TextIO | None], ...] = ()
 
     def __call__(self, event: Event) -> None:
-        streams: dict[Any, dict[str, bool]] = {}
         for on, file in ((levels(event.of.options.logs), None), *self.open):
-            told = streams.setdefault(file or sys.stderr, {})  # a stream has each line once
-            told.update({name: more or told.get(name, False) for name, more in on.items()})
-        for stream, on in streams.items():
-            parts = [told for name, more in on.items() for told in lines(name, event, more, stream)]
+            stream = file or sys.stderr
+            parts = [line for name, more in on.items() for line in lines(name, event, more)]
             if parts:  # at once, whatever other threads write; over a line of progress
                 stream.write("\r\x1b[K" * moves_cursor(stream) + "\n".join([*parts, ""]))
                 stream.flush()
 
 
-def lines(name: str, event: Event, verbose: bool, stream: Any) -> Iterator[str]:
+def lines(name: str, event: Event, verbose: bool) -> Iterator[str]:
     """What a channel says about an event."""
-    if (channel := channels.get(name)) is None or event.kind not in channel.kinds:
-        return
-    try:
-        text = channel.text(event, verbose)
-    except Exception as error:
-        warnings.warn(f"log channel {name}: {type(error).__name__}: {error}", stacklevel=2)
-        return
-    head = f"{event.of} {name}:"
-    head = f"\x1b[36m{head}\x1b[0m" if in_colour(stream) else head
-    yield from (f"{head} {line}".rstrip() for line in text.splitlines())
+    channel = channels.get(name)
+    if channel is not None and event.kind in channel.kinds:
+        for line in channel.text(event, verbose).splitlines():
+            yield f"{event.of} {name}: {line}".rstrip()
 
 
 log = Log()
@@ -195,9 +185,8 @@ def perf(event: Event, verbose: bool) -> str:
     what = f"{event.seconds:8.3f} s  +{event.took:.3f} s  {event.graph} {event.kind}"
     if event.kind != "building":
         return what
-    files = sum(len(module.units) or 1 for module in event.subject)
     cached = sum(module.cached or 0 for module in event.subject)
-    return f"{what}: {count_text(files, 'file')}, {cached} of them in the cache"
+    return f"{what}: {cached} files were in the cache"
 
 
 for _stage, _name, _kinds, _doc, _text in (

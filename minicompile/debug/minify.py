@@ -1,11 +1,12 @@
 """`mc.minify(fn, args)`, `minicompile minify SCRIPT`: the smallest graph that still fails in the same way.
 
-    Minified := name, verdict, failure, tries, steps: [Step], before and program: Program
+    Minified := name, verdict, failure, tries, steps: [Step], program: Program
     Step     := reduction, and how much is left after it
 
-The program is one of the graphs that were captured; a capture that is wrong itself is for `mc.bisect`.
-Reductions propose smaller programs, each tried whole: compiled, run and compared. What fails in the same way
-is kept, until no proposal does. A reduction is a rule like others:
+The program is one of the graphs that were captured, with the arguments of one call; a capture that is wrong
+itself, or that needs several calls to fail, is for `mc.bisect`. Reductions propose smaller programs, each
+tried whole: compiled, run and compared. What fails in the same way is kept, until no proposal does. A
+reduction is a rule like others:
 
     @reduction("twice the same")
     def once(program: Program) -> Iterator[Program | None]: ...
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,13 +34,13 @@ from minicompile import api, compat
 from minicompile.debug import script
 from minicompile.debug.bisect import NOTHING, attempt
 from minicompile.debug.copies import Copier
-from minicompile.debug.program import Program, TensorSpec, spec_of
+from minicompile.debug.program import Program, TensorSpec, spec_of, text
 from minicompile.debug.variant import Case, Run, Variant
 from minicompile.dynamo.dispatch import Backend, plain_backend
 from minicompile.dynamo.result import Capture
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import Shown, aligned, count_text
-from minicompile.ops.graph import copied, placeholders
+from minicompile.ops.graph import copied
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 
@@ -51,62 +51,33 @@ reduction: Registry[Callable[[Program], Proposals]] = Registry(
 MOST_TRIES = 400
 
 
-def halves(count: int) -> Iterator[int]:
-    """How many of `count` to leave away: half, a quarter..., one."""
-    while count > 1:
-        yield (count := count // 2)
-
-
 # -- reductions
-
-
-@reduction("fewer calls")
-def fewer_calls(program: Program) -> Proposals:
-    for number in range(len(program.calls)) if len(program.calls) > 1 else ():
-        calls = program.calls[:number] + program.calls[number + 1 :]
-        yield program.with_graph(program.graph.gm.graph, calls)
 
 
 @reduction("one output")
 def one_output(program: Program) -> Proposals:
-    kept = program.operations
-    for node in reversed(program.outputs) if len(program.outputs) > 1 else ():
-        yield program.part(kept, [node])
-    for count in halves(len(program.outputs)):
-        yield program.part(kept, program.outputs[count:])
-        yield program.part(kept, program.outputs[:-count])
+    for outputs in (program.outputs, *([node] for node in reversed(program.outputs))):
+        yield program.part(program.operations, outputs)
 
 
-@reduction("cut the end")
-def cut_the_end(program: Program) -> Proposals:
-    kept = program.operations
-    for count in halves(len(kept)):
-        yield program.part(kept[:-count])
-
-
-@reduction("cut the beginning")
-def cut_the_beginning(program: Program) -> Proposals:
-    kept = program.operations
-    for count in halves(len(kept)):
-        yield program.part(kept[count:])
-
-
-@reduction("leave out an operation")
-def leave_out(program: Program) -> Proposals:
-    kept = program.operations
-    for node in reversed(kept):
-        others = [other for other in kept if other is not node]
-        mine = layout(program.values[0].get(node))
+@reduction("fewer operations")
+def fewer_operations(program: Program) -> Proposals:
+    """Leave out a half of them, a quarter..., one; instead of one, also read what it read."""
+    operations, count = program.operations, len(program.operations)
+    while count > 1:
+        count = (count + 1) // 2
+        for end in range(len(operations), 0, -count):
+            left = operations[max(end - count, 0) : end]
+            yield program.part([node for node in operations if node not in left])
+    for node in reversed(operations):
         for source in node.all_input_nodes:
-            if mine and mine == layout(program.values[0].get(source)):
+            old, new = program.values.get(node), program.values.get(source, source)
+            if not isinstance(new, TensorSpec) or layout(old) == layout(new):
                 yield program.edited(partial(bypass, node, source))
-        if others:
-            yield program.part(others)
 
 
-def layout(value: Any) -> tuple[Any, ...]:
-    """Shape and type of a tensor; nothing of anything else."""
-    return (value.shape, value.dtype) if isinstance(value, TensorSpec) else ()
+def layout(value: Any) -> object:
+    return (value.shape, value.dtype) if isinstance(value, TensorSpec) else None
 
 
 def bypass(node: fx.Node, source: fx.Node, graph: fx.Graph, new: Mapping[fx.Node, fx.Node]) -> None:
@@ -115,37 +86,27 @@ def bypass(node: fx.Node, source: fx.Node, graph: fx.Graph, new: Mapping[fx.Node
     graph.erase_node(new[node])
 
 
-@reduction("leave out inputs")
-def unused_inputs(program: Program) -> Proposals:
-    if any(not node.users for node in placeholders(program.graph.gm.graph)):
-        yield program.part(program.operations, program.outputs)
-
-
-@reduction("an input twice")
-def input_twice(program: Program) -> Proposals:
-    nodes = placeholders(program.graph.gm.graph)
-    for number, node in enumerate(nodes):
-        for other in range(number):
-            pairs = [(args[number], args[other]) for args in program.calls]
-            if all(layout(one) and layout(one) == layout(two) for one, two in pairs):
-                merged = program.edited(partial(bypass, node, nodes[other]))
-                calls = tuple(args[:number] + args[number + 1 :] for args in program.calls)
-                yield merged.with_graph(merged.graph.gm.graph, calls)
+def changed(program: Program, change: Callable[[TensorSpec], TensorSpec]) -> Proposals:
+    """With other tensors as arguments: all of them, then each alone."""
+    args = [change(x) if isinstance(x, TensorSpec) else x for x in program.args]
+    graph = program.graph.gm.graph
+    yield program.with_graph(graph, tuple(args))
+    for number, new in enumerate(args):
+        yield program.with_graph(graph, (*program.args[:number], new, *program.args[number + 1 :]))
 
 
 @reduction("no gradients")
 def no_gradients(program: Program) -> Proposals:
-    everything = range(len(program.calls[0]))
-    for chosen in ([*everything], *([number] for number in everything)):
-        yield changed(program, lambda value: replace(value, requires_grad=False), chosen)
+    yield from changed(program, lambda value: replace(value, requires_grad=False))
 
 
 @reduction("smaller sizes")
 def smaller_sizes(program: Program) -> Proposals:
-    tensors = [value for args in program.calls for value in args if isinstance(value, TensorSpec)]
+    tensors = [value for value in program.args if isinstance(value, TensorSpec)]
     for old in sorted({size for t in tensors for size in t.shape if size > 1}, reverse=True):
         for new in sorted({1, 2, 3, old // 2, old - 1} & set(range(1, old))):
-            resized = changed(program, partial(TensorSpec.sized, old=old, new=new))
+            resized = next(changed(program, partial(TensorSpec.sized, old=old, new=new)))
+            assert resized is not None
             yield resized.edited(partial(resize, old, new))
             yield resized
 
@@ -163,25 +124,7 @@ def resize(old: int, new: int, graph: fx.Graph, nodes: object) -> None:
 
 @reduction("any values")
 def any_values(program: Program) -> Proposals:
-    everything = range(len(program.calls[0]))
-    for chosen in ([*everything], *([number] for number in everything)):
-        yield changed(program, lambda value: replace(value, value=None), chosen)
-
-
-def changed(
-    program: Program,
-    change: Callable[[TensorSpec], TensorSpec],
-    chosen: Sequence[int] | None = None,
-) -> Program:
-    """With other tensors as arguments, or only those of some numbers."""
-    calls = tuple(
-        tuple(
-            change(x) if isinstance(x, TensorSpec) and (chosen is None or n in chosen) else x
-            for n, x in enumerate(args)
-        )
-        for args in program.calls
-    )
-    return program.with_graph(program.graph.gm.graph, calls)
+    yield from changed(program, lambda value: replace(value, value=None))
 
 
 # -- the search
@@ -195,9 +138,8 @@ class Step:
     size: tuple[int, ...]
 
     def cells(self) -> tuple[str, ...]:
-        calls, operations, _, _, inputs, elements, *_ = self.size
-        counts = (count_text(operations, "operation"), count_text(inputs, "input"))
-        return (self.reduction, *counts, count_text(elements, "element"), count_text(calls, "call"))
+        counts = (self.size[0], "operation"), (self.size[2], "input"), (self.size[3], "element")
+        return self.reduction, *(count_text(*count) for count in counts)
 
 
 @dataclass
@@ -208,7 +150,6 @@ class Minified(Shown):
     verdict: str = ""
     failure: str = ""
     """Of what is left."""
-    before: Program | None = None
     program: Program | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
@@ -219,7 +160,7 @@ class Minified(Shown):
     @property
     def operations(self) -> int:
         """How many are left, without those that only unpack results."""
-        return self.program.size[1] if self.program is not None else 0
+        return self.program.size[0] if self.program is not None else 0
 
     @property
     def script(self) -> str:
@@ -228,19 +169,15 @@ class Minified(Shown):
 
     @property
     def facts(self) -> list[tuple[str, str]]:
+        args = self.program.args if self.program is not None else ()
         rows = [("fails", self.failure)]
-        if self.program is not None:
-            rows += [
-                (f"argument {n}", value.text(n) if isinstance(value, TensorSpec) else repr(value))
-                for args in self.program.calls
-                for n, value in enumerate(args)
-            ]
+        rows += [(f"argument {number}", text(number, value)) for number, value in enumerate(args)]
         rows.append(("script", str(self.path or "")))
         return [(name, fact) for name, fact in rows if fact]
 
     @property
     def graph(self) -> str:
-        return "" if self.program is None else str(self.program.shown())
+        return "" if self.program is None else str(self.program.graph)
 
     def __str__(self) -> str:
         lines = [f"minified {self.name}: {self.verdict}"]
@@ -260,78 +197,51 @@ def kind(failure: str) -> str:
     return parts[0] + " (no number)" * failure.endswith(("inf", "nan"))
 
 
-class Shrinking:
-    """Apply reductions while what they propose still fails."""
-
-    def __init__(self, program: Program, failure_of: Callable[[Program], str]) -> None:
-        self.program, self.failure_of = program, failure_of
-        self.failure = failure_of(program)
-        self.kind = kind(self.failure)
-        self.tries, self.steps = 1, list[Step]()
-        self.tried: set[str] = set()
-
-    def run(self) -> None:
-        """Begin anew after each success of a later rule: it may make earlier ones possible again."""
-        while self.failure and any(self.applied(name) for name in reduction):
-            pass
-
-    def applied(self, name: str) -> bool:
-        for proposal in reduction[name](self.program):
-            if proposal is not None and self.fails(proposal):
-                self.program = proposal
-                self.steps.append(Step(name, proposal.size))
-                return True
-        return False
-
-    def fails(self, proposal: Program) -> bool:
-        if proposal.size >= self.program.size or proposal.key in self.tried:
-            return False
-        if self.tries >= MOST_TRIES:
-            return False
-        self.tried.add(proposal.key)
-        self.tries += 1
-        failure = self.failure_of(proposal)
-        if failed := bool(failure) and kind(failure) == self.kind:
-            self.failure = failure
-        return failed
-
-
 def failure_of(program: Program, settings: Mapping[str, Any]) -> str:
     """How a program fails if it is compiled; "" where it doesn't, or fails in eager too."""
     with contextlib.redirect_stderr(io.StringIO()):  # a GraphModule prints what it raises
         try:
             program.graph.gm.graph.lint()
-            case = case_of(program.graph.gm, program.arguments(), settings)
+            case = Case.of(api.compile(program.graph.gm, **settings), [program.arguments()])
             return "" if attempt(case, NOTHING).failure else attempt(case).failure
         except Exception:  # eager's own
             return ""
-
-
-def case_of(
-    target: torch.nn.Module, calls: Sequence[Sequence[Any]], settings: Mapping[str, Any]
-) -> Case:
-    return Case.of(api.compile(target, **settings), calls)
 
 
 def shrunk(
     name: str, programs: Iterable[Program], settings: Mapping[str, Any], verdict: str
 ) -> Minified:
     """The first of the programs that fails, made small."""
-    result = Minified(name, verdict, settings=settings)
     for program in programs:
-        search = Shrinking(program, lambda program: failure_of(program, settings))
-        result.tries += search.tries
-        if not search.failure:
-            continue
-        search.run()
-        result.before, result.program, result.failure = program, search.program, search.failure
-        result.steps, result.tries = search.steps, result.tries + search.tries - 1
-        before, after = program.size[1], search.program.size[1]
-        result.verdict = f"{count_text(before, 'operation')} became {after}"
-        if search.tries >= MOST_TRIES:
-            result.verdict += f", after {MOST_TRIES} tries: it may get smaller yet"
-        break
-    return result
+        if failure := failure_of(program, settings):
+            result = Minified(name, "", failure, program, settings)
+            tried: set[str] = set()
+            while result.tries < MOST_TRIES and smaller(result, tried):
+                pass  # a success may make earlier reductions possible again
+            count = count_text(program.size[0], "operation")
+            result.verdict = f"{count} became {result.operations}"
+            if result.tries >= MOST_TRIES:
+                result.verdict += f", after {MOST_TRIES} tries: it may get smaller yet"
+            return result
+    return Minified(name, verdict)
+
+
+def smaller(result: Minified, tried: set[str]) -> bool:
+    """Take the first proposal that fails in the same way; False if there is none."""
+    program = result.program
+    assert program is not None
+    for name in reduction:
+        for proposal in reduction[name](program):
+            if proposal is None or proposal.size >= program.size or proposal.key in tried:
+                continue
+            tried.add(proposal.key)
+            result.tries += 1
+            failure = failure_of(proposal, result.settings)
+            if failure and kind(failure) == kind(result.failure):
+                result.program, result.failure = proposal, failure
+                result.steps.append(Step(name, proposal.size))
+                return True
+    return False
 
 
 # -- a function
@@ -366,25 +276,19 @@ def minify(
 
 def changed_settings(options: Options, dynamic: bool | None) -> dict[str, Any]:
     """What `mc.compile` is to be given, apart from its defaults."""
-    usual = Options()
-    differing = {
-        f.name: value
-        for f in dataclasses.fields(options)
-        if (value := getattr(options, f.name)) != getattr(usual, f.name)
-    }
-    return {
-        **({"options": differing} if differing else {}),
-        **({} if dynamic is None else {"dynamic": dynamic}),
-    }
+    usual = vars(Options())
+    differing = {name: value for name, value in vars(options).items() if value != usual[name]}
+    settings = {"options": differing or None, "dynamic": dynamic}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def captured_programs(case: Case) -> Iterator[Program]:
-    """Each captured graph with the arguments of its calls."""
-    calls: dict[int, tuple[fx.GraphModule, list[list[Any]]]] = {}
+    """Each captured graph with the arguments of each of its calls."""
+    calls: list[tuple[fx.GraphModule, list[Any]]] = []
 
     def keep(gm: fx.GraphModule, fakes: Any) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
-            calls.setdefault(id(gm), (gm, []))[1].append(Copier()(list(inputs)))
+            calls.append((gm, Copier()(list(inputs))))
             return compat.graph_function(gm)(*inputs)
 
         return run
@@ -392,9 +296,9 @@ def captured_programs(case: Case) -> Iterator[Program]:
     run = Run(replace(case, check=None), Variant(partial(api.compile, backend=keep)))
     if run.error is not None:
         raise run.error
-    for gm, arguments in calls.values():
+    for gm, args in calls:
         with contextlib.suppress(TypeError):
-            yield Program.of(gm, arguments, case.name)
+            yield Program.of(gm, args, case.name)
 
 
 def captured(capture: Capture, options: Options, why: str) -> str:
@@ -403,13 +307,11 @@ def captured(capture: Capture, options: Options, why: str) -> str:
     Raises TypeError for arguments that no program can have.
     """
     args = []
-    for one in capture.inputs:
-        real = one.real() if one.real is not None else None
-        if isinstance(one.fake, torch.Tensor):
-            args.append(TensorSpec.like(real if real is not None else one.fake))
-        else:
-            args.append(one.fake.node.hint if hasattr(one.fake, "node") else spec_of(one.fake))
-    program = Program(copied(capture.graph), (tuple(args),))
+    for given in capture.inputs:
+        real = given.real() if given.real is not None else None
+        value = real if real is not None else given.fake
+        args.append(spec_of(value.node.hint if hasattr(value, "node") else value))
+    program = Program(copied(capture.graph), tuple(args))
     return program.script(why, changed_settings(options, None))
 
 
@@ -444,13 +346,11 @@ def minify_script(path: Path, arguments: Sequence[str]) -> Minified:
         return compile
 
     def search(capture: Capture, inputs: list[Any], options: Options) -> None:
-        try:
-            program = Program.of(capture.graph.gm, [inputs], capture.name)
-        except TypeError:
-            return
-        result = shrunk(capture.name, [program], changed_settings(options, None), "")
-        if result.program is not None:
-            raise Stop(result)
+        with contextlib.suppress(TypeError):
+            program = Program.of(capture.graph.gm, inputs, capture.name)
+            result = shrunk(capture.name, [program], changed_settings(options, None), "")
+            if result.program is not None:
+                raise Stop(result)
 
     with api.backends.scoped():
         api.backends("inductor")(searching)
@@ -477,8 +377,8 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def failing(program: torch.nn.Module, calls: Sequence[Sequence[Any]], **settings: Any) -> int:
+def failing(program: torch.nn.Module, args: Sequence[Any], **settings: Any) -> int:
     """The exit code of a minified script: says whether it fails, and how."""
-    failure = attempt(case_of(program, calls, settings)).failure
+    failure = attempt(Case.of(api.compile(program, **settings), [args])).failure
     print(failure or "it doesn't fail")
     return int(bool(failure))

@@ -46,7 +46,7 @@ from minicompile.ops.origin import (
     union,
 )
 from minicompile.pipeline_result import CompiledStages, Trace
-from minicompile.scheduling.nodes import FusionDecision, Schedule
+from minicompile.scheduling.nodes import Schedule
 
 
 @dataclass(frozen=True)
@@ -166,37 +166,31 @@ def operation_kind(operation: Operation) -> str:
     return "extern" if isinstance(operation, ExternKernel) else type(operation.loops).__name__
 
 
-MOST_REASONS = 4
-"""How many fusion decisions are told about one buffer; the schedule has all of them."""
-
-
-def operation_reasons(
-    operation: Operation, schedule: Schedule, told: Sequence[FusionDecision]
-) -> tuple[str, ...]:
-    """Why an operation is what it is: extern, realized, fused or kept apart, in memory or not."""
-    asked = [str(decision) for decision in told[:MOST_REASONS]]
-    if len(told) > MOST_REASONS:
-        asked.append(f"and {len(told) - MOST_REASONS} more decisions in the schedule")
+def of_operation(stage: str, operation: Operation, why: Sequence[str] = ()) -> Piece:
+    """An operation of the loop IR, with why it is an extern call or a buffer, and more reasons."""
+    layouts = "; ".join(layout_text(buffer.layout) for buffer in written_by(operation))
+    text, detail = operation_line(operation), f"{operation_kind(operation)}, {layouts}"
     if isinstance(operation, ExternKernel):
-        return (f"extern: {operation.reason}", *asked)
-    if operation.why:
-        asked.append(f"realized: {operation.why}")
-    if operation.name in schedule.memory.internal:
-        asked.append("never in memory: it lives inside one kernel")
-    return tuple(asked)
+        own = f"extern: {operation.reason}"
+    else:
+        own = f"realized: {operation.why}" * bool(operation.why)
+    reasons = tuple(filter(None, [own, *why]))
+    return Piece(stage, operation.name, text, operation.origins, operation, detail, reasons)
+
+
+MOST_REASONS = 4
+"""How many fusion decisions a piece names; the schedule has all of them."""
 
 
 def of_loops(stage: str, loops: LoopGraph, schedule: Schedule) -> Iterator[Piece]:
     """The operations of a loop graph, and what became of them in its schedule."""
-    told: dict[str, list[FusionDecision]] = {node.name: [] for node in schedule.before}
-    for decision in sorted(schedule.decisions, key=lambda d: (not d.fused, -d.score)):
-        for node in decision.nodes:
-            told[node.name].append(decision)
+    ordered = sorted(schedule.decisions, key=lambda d: (not d.fused, -d.score))
     for operation in loops.operations:
-        made = "; ".join(layout_text(buffer.layout) for buffer in written_by(operation))
-        text, detail = operation_line(operation), f"{operation_kind(operation)}, {made}"
-        why = operation_reasons(operation, schedule, told.get(operation.name, ()))
-        yield Piece(stage, operation.name, text, operation.origins, operation, detail, why)
+        asked = [str(d) for d in ordered if operation.name in {n.name for n in d.nodes}]
+        why = asked[:MOST_REASONS]
+        if operation.name in schedule.memory.internal:
+            why.append("never in memory: it lives inside one kernel")
+        yield of_operation(stage, operation, why)
 
 
 def of_decisions(stage: str, schedule: Schedule) -> Iterator[Piece]:

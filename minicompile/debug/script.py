@@ -1,12 +1,13 @@
 """`minicompile trace SCRIPT --out FOLDER ...`: run a script and write down all that it compiles.
 
-FOLDER/index.html       what was compiled and in how many seconds, what ran in eager and why
+FOLDER/index.html       what was compiled, what ran in eager and why
 FOLDER/01_name/         a folder for each compilation that reached a graph, as `Trace.save` writes it
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import runpy
 import subprocess
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from minicompile.debug.limit import Limit, Report
@@ -28,12 +29,11 @@ from minicompile.pipeline_result import Trace
 
 @dataclass
 class Compiled:
-    """One compilation as it was heard of; `seconds` is None where it never ended."""
+    """One compilation as it was heard of."""
 
     of: Compilation
     trace: Trace | None = None
     breaks: list[GraphBreak] = field(default_factory=list)
-    seconds: float | None = None
     result: str = "did not finish"
 
 
@@ -52,10 +52,8 @@ class Recorder:
         elif event.kind == "break":
             now.breaks.append(event.subject)
         elif event.kind == "done":
-            now.seconds = event.seconds
-            eager = now.breaks or now.trace is None or not now.trace.graphs
-            made = "runs in eager" if eager else "only traced"
-            now.result = "compiled" if event.subject is not None else made
+            done = "compiled" if event.subject is not None else "runs in eager"
+            now.result = f"{done}, {event.seconds:.2f} s"
 
     def write(self, folder: Path, script: str) -> Path:
         """All traces and the page over them; gives that page's path."""
@@ -64,24 +62,22 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         rows = []
         for number, compiled in enumerate(self.made, 1):
-            counts, name = ["", ""], text(compiled.of.name)
+            name = text(compiled.of.name)
             if compiled.trace is not None:
                 inside = f"{number:02}_{re.sub(r'[^A-Za-z0-9]+', '_', compiled.of.name).strip('_')}"
                 compiled.trace.save(folder / inside)
                 name = f'<a href="{inside}/index.html">{name}</a>'
-                kernels = [k for graph in compiled.trace.graphs.values() for k in graph.kernels]
-                counts = [count_text(compiled.trace.capture.graph.op_count, "op")]
-                counts.append(count_text(len(kernels), "kernel"))
-            seconds = "" if compiled.seconds is None else f"{compiled.seconds:.2f} s"
             breaks = "<br>".join(map(text, compiled.breaks))
-            rows.append([text(compiled.of), name, *counts, seconds, compiled.result, breaks])
-        head = ("", "function", "graph", "kernels", "time", "", "graph breaks")
-        about = f"{count_text(len(rows), 'compilation')}, in the order in which they began"
-        content = table(head, rows, numbers=(2, 3, 4)) if rows else f"<p>{text(NOTHING)}</p>"
+            rows.append([text(compiled.of), name, compiled.result, breaks])
+        content = table(("", "function", "", "graph breaks"), rows)
         index = folder / "index.html"
-        document = page(f"{script} through minicompile", STYLE + box(script, about, content))
+        document = page(f"{script} through minicompile", STYLE + box(script, self.told, content))
         index.write_text(document, encoding="utf-8")
         return index
+
+    @property
+    def told(self) -> str:
+        return count_text(len(self.made), "compilation") if self.made else NOTHING
 
 
 NOTHING = "nothing was compiled: no function that mc.compile returned was called"
@@ -112,19 +108,23 @@ def run_limited(
 ) -> tuple[str, Report]:
     """Run a script in a process of its own under a limit: how it failed, and what it reported."""
     with tempfile.TemporaryDirectory(prefix="minicompile_bisect_") as folder:
-        told = {"MINICOMPILE_BISECT": str(limit), "MINICOMPILE_BISECT_REPORT": folder}
-        environment = child_environment(**told, PYTHONHASHSEED="0")  # sets in the same order
-        whole = [sys.executable, *command]
+        environment = child_environment(
+            MINICOMPILE_BISECT=json.dumps(astuple(limit)),
+            MINICOMPILE_BISECT_REPORT=folder,
+            PYTHONHASHSEED="0",  # sets in the same order
+        )
+        failure, whole = "", [sys.executable, *command]
         try:
             done = subprocess.run(
                 whole, env=environment, capture_output=True, text=True, timeout=timeout, check=False
             )
         except subprocess.TimeoutExpired:
-            return f"took over {timeout:g} s", Report.read(Path(folder))
-        report = Report.read(Path(folder))
-    last = done.stderr.strip().splitlines()[-1:]
-    code = done.returncode
-    return ": ".join([f"exit code {code}", *last]) if code else "", report
+            failure = f"took over {timeout:g} s"
+        else:
+            if done.returncode:
+                last = done.stderr.strip().splitlines()[-1:]
+                failure = ": ".join([f"exit code {done.returncode}", *last])
+        return failure, Report.read(Path(folder))
 
 
 def execute(script: Path, argv: list[str]) -> int:
@@ -137,11 +137,8 @@ def execute(script: Path, argv: list[str]) -> int:
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except (Exception, KeyboardInterrupt) as error:
-        frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename != str(script):
-            frames = frames.tb_next
-        traceback.print_exception(type(error), error, frames)
+    except Exception:
+        traceback.print_exc()
         return 1
     finally:
         sys.argv, sys.path = before
@@ -151,15 +148,12 @@ def execute(script: Path, argv: list[str]) -> int:
 def run(chosen: argparse.Namespace) -> int:
     """The command. The script's exit code, 1 if it raised; its traces are written all the same."""
     script, rest = script_of(chosen).absolute(), chosen.arguments
-    if rest[:1] == ["--out"] and len(rest) > 1:
+    if rest[:1] == ["--out"]:
         chosen.out, rest = Path(rest[1]), rest[2:]
-    elif rest and rest[0].startswith("--out="):
-        chosen.out, rest = Path(rest[0].removeprefix("--out=")), rest[1:]
     recorder, out = Recorder(), chosen.out.absolute()  # the script may change folders
     with observer.scoped():
         observer("trace of a script")(recorder)
         code = execute(script, [chosen.script, *rest])
     index = recorder.write(out, script.name)
-    told = count_text(len(recorder.made), "compilation") if recorder.made else NOTHING
-    print(f"{told}; see {index}", file=sys.stderr)
+    print(f"{recorder.told}; see {index}", file=sys.stderr)
     return code

@@ -3,11 +3,10 @@ and each one's capture with the other's compiler.
 
     Comparison := name, stages: {name: Stage}, cells: [Cell], notes
     Stage      := what both made there: graphs, or code; several after a graph break
-    Cell       := capture, compiler, StageAccuracy, graphs, kernels, library calls, seconds
+    Cell       := capture, compiler, StageAccuracy, stages, kernels, seconds
 
 If only one row or column of the 2 x 2 is wrong, the fault is pinned to one half: before the captured graph or
-after it. Kernels are fused groups of loops on both sides, library calls what runs an operator of PyTorch.
-The real compiler: torch/_inductor/compiler_bisector.py.
+after it. The real compiler: torch/_inductor/compiler_bisector.py.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from minicompile import api
 from minicompile.compat import torch_compiler
 from minicompile.debug import torch_bridge
 from minicompile.debug.accuracy import Accuracy
-from minicompile.debug.variant import BAD, EAGER, Case, Run, StageAccuracy, Variant, timed
-from minicompile.dynamo.dispatch import Backend, Dispatcher
-from minicompile.dynamo.module import behind, calling
-from minicompile.ops.display import Shown, aligned, count_text
+from minicompile.debug.variant import BAD, Case, Run, StageAccuracy, Variant, timed
+from minicompile.dynamo.dispatch import Backend
+from minicompile.dynamo.module import calling
+from minicompile.ops.display import Shown, aligned
 from minicompile.ops.events import Event
 from minicompile.ops.graph import placeholders
 
 OURS, THEIRS, INDUCTOR = "minicompile", "torch", "Inductor"
-COSTS = ("graphs", "breaks", "kernels", "calls", "first", "later")
+COSTS = ("graphs", "kernels", "time")
 GRAPHS = ("graph", "aot.joint", "aot.forward", "aot.backward")
 
 
@@ -72,14 +71,10 @@ class Cell(Shown):
     compiler: str
     accuracy: StageAccuracy = field(default_factory=lambda: StageAccuracy(""))
     stages: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    breaks: list[str] = field(default_factory=list)
     kernels: int = 0
-    calls: int = 0
-    """Of library functions."""
-    first: float = 0.0
-    """Seconds of the first call, which captures and compiles."""
+    """Fused groups of loops."""
     seconds: float | None = None
-    """Median of later calls."""
+    """Median of calls after the first."""
 
     HEAD = ("capture", "compiler", *Accuracy.HEAD[1:-1], *COSTS)
 
@@ -90,9 +85,8 @@ class Cell(Shown):
         return None if verdict == "not compiled" else verdict in BAD
 
     def cells(self) -> tuple[str, ...]:
-        later = "" if self.seconds is None else f"{self.seconds * 1e6:.0f} us"
-        counts = (len(self.stages["graph"]), len(self.breaks), self.kernels, self.calls)
-        costs = (*map(str, counts), f"{self.first:.2f} s", later)
+        time = "" if self.seconds is None else f"{self.seconds * 1e6:.0f} us"
+        costs = str(len(self.stages["graph"])), str(self.kernels), time
         return self.capture, self.compiler, *self.accuracy.cells()[1:-1], *costs
 
     def __str__(self) -> str:
@@ -104,10 +98,8 @@ class Cell(Shown):
         """A backend of ours, and this hears what it makes."""
 
         def watched(capture: Any) -> Any:
-            known = any(graph is capture.graph for graph in self.stages["graph"])
-            if not self.first and not known:  # a later call may need another version
-                self.stages["graph"].append(capture.graph)
-                capture.watch.listeners.append(self.heard)
+            self.stages["graph"].append(capture.graph)
+            capture.watch.listeners.append(self.heard)
             return compile(capture)
 
         return watched
@@ -119,7 +111,6 @@ class Cell(Shown):
                     self.stages[f"aot.{name}"].append(graph)
         elif event.kind == "graph":
             self.kernels += len(event.subject.kernels)
-            self.calls += len(event.subject.loops.externs)
             self.stages["code"] += [*event.subject.kernels, event.subject.wrapper]
 
     def told(self, kind: str, made: Any, text: str) -> None:
@@ -133,8 +124,7 @@ class Cell(Shown):
         graph = torch_bridge.graph_of(made.orig_gm, name, "AOT autograd and Inductor's passes")
         self.stages[f"aot.{name}"].append(graph)
         self.stages["code"].append(Code(name, text))
-        kernels, calls = torch_compiler.inductor_kernels(made)
-        self.kernels, self.calls = self.kernels + kernels, self.calls + calls
+        self.kernels += torch_compiler.inductor_kernels(made)[0]
 
     def dynamo(self, gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """torch.compile's backend for both halves of torch."""
@@ -149,10 +139,6 @@ class Comparison(Shown):
     name: str
     cells: list[Cell]
     """Our capture with our compiler and Inductor, torch's with the same."""
-    eager: float | None
-    """Median seconds of a call."""
-    runs: int
-    """Timed calls of each."""
     notes: list[str]
 
     ours = property(lambda self: self.cells[0])
@@ -167,16 +153,11 @@ class Comparison(Shown):
     def __getitem__(self, stage: str) -> Stage:
         return self.stages[stage]
 
-    @property
-    def timing(self) -> str:
-        eager = "" if self.eager is None else f"; eager: {self.eager * 1e6:.0f} us"
-        return f"later: median of {count_text(self.runs, 'call')} in turns{eager}"
-
     def __str__(self) -> str:
         lines = [f"{self.name} by minicompile and torch.compile: {self.conclusion}", ""]
         lines += aligned([Cell.HEAD, *(cell.cells() for cell in self.cells)], left=7)
-        lines += [self.timing, *self.notes]
-        return "\n".join([*lines, "", f"to read one: comparison[{' | '.join(self.stages)}]"])
+        stages = f"to read one: comparison[{' | '.join(self.stages)}]"
+        return "\n".join([*lines, *self.notes, "", stages])
 
 
 def pinned(cells: Sequence[Cell]) -> str:
@@ -192,13 +173,11 @@ def pinned(cells: Sequence[Cell]) -> str:
         for who in dict.fromkeys(getattr(cell, of) for cell in cells)
         if all(cell.bad in (None, getattr(cell, of) == who) for cell in cells)
     ]
-    wrong = ", ".join(f"{c.capture} with {c.compiler}" for c in cells if c.bad)
     if len(found) != 1:
+        wrong = ", ".join(f"{c.capture} with {c.compiler}" for c in cells if c.bad)
         return f"wrong: {wrong}; that is not pinned to one half"
-    [(half, who)] = found
-    done = "captures" if half == "capture" else "compiles"
-    told = f"what it {done} raises or differs from eager, whoever does the rest"
-    return f"the {half} half of {who} is wrong: {told}"
+    half, who = found[0]
+    return f"the {half} half of {who} is wrong, whoever does the rest"
 
 
 def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
@@ -206,52 +185,48 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
 
     What `mc.compile` returned is compared with its options. The function is called once by float64, by eager
     and by each of the four ways, on copies, with its backward pass where outputs require grad, and once more
-    for each timed call of the latter five; what it prints is printed each time. Target, arguments and random
+    for each timed call; what it prints is printed each time. Target, arguments and random
     state stay as they are. So does what torch.compile keeps: what it compiles here is forgotten, except in
     code of classes that it had compiled before. Random numbers are eager's on both sides (`fallback_random`).
     Raises what eager raises.
     """
     case = Case.of(target, [args], kwargs)
     case = replace(case, target=torch_compiler.torch_original(case.target))
-    options, dynamic = case.options, case.dynamic
+    options = case.options
     ours = api.find_backend("inductor", options)
     cells = [Cell(capture, rest) for capture in (OURS, THEIRS) for rest in (OURS, INDUCTOR)]
 
-    def preparation(cell: Cell) -> Callable[[Any], Callable[..., Any]]:
+    def variant(cell: Cell) -> Variant:
         by = cell.listening(ours if cell.compiler == OURS else torch_bridge.to_inductor)
-        make = functools.partial(Dispatcher, backend=by, options=options, dynamic=dynamic)
         if cell.capture == OURS:
-            return lambda target: behind(target, make, api.compile)
+            return case.by(by)
         backend = functools.partial(torch_bridge.backend, options=options, compile=by)
         chosen = backend if cell.compiler == OURS else cell.dynamo
-        return lambda target: by_torch(target, chosen, dynamic)
+        return Variant(lambda target: by_torch(target, chosen, case.dynamic))
 
-    runs = {EAGER: case.baseline[EAGER]}
+    runs: dict[str, Run] = {}
     with torch_compiler.torch_compile_as_found():
         # torch's capture first: its first use in a process changes nn.Module, which our captures rely on
         for number, cell in reversed([*enumerate(cells)]):
             counters = torch_compiler.torch_counters()
             counters.clear()
             with torch_compiler.inductor_told(cell.told, fallback_random=True) as notes:
-                run = runs[str(number)] = Run(case, Variant(preparation(cell)))
-            cell.first = run.seconds
+                run = runs[str(number)] = Run(case, variant(cell))
             if cell.capture == THEIRS:
-                left, cell.breaks = list(counters["minicompile"]), list(counters["graph_break"])
+                left, run.breaks = list(counters["minicompile"]), list(counters["graph_break"])
                 run.compiled = len(cell.stages["graph"]) > len(left)
                 run.note = "; ".join(left)
-            else:
-                cell.breaks = list(run.breaks)
         samples = timed([*runs.values()])
-    times = [statistics.median(sample) if sample else None for sample in samples]
     rows = {row.stage: row for row in case.compare(runs)}
-    for number, cell in enumerate(cells):
-        cell.accuracy, cell.seconds = rows[str(number)], times[-1 - number]
+    for number, (cell, sample) in enumerate(zip(cells, reversed(samples))):
+        run, cell.accuracy = runs[str(number)], rows[str(number)]
+        cell.seconds = statistics.median(sample) if sample else None
         if cell.bad is not False:
             why = cell.accuracy.note or "there was nothing to compile"
             notes.append(f"{cell.capture} with {cell.compiler}: {why}")
-    for cell in cells[0], cells[-1]:
-        notes += [f"break by {cell.capture}: {why.splitlines()[0]}" for why in cell.breaks]
-    return Comparison(case.name, cells, times[0], len(samples[0]), notes)
+        elif cell.compiler == (INDUCTOR if cell.capture == THEIRS else OURS):
+            notes += [f"break by {cell.capture}: {why.splitlines()[0]}" for why in run.breaks]
+    return Comparison(case.name, cells, notes)
 
 
 def by_torch(target: Any, backend: Any, dynamic: bool | None) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +26,9 @@ import torch
 
 from minicompile import api
 from minicompile.debug.copies import Copier, same_random_state
-from minicompile.debug.limit import Counting, Limit, Report
-from minicompile.dynamo.module import original_of
+from minicompile.debug.limit import Counting, Limit
+from minicompile.dynamo.dispatch import Backend, Dispatcher
+from minicompile.dynamo.module import behind, original_of
 from minicompile.ops.display import Shown
 from minicompile.ops.events import observer
 from minicompile.ops.gates import gate
@@ -97,6 +98,13 @@ class Case:
         )
         return Variant(compile, limit=limit)
 
+    def by(self, backend: Backend) -> Variant:
+        """The case compiled by a function of its captures."""
+        make = functools.partial(
+            Dispatcher, backend=backend, options=self.options, dynamic=self.dynamic
+        )
+        return Variant(lambda target: behind(target, make, api.compile))
+
     @functools.cached_property
     def baseline(self) -> dict[str, Run]:
         """The program in float64 and in eager."""
@@ -135,9 +143,7 @@ class Run:
     def __init__(self, case: Case, variant: Variant) -> None:
         copier = Copier()
         self.case, self.variant = case, variant
-        target, self.calls, self.kwargs = (
-            copier(case.target), copier(list(case.calls)), copier(dict(case.kwargs))
-        )  # fmt: skip
+        target, self.calls, self.kwargs = copier([case.target, list(case.calls), dict(case.kwargs)])
         self.inputs = copier.tensors()
         for tensor in self.inputs:
             if variant.wide and tensor.is_floating_point():
@@ -152,15 +158,10 @@ class Run:
                 self.error = error
             self.drew = drew()
             """Whether it used random numbers."""
-        self.report = self.counting.report() if variant.limit is not None else Report()
-        state = dict(places(self.inputs))
-        gradients = {
-            place: tensor.grad for place, tensor in state.items() if tensor.grad is not None
-        }
-        self.groups = [
-            {place: plain(value) for place, value in group.items()}
-            for group in (outputs, gradients, state)
-        ]
+        self.report = self.counting.report()
+        gradients = {str(n): t.grad for n, t in enumerate(self.inputs) if t.grad is not None}
+        groups = (outputs, gradients, dict(places(self.inputs)))
+        self.groups = [{place: plain(value) for place, value in g.items()} for g in groups]
         dispatcher = api.dispatcher_of(self.call)
         if dispatcher is not None:
             explained = dispatcher.explanation()
@@ -183,7 +184,7 @@ class Run:
                     results.append(self.call(*args, **self.kwargs))
                     if self.case.check is not None and not self.case.check(results[-1]):
                         raise CheckFailed("the check of the result failed")
-                self.forward, outputs = now() - begun, leaves(results)
+                self.forward, outputs = now() - begun, dict(places(results))
                 self.seconds = self.forward + differentiate(outputs)
             finally:
                 torch.set_default_dtype(default)
@@ -192,36 +193,28 @@ class Run:
     @contextlib.contextmanager
     def rules(self) -> Iterator[None]:
         """The registries as the variant wants them: a later call may compile too."""
-        if self.variant.limit is None:
-            with self.variant.rules():
-                yield
-            return
         with scoped(), warnings.catch_warnings(), self.variant.rules():
-            warnings.simplefilter("ignore")
-            observer.rules.pop("dump", None)  # an error that is looked for needs no report
-            gate("variant")(self.counting)
-            observer("variant")(self.counting.listen)
+            if self.variant.limit is not None:
+                warnings.simplefilter("ignore")
+                observer.rules.pop("dump", None)  # an error that is looked for needs no report
+                gate("variant")(self.counting)
+                observer("variant")(self.counting.listen)
             yield
 
 
 def places(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
     """Every tensor and number inside a result, with its place."""
-    opaque = torch.Tensor | torch.nn.Module | type
+    items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
-        items = [(f"[{key!r}]", item) for key, item in value.items()]
+        items = value.items()
     elif isinstance(value, list | tuple):
-        items = [(f"[{number}]", item) for number, item in enumerate(value)]
-    elif hasattr(value, "__dict__") and not isinstance(value, opaque):
-        items = [(f".{name}", item) for name, item in vars(value).items()]
-    else:
+        items = enumerate(value)
+    elif not isinstance(value, torch.Tensor | torch.nn.Module | type):
+        items = getattr(value, "__dict__", {}).items()
+    if not items:
         yield place, value
-        return
     for name, item in items:
-        yield from places(item, place + name)
-
-
-def leaves(value: Any) -> dict[str, Any]:
-    return dict(places(value))
+        yield from places(item, f"{place}[{name!r}]")
 
 
 def differentiate(outputs: Mapping[str, Any]) -> float:
@@ -245,21 +238,17 @@ def now() -> float:
 
 
 def timed(runs: Sequence[Run]) -> list[list[float]]:
-    """Seconds of later calls of each, made in turns; none where one raises."""
+    """Seconds of later calls of each that didn't raise, made in turns."""
     samples: list[list[float]] = [[] for _ in runs]
-    failed = {number for number, run in enumerate(runs) if run.error is not None}
     end = time.perf_counter() + SECONDS
     with same_random_state():
         for turn in range(MOST_CALLS):
             if turn >= FEWEST_CALLS and time.perf_counter() > end:
                 break
-            for number in {*range(len(runs))} - failed:
-                try:
-                    runs[number].again()
-                    samples[number].append(runs[number].seconds)
-                except Exception:  # of what the calls before left behind
-                    failed.add(number)
-                    samples[number].clear()
+            for run, seconds in zip(runs, samples):
+                if run.error is None:
+                    run.again()
+                    seconds.append(run.seconds)
     return samples
 
 
@@ -295,23 +284,20 @@ def error_text(error: float | None) -> str:
 
 def judgements(runs: Mapping[str, Run]) -> list[StageAccuracy]:
     """Judge each run beside float64's and eager's, which are among them. Raises what eager raised."""
-    eager = runs[EAGER]
+    eager, reference, why = runs[EAGER], runs[REFERENCE], ""
     if eager.error is not None:
         raise eager.error
-    reference, why = runs[REFERENCE], ""
     if eager.drew:
-        why = "not used: float64 draws other random numbers, so eager is the reference"
+        why = "float64 draws other random numbers"
     elif reference.error is not None:
-        why = f"not used, eager is the reference: {described(reference.error)}"
+        why = described(reference.error)
     elif any(a.keys() != b.keys() for a, b in zip(reference.groups, eager.groups)):
-        why = "not used, eager is the reference: in float64 it gives something else"
+        why = "in float64 it gives something else"
+    note = f"not used, eager is the reference: {why}" if why else ""
+    head = StageAccuracy(REFERENCE, verdict="unusable" if why else "reference", note=note)
     against = eager if why else reference
-    return [
-        StageAccuracy(name, verdict="unusable" if why else "reference", note=why)
-        if name == REFERENCE
-        else judged(name, run, eager, against)
-        for name, run in runs.items()
-    ]
+    rest = ((name, run) for name, run in runs.items() if name != REFERENCE)
+    return [head, *(judged(name, run, eager, against) for name, run in rest)]
 
 
 @dataclass(frozen=True)
@@ -365,25 +351,23 @@ def judged(name: str, run: Run, eager: Run, reference: Run) -> StageAccuracy:
             roundings = (rounding(v) for v in theirs.values() if isinstance(v, Values))
             unit = max([worst(theirs, true) or 0.0, *roundings])
             ratios.append(error / unit if unit else float("inf") if error else 0.0)
-    ratio, verdict = max(ratios, default=None), "baseline"
-    if name != EAGER:
-        same = not any(worst(group, theirs) for group, theirs in zip(run.groups, eager.groups))
-        verdict = verdict_of(run, ratio or 0.0, same, measured=reference is not eager)
+    ratio = max(ratios, default=0.0)
+    measured = reference is not eager  # else nobody knows how far eager's own rounding goes
+    if name == EAGER:
+        verdict = "baseline"
+    elif ratio > FAR and measured:
+        verdict = "wrong"
+    elif not run.compiled:
+        verdict = "not compiled"
+    elif not any(worst(group, theirs) for group, theirs in zip(run.groups, eager.groups)):
+        verdict = "same as eager"
+    elif not measured:
+        verdict = "close to eager" if ratio <= UNKNOWN else "far from eager"
+    else:
+        verdict = "as accurate as eager" if ratio <= CLOSE else "less accurate than eager"
     outputs, gradients, state = errors
-    return StageAccuracy(name, outputs, gradients, state, ratio, verdict, run.note)
-
-
-def verdict_of(run: Run, ratio: float, same: bool, measured: bool) -> str:
-    """`measured`: by float64. Else nobody knows how far eager's own rounding goes."""
-    if ratio > FAR and measured:
-        return "wrong"
-    if not run.compiled:
-        return "not compiled"
-    if same:
-        return "same as eager"
-    if not measured:
-        return "close to eager" if ratio <= UNKNOWN else "far from eager"
-    return "as accurate as eager" if ratio <= CLOSE else "less accurate than eager"
+    ratio_or_none = ratio if ratios else None
+    return StageAccuracy(name, outputs, gradients, state, ratio_or_none, verdict, run.note)
 
 
 def described(error: Exception | None) -> str:

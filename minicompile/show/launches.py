@@ -13,16 +13,13 @@ LANES = ("kernels", "library", "Python")
 
 
 def picture(timeline: Timeline) -> str:
-    """A bar for each line, at its time: kernels, library calls and what Python does between them. On a GPU a
-    lane more, of the times that it measured itself, one after the other."""
-    on_gpu = [(step, step.device) for step in timeline.launches if step.device is not None]
-    whole = max(timeline.seconds, sum(seconds for _, seconds in on_gpu)) or 1.0
+    """A bar for each line, at its time: kernels, library calls and what Python does between them."""
+    whole = timeline.seconds or 1.0
     scale = (WIDTH - LEFT) / whole
-    names = [*LANES, *["GPU"] * bool(on_gpu)]
     out = "".join(
         f'<text x="0" y="{LANE * i + 19}">{name}</text><path d="M{LEFT} {LANE * i + 29.5}H{WIDTH}"'
         ' stroke="currentColor" stroke-opacity="0.2"/>'
-        for i, name in enumerate(names)
+        for i, name in enumerate(LANES)
     )
 
     def rectangle(step: Launch, lane: int, start: float, seconds: float) -> str:
@@ -35,11 +32,7 @@ def picture(timeline: Timeline) -> str:
 
     for step in timeline.launches:
         out += rectangle(step, KINDS.index(step.kind), step.start, step.seconds)
-    done = 0.0
-    for step, seconds in on_gpu:
-        out += rectangle(step, len(LANES), done, seconds)
-        done += seconds
-    ground = LANE * len(names)
+    ground = LANE * len(LANES)
     for i in range(5):
         x, anchor = LEFT + (WIDTH - LEFT) * i / 4, ("start", "middle", "middle", "middle", "end")[i]
         out += f'<text x="{x}" y="{ground + 14}" text-anchor="{anchor}">{whole * i * 2.5e5:,.0f} us</text>'
@@ -49,18 +42,17 @@ def picture(timeline: Timeline) -> str:
 def launch_table(launches: list[Launch]) -> str:
     """One row a line: when it began, how long it took, on which lines of the user's it works."""
     longest = max((step.seconds for step in launches), default=0.0)
-    gpu = any(step.device is not None for step in launches)
     rows = []
     for step in launches:
-        times = [step.start, step.seconds, *[step.device or 0.0] * gpu]
+        times = (step.start, step.seconds)
         length = bar(
             round(step.seconds * 1e9), round(longest * 1e9), colour(step.origins) or NEUTRAL, 24
         )
         work = code("\n".join(line.strip() for line in step.text.split("\n")), wrap=True)
         cells = [f"{seconds * 1e6:,.1f}" for seconds in times]
         rows.append([str(step.number), *cells, length, step.kind, work, source_cell(step.origins)])
-    head = ("line", "starts", "us", *["GPU us"] * gpu, "", "kind", "wrapper", "from")
-    return table(head, rows, numbers=range(3 + gpu))
+    head = ("line", "starts", "us", "", "kind", "wrapper", "from")
+    return table(head, rows, numbers=range(3))
 
 
 def timeline_parts(timeline: Timeline) -> str:

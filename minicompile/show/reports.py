@@ -47,10 +47,10 @@ shows(Accuracy)(lambda accuracy: box(*headline(accuracy), stage_table(*accuracy.
 
 def operator_cells(row: OperatorRow) -> list[str]:
     """The cells of an operator; errors that are too large are marked."""
-    operator, roundings, allowed, *_ = row.cells()
+    operator, allowed, *_ = row.cells()
     errors = (code(error_text(e), BAD if e > row.allowed else None) for e in row.errors.values())
     name = f'<span title="{text(row.line)}">{code(operator)}</span>'
-    return [name, text(roundings), text(allowed), *errors]
+    return [name, text(allowed), *errors]
 
 
 @shows(OperatorAccuracy)
@@ -79,12 +79,12 @@ def minified(result: Minified) -> str:
     """How it fails, the graph that is left, and what was left away."""
     content = facts(result.facts)
     if result.program is not None:
-        content += inside(result.program.shown())
+        content += inside(result.program.graph)
         script = f'<pre class="code">{text(result.script)}</pre>'
         content += details("script", "exit code 1 while it fails", script)
     if result.steps:
         rows = (map(text, step.cells()) for step in result.steps)
-        head = ("reduction", "operations", "inputs", "elements", "calls")
+        head = ("reduction", "operations", "inputs", "elements")
         content += details("reductions", f"{result.tries} tries", table(head, map(list, rows)))
     return box(f"minified {result.name}", result.verdict, content)
 
@@ -108,7 +108,7 @@ def cell_table(*cells: Cell) -> str:
         row = [*map(code, cell.cells())]
         row[Cell.HEAD.index("verdict")] = judgement(cell.accuracy.verdict)
         rows.append(row)
-    return table(Cell.HEAD, rows, numbers=(2, 3, 4, 5, *range(7, 13)))
+    return table(Cell.HEAD, rows, numbers=(2, 3, 4, 5, 7, 8, 9))
 
 
 shows(Stage)(lambda stage: box(stage.name, f"{OURS} and {THEIRS}", stage_columns(stage)))
@@ -125,7 +125,6 @@ def comparison_view(comparison: Comparison) -> str:
     return box(
         *headline(comparison),
         cell_table(*comparison.cells),
-        f"<small>{text(comparison.timing)}</small>",
         "".join(f"<div><small>{text(note)}</small></div>" for note in comparison.notes),
         *folded,
     )

@@ -134,7 +134,7 @@ class Panel:
     def list_decisions(self, outcome: Outcome) -> None:
         """The decisions that can be overruled."""
         knobs, kept = outcome.after.knobs, self.decision.value
-        stages = self.experiment.plain(knobs).graphs.get(knobs.graph)
+        stages = outcome.unwished.graphs.get(knobs.graph)
         decisions = asked_of(stages.schedule) if stages is not None else {}
         self.wishes = {pair: wish for pair, wish in self.wishes.items() if pair in decisions}
         labels = []

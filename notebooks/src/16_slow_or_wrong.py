@@ -347,9 +347,9 @@ small  # the script runs, and fails as long as the bug is there
 
 # %% [markdown]
 # Every internal error of the compiler names the command `minicompile minify` and writes its graph down for
-# it. Float64 can also be asked after every operator, in every stage. How much error is allowed? Twice as
-# much as eager's, or two times one rounding for each operation that a value went through. (PyTorch's own
-# minifier is `torch/_dynamo/repro/after_aot.py`.)
+# it. Float64 can also be asked after every operator, in every stage. How much error is allowed? Ten
+# times as much as eager's, or ten roundings of the largest value; exercise 6 has a sharper rule. (PyTorch's
+# own minifier is `torch/_dynamo/repro/after_aot.py`.)
 
 # %% name="by-operator"
 with planted("same sign"):
@@ -831,8 +831,8 @@ def why_slow(told):
 
 # %% [markdown]
 # **Exercise 6 · How far is too far?** (hard, 3 points, optional). Write `too_far(rows, stages)` for rows as
-# above: each has `operator`, `largest` (its largest value), `dtype`, `roundings` and `errors`, by stage and
-# of "eager". A stage may err twice as much as eager, or by two times `roundings` times one rounding of the
+# above: each has `operator`, `largest` (its largest value), `dtype`, `errors`, by stage and of "eager", and
+# `roundings`: one for each operation that the value went through, log2(n) for a sum of n. A stage may err twice as much as eager, or by two times `roundings` times one rounding of the
 # largest value, `torch.finfo(dtype).eps` times that value; the larger of the two counts. Return the first
 # of `stages` that errs more, with the first operator at which it does; None if there is none.
 

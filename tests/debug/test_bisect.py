@@ -18,7 +18,6 @@ from minicompile.codegen import cpp
 from minicompile.codegen.generate import code_generator
 from minicompile.codegen.plan import KernelModule
 from minicompile.debug.bisect import bisect_script
-from minicompile.debug.limit import Limit
 from minicompile.extension import call_rules, gate, graph_pass
 from minicompile.lessons.bugs import planted
 from minicompile.ops.display import to_html
@@ -249,18 +248,6 @@ def test_applications_are_asked_in_the_same_order_in_every_run() -> None:
 
     first = heard()
     assert first == heard() and len({subsystem for subsystem, _ in first}) >= 10
-
-
-@pytest.mark.parametrize(
-    "text", ["inductor", "aot_eager; prims pass < 3", "inductor; lowering without aten.erf.default"]
-)
-def test_limits_are_text(text: str) -> None:
-    assert str(Limit.parse(text)) == text
-
-
-def test_text_that_is_no_limit() -> None:
-    with pytest.raises(ValueError, match="no limit of a bisection: 'fusion 3'"):
-        Limit.parse("fusion 3")
 
 
 SCRIPT = """

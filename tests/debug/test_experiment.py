@@ -131,8 +131,6 @@ def test_wishes_are_about_the_first_of_several_captures(capsys: pytest.CaptureFi
     first, second = outcome.after.traces
     assert len(first.kernels) == len(second.kernels) + 1 and good(outcome)
     assert "2 graphs; print writes to the terminal" in str(outcome)
-    assert ("compared below", "capture 1 of 2", "capture 1 of 2") in outcome.rows
-    assert "capture 1 of" not in str(mc.what_if(scores, X).run())
     ways = 2 + 2  # in float64 and eager; compiled unchanged and with the wish
     assert capsys.readouterr().out == "between\n" * ways, "timed calls print nothing"
 
@@ -221,7 +219,7 @@ def test_tiles_of_triton_kernels_have_limits_of_their_own() -> None:
     pointwise = triton_plan(lambda x: x + 1, X)
     assert tile_refusal(pointwise, "x", 256) == ""
     assert "powers of two" in tile_refusal(pointwise, "x", 96)
-    assert "1048576 elements" in tile_refusal(pointwise, "x", 1 << 21)
+    assert "hold at most" in tile_refusal(pointwise, "x", 1 << 21)
     row = triton_plan(lambda x: x.softmax(-1), X)
     assert row.reduction == "persistent" and tile_refusal(row, "x", 4) == ""
     assert "holds whole rows" in tile_refusal(row, "r", 64)

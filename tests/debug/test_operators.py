@@ -49,17 +49,9 @@ def test_the_first_stage_and_operator_are_named(
     assert f": {stage}: {operator} is off by" in str(found)
 
 
-@pytest.mark.long
-def test_what_is_allowed_grows_with_the_length_of_sums_and_with_the_dtype() -> None:
-    def total(x: torch.Tensor) -> torch.Tensor:
-        return (x * 1.5).sum(-1)
-
-    short, long = (mc.operator_accuracy(total, torch.rand(4, n)).rows[-1] for n in (2, 4096))
-    assert (short.roundings, long.roundings) == (3.0, 14.0)
-    half = mc.operator_accuracy(total, torch.rand(4, 2).bfloat16()).rows[-1]
-    assert half.allowed > 1000 * short.allowed
-
-
-def test_a_product_counts_its_inner_length() -> None:
-    rows = mc.operator_accuracy(lambda x, y: x @ y, torch.rand(4, 64), torch.rand(64, 4)).rows
-    assert rows[0].roundings == 7.0
+def test_what_is_allowed_grows_with_the_dtype() -> None:
+    single, half = (
+        mc.operator_accuracy(lambda x: x * 1.5 + 1, torch.rand(4, 2).to(dtype)).rows[-1]
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert half.allowed > 1000 * single.allowed
