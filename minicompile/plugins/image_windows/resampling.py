@@ -115,18 +115,18 @@ def by_tables(ctx: LoweringContext, x: TensorValue, tables: Sequence[Table]) -> 
     """Sums of elements of x along its last two dimensions."""
     dtype = computation_dtype(x.dtype)
     axes = [Tabled(ctx, x, table, f"axis{k}") for k, table in enumerate(tables)]
-    terms = unfolded(ctx, converted(ctx, x, dtype), axes)
+    elements = unfolded(ctx, converted(ctx, x, dtype), axes)
     rows, columns = (axis.weights for axis in axes)
 
     def weighted(ops: Ops, index: Sequence[Index]) -> V:
-        y, x, *taps = index[-4:]
         assert rows is not None and columns is not None
-        row = rows.load_as(ops, [y, taps[0]], dtype)
-        column = columns.load_as(ops, [x, taps[1]], dtype)
-        return ops.mul(terms.load(ops, index), ops.mul(row, column))
+        row = rows.load_as(ops, [index[-4], index[-2]], dtype)
+        column = columns.load_as(ops, [index[-3], index[-1]], dtype)
+        return ops.mul(elements.load(ops, index), ops.mul(row, column))
 
+    terms = elements
     if rows is not None:
-        terms = ctx.pointwise(terms.size, x.device, weighted, dtype)
+        terms = ctx.pointwise(elements.size, x.device, weighted, dtype)
     return converted(ctx, folded(ctx, "sum", terms), x.dtype)
 
 

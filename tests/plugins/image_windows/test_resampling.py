@@ -26,11 +26,7 @@ OPERATORS = {
 def test_samples_equal_eager(name: str) -> None:
     found = run_operator(name, OPERATORS[name] // 8 + 3, (torch.float32, torch.bfloat16))
     assert found.wrong == [] and found.agreed
-    assert {reason for _, reason in found.externs} <= {
-        "eager rounds the weights, and sums along each dimension",
-        "no lowering for aten._upsample_bilinear2d_aa.default",
-        "windows of a number",
-    }
+    assert all(reason.startswith("no lowering for aten.") for _, reason in found.externs)
     loops = [op for graph in found.graphs for op in graph.operations if hasattr(op, "loops")]
     assert not any(isinstance(op.loops, Scatter) for op in loops)
 
