@@ -96,8 +96,6 @@ class Rival:
     name: str
     steps: tuple[KernelPlan | LibraryCall, ...]
     workspace: Mapping[str, Layout]
-    aligned: bool = False
-    """It needs tensors that begin at multiples of 16 bytes."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,9 @@
     results     how results are put together from the graph's outputs
     export      `mc.export`: captures once, separates state from inputs, turns guards into conditions
     exported    `Exported`: what it gives, how it is called
-    conditions  the language of conditions and of the results' structure
-    package     `mc.aot_package`: the graph through the corridor, the sources, the C compilers
+    conditions  conditions on arguments, which are Python expressions
+    package     `mc.aot_package`: the graph through the corridor, the sources, the C compiler, checksums
     c_wrapper   the C function that runs the kernels; c/ has what is the same in all packages
-    checks      sizes and checksums of a package's files; `safetensors` writes its weights
-    self_check  a new package is run once and compared with its export
     load        `mc.load_package`: checked, then called by ctypes
     pictures    how exports and packages look in a notebook
 

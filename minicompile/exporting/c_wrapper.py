@@ -10,10 +10,9 @@ The real compiler: torch/_inductor/codegen/cpp_wrapper_cpu.py.
 
 from __future__ import annotations
 
+import itertools
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -21,14 +20,14 @@ import torch
 
 from minicompile.codegen.cpp_ops import STORAGE, CIndex, literal
 from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelSource
-from minicompile.codegen.wrapper import solved
 from minicompile.errors import Unsupported
+from minicompile.exporting.exported import Exported
 from minicompile.lowering.ir import ExternKernel, InputBuffer, Layout, View, same_size
 from minicompile.ops.origin import source_lines
 from minicompile.runtime.cpp import complaint
 from minicompile.scheduling.memory import DIVISIONS, may_raise
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule, ScheduledNode
-from minicompile.shapes.expr import Size, is_float, size_hint
+from minicompile.shapes.expr import Size, is_float
 
 DTYPES = {
     torch.bool: "MC_BOOL", torch.uint8: "MC_UINT8", torch.int8: "MC_INT8", torch.int16: "MC_INT16",
@@ -37,17 +36,6 @@ DTYPES = {
 }  # fmt: skip
 """In the order of `enum mc_dtype`."""
 MOST_DIMENSIONS = 16
-MOST_LINES = 4
-"""Of the user's, above a call."""
-
-RESERVED = frozenset(
-    """
-    alignas alignof asm auto bool break case char const constexpr continue default do double else enum extern
-    false float for goto if inline int long nullptr register restrict return short signed sizeof static struct
-    switch thread_local true typedef typeof union unsigned void volatile while linux unix
-    state in out written size arena at code
-    """.split()  # noqa: SIM905
-)
 
 
 def c_string(text: str) -> str:
@@ -62,63 +50,51 @@ def c_dtype(layout: Layout) -> str:
     return DTYPES[layout.dtype]
 
 
-@dataclass(frozen=True)
-class Condition:
-    """What must hold of sizes, as sympy, and as the user reads it."""
-
-    holds: sympy.Basic
-    text: str
-
-
-@dataclass
-class ModelSource:
-    """`model.c` without its kernels, and the numbers that the runtime must know."""
-
-    text: str
-    sizes: int
-    pieces: int
-
-
-@dataclass
 class CWriter:
-    """Writes the wrapper. `state`: how many of the graph's inputs are the package's own; `written`: for each
-    output that becomes the contents of an input, that input's number; `conditions` on the sizes."""
+    """Writes the wrapper: `text` is `model.c` without its weights."""
 
-    schedule: Schedule
-    kernels: Mapping[int, Sequence[KernelSource]]
-    state: int
-    names: Sequence[str]
-    """Of the user's inputs, for messages."""
-    written: Mapping[int, int]
-    conditions: Sequence[Condition]
-    simplified: Callable[[sympy.Basic], sympy.Basic] = lambda expr: expr
-    """A size symbol in terms of others."""
-    lines: list[str] = field(default_factory=list)
-
-    def write(self) -> ModelSource:
-        graph = self.schedule.graph
+    def __init__(
+        self,
+        schedule: Schedule,
+        kernels: Mapping[int, Sequence[KernelSource]],
+        exported: Exported,
+        conditions: Mapping[str, sympy.Basic],
+    ) -> None:
+        """`conditions` on sizes, by what the user reads."""
+        self.schedule, self.kernels = schedule, kernels
+        self.signature, self.conditions = exported.signature, conditions
+        env, graph = exported.shape_env, schedule.graph
+        self.simplified = env.simplified if env is not None else lambda size: size
         self.layouts = {name: buffer.layout for name, buffer in graph.buffers.items()}
         self.variables: dict[str, str] = {}
         self.symbols: list[sympy.Symbol] = []
+        self.pieces: list[Size] = []
+        """Bytes of the pieces of a call's memory."""
+        self.lines: list[str] = []
         self.index = CIndex({})
-        self.shown: object = ()
+        self.users: list[str] = []
+        """The paths of the user's inputs, in order."""
+        self.places: list[str] = []
+        """Where the graph's inputs and then its constants are."""
+        for spec in self.signature.inputs:
+            user, state = len(self.users), len(self.places) - len(self.users)
+            self.places.append(f"in[{user}].data" if spec.kind == "input" else f"state[{state}]")
+            self.users += [spec.target] * (spec.kind == "input")
+        state = len(self.places) - len(self.users)
+        self.places += [f"state[{state + i}]" for i in range(len(graph.constants))]
         check, plan = self._check(), self._plan()
-        call = self._call()
+        self._call()
         sizes = [f"{s} = size[{i}]" for i, s in enumerate(self.symbols)]
         known = [f"    const int64_t {', '.join(sizes)};"] if sizes else []
-        at = "const int64_t* size, int64_t* at"
-        given = (
-            "char* const* state, const mc_tensor* in, mc_tensor* out,\n"
-            "    mc_written* written, const int64_t* size, char* arena, const int64_t* at"
-        )
-        text = [
+        self.text = "\n".join([
             f"// {graph.name}: what runs the kernels, in order.", "",
             '#include "kernels.c"', '#include "model.h"', "",
             "int mc_check(const mc_tensor* in, int64_t* size) {", *check, "    return 0;", "}", "",
-            f"int64_t mc_plan({at}) {{", *known, *plan, "}", "",
-            f"int mc_call({given}) {{", *known, *call, "    return 0;", "}", "",
-        ]  # fmt: skip
-        return ModelSource("\n".join(text), len(self.symbols), len(self.pieces))
+            "int64_t mc_plan(const int64_t* size, int64_t* at) {", *known, *plan, "    return end;", "}", "",
+            "int mc_call(char* const* state, const mc_tensor* in, mc_tensor* out,",
+            "    mc_written* written, const int64_t* size, char* arena, const int64_t* at) {",
+            *known, *self.lines, "    return 0;", "}", "",
+        ])  # fmt: skip
 
     # -- inputs and sizes
 
@@ -126,58 +102,36 @@ class CWriter:
         """Dtypes, then the sizes that give symbols their values, then all others, then conditions."""
         first: list[str] = []
         later: list[tuple[str, int, Size]] = []
-        for number, (name, buffer) in enumerate(zip(self.names, self._user_inputs(), strict=True)):
+        inputs = list(zip(self.signature.inputs, self.schedule.graph.inputs, strict=True))
+        users = [value for spec, value in inputs if spec.kind == "input"]
+        for number, (name, buffer) in enumerate(zip(self.users, users, strict=True)):
+            assert isinstance(buffer, InputBuffer)
             what, layout = f"&in[{number}], {c_string(name)}", buffer.layout
-            rank = len(layout.size)
-            first += [
-                f"    // {name}: {layout}".rstrip("\\"),
-                f"    if (mc_expect({what}, {c_dtype(layout)}, {rank})) return 1;",
-            ]
+            expect = f"mc_expect({what}, {c_dtype(layout)}, {len(layout.size)})"
+            first += [f"    // {c_string(name)}: {layout}", f"    if ({expect}) return 1;"]
             for axis, size in enumerate(layout.size):
                 unknown = set() if isinstance(size, int) else size.free_symbols - {*self.symbols}
-                if len(unknown) == 1:
-                    (symbol,) = unknown
-                    if value := solved(size, symbol, f"in[{number}].shape[{axis}]", "/"):
-                        place = f"size[{len(self.symbols)}]"
-                        first.append(f"    const int64_t {symbol} = {place} = {value};")
-                        self.symbols.append(symbol)
-                if unknown != {size}:
+                if unknown == {size}:
+                    first.append(f"    const int64_t {size} = in[{number}].shape[{axis}];")
+                    first.append(f"    size[{len(self.symbols)}] = {size};")
+                    self.symbols.append(size)
+                else:
                     later.append((what, axis, size))
         checks = [
             f"    if (mc_expect_size({w}, {a}, {self.length(s)})) return 1;" for w, a, s in later
         ]
-        for condition in self.conditions:
-            unknown = condition.holds.free_symbols - {*self.symbols}
-            told = condition.holds.xreplace({s: self.simplified(s) for s in unknown})
-            if told == sympy.true:
+        for text, condition in self.conditions.items():
+            condition = condition.xreplace(
+                {s: self.simplified(s) for s in condition.free_symbols - {*self.symbols}}
+            )
+            if condition == sympy.true:
                 continue
-            shown = sorted(told.free_symbols, key=str)
-            values = ", ".join(f"{s} = %ld" for s in shown)
-            form = c_string(f"{condition.text.replace('%', '%%')} does not hold: {values}")
-            numbers = "".join(f", (long){s}" for s in shown)
-            checks.append(f"    if (!({self._condition(told)})) return mc_fail({form}{numbers});")
-        return first + checks
-
-    def _user_inputs(self) -> list[InputBuffer]:
-        found: list[InputBuffer] = []
-        for value in self.schedule.graph.inputs:
-            if not isinstance(value, InputBuffer):
-                raise Unsupported("a package takes tensors: a number that varies can't be an input")
-            if not value.layout.is_contiguous():
-                raise Unsupported(f"{value.name} must be contiguous: {value.layout}")
-            found.append(value)
-        return found[self.state :]
-
-    def _condition(self, condition: sympy.Basic) -> str:
-        if isinstance(condition, sympy.And | sympy.Or):
-            sign = " && " if isinstance(condition, sympy.And) else " || "
-            return sign.join(f"({self._condition(part)})" for part in condition.args)
-        if isinstance(condition, sympy.Not):
-            return f"!({self._condition(condition.args[0])})"
-        if isinstance(condition, sympy.core.relational.Relational):
+            if not condition.is_Relational:
+                raise Unsupported(f"the condition {text} has no C text")
             left, right = map(self.length, condition.args)
-            return f"{left} {condition.rel_op} {right}"
-        raise Unsupported(f"the condition {condition} has no C text")
+            told = c_string(f"{text} does not hold".replace("%", "%%"))
+            checks.append(f"    if (!({left} {condition.rel_op} {right})) return mc_fail({told});")
+        return first + checks
 
     def length(self, size: Size) -> str:
         if not isinstance(size, int):
@@ -193,41 +147,26 @@ class CWriter:
     # -- memory
 
     def _plan(self) -> list[str]:
-        """Pieces of memory, each for blocks of buffers that live one after the other, of about one size."""
-        hints, self.home = self.schedule.graph.size_hints, dict[str, int]()
-        self.pieces: list[list[Size]] = []
-        until: list[int] = []
-        largest: list[int] = []
-        for block in sorted(self.schedule.memory.blocks, key=lambda b: (b.born, -b.bytes)):
-            free = [i for i, last in enumerate(until) if last < block.born]
-            best = min(free, key=lambda i: abs(largest[i] - block.bytes), default=len(until))
-            if best == len(until):
-                self.pieces.append([])
+        """Pieces of memory, each for blocks of one size that live one after the other."""
+        self.home, until, end = dict[str, int](), list[int](), len(self.schedule.nodes)
+        for block in sorted(self.schedule.memory.blocks, key=lambda b: b.born):
+            size = self._bytes(self.layouts[block.buffers[0]])
+            idle = (i for i, n in enumerate(self.pieces) if n == size and until[i] < block.born)
+            piece = next(idle, len(self.pieces))
+            if piece == len(self.pieces):
+                self.pieces.append(size)
                 until.append(0)
-                largest.append(0)
-            last = len(self.schedule.nodes) if block.home == "output" else block.dies
-            until[best], largest[best] = last, max(largest[best], block.bytes)
-            self.pieces[best].append(self._bytes(self.layouts[block.buffers[0]]))
-            self.home.update(dict.fromkeys(block.buffers, best))
-        for step in sorted(self.kernels):
-            for kernel in self.kernels[step]:
-                for name, layout in kernel.plan.workspace.items():
-                    if name not in self.home:
-                        self.layouts[name], self.home[name] = layout, len(self.pieces)
-                        self.pieces.append([self._bytes(layout)])
-        if not self.pieces:
-            return ["    return 0;"]
-        lines = ["    const int64_t bytes[] = {"]
-        for sizes in self.pieces:
-            one = sympy.Max(*sizes) if len(sizes) > 1 else sizes[0]
-            hint = size_hint(one, hints)
-            lines.append(f"        {self.length(int(one) if one == hint else one)},")
-        return [
-            *lines, "    };", "    int64_t end = 0;",
-            f"    for (int i = 0; i < {len(self.pieces)}; i++) {{",
-            "        at[i] = end;", "        end += (bytes[i] + 63) / 64 * 64;", "    }",
-            "    return end;",
-        ]  # fmt: skip
+            until[piece] = end if block.home == "output" else block.dies
+            self.home.update(dict.fromkeys(block.buffers, piece))
+        for kernel in itertools.chain(*self.kernels.values()):
+            for name, layout in kernel.plan.workspace.items():
+                if name not in self.home:
+                    self.layouts[name], self.home[name] = layout, len(self.pieces)
+                    self.pieces.append(self._bytes(layout))
+        lines = ["    int64_t end = 0;"]
+        for i, size in enumerate(self.pieces):
+            lines.append(f"    at[{i}] = end, end += ({self.length(size)} + 63) / 64 * 64;")
+        return lines
 
     @staticmethod
     def _bytes(layout: Layout) -> Size:
@@ -235,22 +174,18 @@ class CWriter:
 
     # -- steps
 
-    def _call(self) -> list[str]:
+    def _call(self) -> None:
         graph = self.schedule.graph
         needed = {d.buffer for node in self.schedule.nodes for d in node.reads} | {*graph.returned}
-        places = [f"state[{i}]" for i in range(self.state)]
-        places += [f"in[{i}].data" for i in range(len(self.names))]
-        places += [f"state[{self.state + i}]" for i in range(len(graph.constants))]
-        for buffer, place in zip(graph.given, places, strict=True):
+        for buffer, place in zip(graph.given, self.places, strict=True):
             if buffer.name in needed:
-                self._declare(buffer.name, f"(%s){place}")
+                self._declare(buffer.name, place)
+        shown: object = ()
         for step, node in enumerate(self.schedule.nodes):
             lines = source_lines(node.origins)
-            if lines != self.shown and lines:
-                self.lines += ["", *(f"    // {line}".rstrip("\\ ") for line in lines[:MOST_LINES])]
-                if len(lines) > MOST_LINES:
-                    self.lines.append(f"    // and {len(lines) - MOST_LINES} more lines")
-                self.shown = lines
+            if lines != shown and lines:
+                self.lines += ["", *(f"    // {line}".rstrip("\\ ") for line in lines)]
+                shown = lines
             try:
                 self._step(step, node)
             except Unsupported as refused:
@@ -259,7 +194,6 @@ class CWriter:
         self.lines.append("")
         for number, output in enumerate(graph.outputs):
             self._result(number, output)
-        return self.lines
 
     def _step(self, step: int, node: ScheduledNode) -> None:
         memory = self.schedule.memory
@@ -269,39 +203,30 @@ class CWriter:
             if name in memory.internal:
                 continue
             source = old.get(name) or memory.aliases.get(name)
-            place = f"arena + at[{self.home[name]}]" if source is None else ""
-            self._declare(name, f"(%s)({place})" if place else self.variables[source or ""])
+            place = f"(arena + at[{self.home[name]}])" if source is None else self.variables[source]
+            self._declare(name, place)
         if step not in self.kernels:
             assert not isinstance(node, FusedSchedulerNode)
             self._operator(node.kernel)
         elif 0 not in getattr(node, "ranges", {}).values():
-            self._kernels(step, node)
+            for kernel in self.kernels[step]:
+                for name in kernel.plan.workspace:
+                    if name not in self.variables:
+                        self._declare(name, f"(arena + at[{self.home[name]}])")
+                self._launch(kernel, node)
 
-    def _declare(self, buffer: str, value: str) -> None:
-        name = re.sub(r"\W", "_", buffer)
-        name = f"_{name}" if name[0].isdigit() else name
-        taken = RESERVED | {*self.variables.values()} | {*map(str, self.symbols)}
-        while name in taken or name.startswith("mc_"):
-            name += "_"
-        self.variables[buffer] = name
-        layout = self.layouts[buffer]
-        if layout.dtype not in DTYPES:
-            raise Unsupported(f"a package has no tensors like {layout}")
-        kind = f"{STORAGE[layout.dtype]}*"
-        self.lines.append(f"    {kind} {name} = {value.replace('%s', kind)};")
-
-    def _kernels(self, step: int, node: ScheduledNode) -> None:
-        for kernel in self.kernels[step]:
-            for name in kernel.plan.workspace:
-                if name not in self.variables:
-                    self._declare(name, f"(%s)(arena + at[{self.home[name]}])")
-            self._launch(kernel, node)
+    def _declare(self, buffer: str, place: str) -> None:
+        """A C variable for a buffer. Its name ends in _, as no name of C or of the package does."""
+        c_dtype(self.layouts[buffer])
+        self.variables[buffer] = name = f"{buffer}_"
+        kind = f"{STORAGE[self.layouts[buffer].dtype]}*"
+        self.lines.append(f"    {kind} {name} = ({kind}){place};")
 
     def _launch(self, kernel: KernelSource, node: ScheduledNode) -> None:
         plan = kernel.plan
-        given = [self.variables[a.buffer] for a in plan.arguments]
-        given += [self.length(symbol) for symbol in plan.sizes]
-        call = f"{kernel.name}({', '.join(given)})"
+        passed = [self.variables[a.buffer] for a in plan.arguments]
+        passed += [self.length(symbol) for symbol in plan.sizes]
+        call = f"{kernel.name}({', '.join(passed)})"
         if not isinstance(node, FusedSchedulerNode) or not may_raise(node):
             self.lines.append(f"    {call};")
             return
@@ -310,32 +235,24 @@ class CWriter:
         for bit, happens in ((INDEX_ERROR, plan.checked), (ZERO_DIVISION, divided)):
             if happens:
                 told = c_string(complaint(plan, bit).replace("%", "%%"))
-                self.lines += [
-                    f"        if (code & {bit})",
-                    f"            return mc_fail({told});",
-                ]
+                self.lines.append(f"        if (code & {bit}) return mc_fail({told});")
         self.lines.append("    }")
 
     def _result(self, number: int, output: Any) -> None:
         if not isinstance(output, View):
             raise Unsupported(f"result {number} of a package must be a tensor, not {output}")
-        layout, rank = output.layout, len(output.layout.size)
-        given = [*self.schedule.graph.inputs][self.written.get(number, 0)]
-        written = sorted(self.written)
-        plain = number - sum(1 for w in written if w < number)
-        to = (
-            f"&written[{written.index(number)}].value"
-            if number in self.written
-            else f"&out[{plain}]"
-        )
-        where = f"{self.place(output)}, {c_dtype(layout)}, {layout.dtype.itemsize}, {rank}"
+        layout, spec = output.layout, self.signature.outputs[number]
+        written = number - len(self.signature.outputs) + len(self.signature.mutated)
+        to = f"written[{written}].value" if spec.kind == "mutation" else f"out[{number}]"
+        where = f"{self.place(output)}, {c_dtype(layout)}, {layout.dtype.itemsize}"
         shape = f"{self.lengths(layout.size)}, {self.lengths(layout.stride)}"
-        self.lines.append(f"    if (mc_give({to}, {where}, {shape})) return 1;")
-        if number in self.written:
-            source = self.written[number]
-            own = f"state[{source}]" if source < self.state else f"in[{source - self.state}].data"
-            assert isinstance(given, InputBuffer)
-            self.lines.append(f"    written[{written.index(number)}].target = {own};")
+        self.lines.append(
+            f"    if (mc_give(&{to}, {where}, {len(layout.size)}, {shape})) return 1;"
+        )
+        if spec.kind == "mutation":
+            targets = [given.target for given in self.signature.inputs]
+            place = self.places[targets.index(spec.target)]
+            self.lines.append(f"    written[{written}].target = {place};")
 
     # -- operators
 
@@ -355,46 +272,38 @@ class CWriter:
         out = View(kept[0].name, kept[0].layout)
         if any(view.layout.dtype is not torch.float32 for view in (*kernel.views(), out)):
             raise Unsupported(f"a package has {kernel.op} in float32 only", hint="use float32")
-        text = f"    if ({rule(self, out, *kernel.args, **kernel.kwargs)}) return 1;"
-        self.lines.append(
-            text if len(text) < 100 else text.replace(", &(mc_", ",\n            &(mc_")
-        )
+        self.lines.append(f"    if ({rule(self, out, *kernel.args, **kernel.kwargs)}) return 1;")
 
-    def matrix(self, view: View, batched: bool = False) -> str:
-        """A (batch of) matrices as C; vectors and scalars are broadcast."""
+    def steps(self, view: View) -> list[Size]:
+        """Strides; 0 where there is one element, which is broadcast."""
         layout = view.layout
-        rank = 3 if batched else 2
-        steps: list[Size] = [0] * (rank - len(layout.size))
-        steps += [0 if n == 1 else s for n, s in zip(layout.size, layout.stride, strict=True)]
-        texts = [self.length(step) for step in ([0] * (3 - rank) + steps)]
-        return f"&(mc_matrix){{{', '.join([self.place(view), *texts])}}}"
+        return [0 if n == 1 else s for n, s in zip(layout.size, layout.stride, strict=True)]
 
-    def strided(self, kind: str, view: View, size: bool, axes: int = 4) -> str:
-        """A view as a struct of data, sizes if asked for, and strides."""
-        missing = axes - len(view.layout.size)
-        stride, sizes = list(view.layout.stride), list(view.layout.size)
-        at = 2 if kind == "mc_images" else 0  # a row of pixels is an image of height 1
-        stride[at:at], sizes[at:at] = [0] * missing, [1] * missing
-        groups = [sizes, stride] if size else [stride]
-        parts = ["{" + ", ".join(map(self.length, group)) + "}" for group in groups]
-        return f"&({kind}){{{', '.join([self.place(view), *parts])}}}"
+    def matrix(self, view: View) -> str:
+        """A batch of matrices as C; matrices, vectors and scalars are broadcast."""
+        steps = [0] * (3 - len(view.layout.size)) + self.steps(view)
+        return f"&(mc_matrix){{{', '.join([self.place(view), *map(self.length, steps)])}}}"
+
+    def heads(self, view: View, steps: Sequence[Size]) -> str:
+        """A tensor of four dimensions as C."""
+        return f"&(mc_heads){{{self.place(view)}, {{{', '.join(map(self.length, steps))}}}}}"
+
+    def images(self, view: View) -> str:
+        """Images as C; a row of pixels is an image of height 1."""
+        layout = view.layout
+        missing = 4 - len(layout.size)
+        sizes = [*layout.size[:2], *[1] * missing, *layout.size[2:]]
+        steps = [*layout.stride[:2], *[0] * missing, *layout.stride[2:]]
+        parts = ["{" + ", ".join(map(self.length, group)) + "}" for group in (sizes, steps)]
+        return f"&(mc_images){{{', '.join([self.place(view), *parts])}}}"
 
 
-def product(
-    writer: CWriter,
-    out: View,
-    *given: Any,
-    batched: bool = False,
-    beta: float = 1,
-    alpha: float = 1,
-) -> str:
+def product(writer: CWriter, out: View, *views: View, beta: float = 1, alpha: float = 1) -> str:
     """mm, bmm, addmm and baddbmm."""
-    added, a, b = given if len(given) == 3 else (None, *given)
+    *added, a, b = views
     sizes = [1, *out.layout.size, a.layout.size[-1]][-4:]
-    matrices = [writer.matrix(view, batched) for view in (out, a, b)]
-    matrices.append(writer.matrix(added, batched) if added is not None else "NULL")
-    wide = out.layout.size[-1] != 1 and out.layout.stride[-1] != 1
-    if wide:
+    matrices = [writer.matrix(view) for view in (out, a, b, *added)] + ["NULL"] * (not added)
+    if out.layout.size[-1] != 1 and out.layout.stride[-1] != 1:
         raise Unsupported("a package's matrix products give rows without gaps")
     lengths = ", ".join(map(writer.length, sizes))
     factors = ", ".join(literal(float(f), torch.float32) for f in (alpha, beta))
@@ -411,14 +320,8 @@ def attention(
     if not same_size(q.layout.size[:2], k.layout.size[:2]) or out.layout.stride[3] != 1:
         raise Unsupported("a package has no attention with fewer heads of keys")
     sizes = [*q.layout.size[:3], k.layout.size[2], q.layout.size[3], v.layout.size[3]]
-    views = [writer.strided("mc_heads", view, False) for view in (out, q, k, v)]
-    if attn_mask is None:
-        views.append("NULL")
-    else:
-        layout = attn_mask.layout
-        steps = tuple(0 if n == 1 else s for n, s in zip(layout.size, layout.stride, strict=True))
-        seen = Layout(layout.device, layout.dtype, layout.size, steps, layout.offset)
-        views.append(writer.strided("mc_heads", View(attn_mask.buffer, seen), False))
+    views = [writer.heads(view, view.layout.stride) for view in (out, q, k, v)]
+    views.append("NULL" if attn_mask is None else writer.heads(attn_mask, writer.steps(attn_mask)))
     factor = scale if scale is not None else float(q.layout.size[3]) ** -0.5
     arguments = [writer.lengths(sizes), *views, str(int(causal)), literal(factor, torch.float32)]
     return f"mc_attention({', '.join(arguments)})"
@@ -433,11 +336,10 @@ def convolution(
     if transposed or rank not in (1, 2):
         kind = "transposed" if transposed else f"{rank}-dimensional"
         raise Unsupported(f"a package has no {kind} convolution")
-    flat = Layout.contiguous(out.layout.device, out.layout.dtype, out.layout.size)
     rows = out.layout.is_contiguous() or out.layout.stride[1] == 1
     if not rows or (bias is not None and not bias.layout.is_contiguous()):
-        raise Unsupported(f"a package has no convolution that gives {out.layout}, only {flat}")
-    images = [writer.strided("mc_images", view, True) for view in (out, x, weight)]
+        raise Unsupported(f"a package has no convolution that gives {out.layout}")
+    images = [writer.images(view) for view in (out, x, weight)]
     steps = [
         [fill] * (2 - rank) + [*given] for given, fill in ((stride, 1), (padding, 0), (dilation, 1))
     ]
@@ -446,12 +348,8 @@ def convolution(
     return f"mc_convolution({', '.join(images)}, {added}, &(mc_window){{{window}, {groups}}})"
 
 
-def _batched(writer: CWriter, out: View, *given: Any, **factors: float) -> str:
-    return product(writer, out, *given, batched=True, **factors)
-
-
 OPERATORS: dict[str, Callable[..., str]] = {
-    "mm": product, "addmm": product, "bmm": _batched, "baddbmm": _batched,
+    "mm": product, "addmm": product, "bmm": product, "baddbmm": product,
     "convolution": convolution, "_scaled_dot_product_flash_attention_for_cpu": attention,
 }  # fmt: skip
 """Operators that a package has, by name: what writes their call."""

@@ -6,7 +6,11 @@ The real compiler: torch/_inductor/package/package.py (load_package).
 from __future__ import annotations
 
 import ctypes
+import inspect
+import json
 import os
+import weakref
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,13 @@ from torch import Tensor
 
 from minicompile.errors import ExportError
 from minicompile.exporting.c_wrapper import DTYPES, MOST_DIMENSIONS
-from minicompile.exporting.checks import check_package
-from minicompile.exporting.conditions import Expression, classes_of, signature_from
-from minicompile.exporting.exported import Constraint, bound_arguments, check_memory
+from minicompile.exporting.conditions import Constraint, evaluate, plain
+from minicompile.exporting.exported import bound_arguments, check_memory
 from minicompile.ops.display import Shown
 
+VERSION = 4
+"""Of the package's format and C interface: MC_VERSION in minicompile_package.h."""
+LAST = '"crc32_above": '
 NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 BY_NUMBER = list(DTYPES)
 
@@ -40,25 +46,22 @@ class Library:
     """The C interface of a loaded package, with its one model."""
 
     def __init__(self, folder: Path, name: str, results: int) -> None:
+        self.results = results
+        pointer, number, tensors = ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(CTensor)
         try:
-            library = ctypes.CDLL(str((folder / f"lib{name}.so").resolve()))
-            self.handle, self.results = library._handle, results
-            self.open, self.close, self.free = library.mc_open, library.mc_close, library.mc_free
-            self.call, self.error_text = library.mc_run, library.mc_error
+            self.c = ctypes.CDLL(str((folder / f"lib{name}.so").resolve()))
+            self.c.mc_run.argtypes = [pointer, tensors, number, tensors, number]
+            self.c.mc_free.argtypes, self.c.mc_close.argtypes = [tensors, number], [pointer]
+            self.c.mc_open.restype, self.c.mc_error.restype = pointer, ctypes.c_char_p
         except (OSError, AttributeError) as error:
             raise ExportError(f"the package's library can't be loaded: {error}") from error
-        self.open.restype, self.error_text.restype = ctypes.c_void_p, ctypes.c_char_p
-        pointer, number, tensors = ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(CTensor)
-        self.close.argtypes, self.free.argtypes = [pointer], [tensors, number]
-        self.call.argtypes, self.close.restype = [pointer, tensors, number, tensors, number], None
-        self.model = self.open(os.fsencode(folder))
+        self.model = self.c.mc_open(os.fsencode(folder))
         if not self.model:
-            said = self.error()
-            self.unload()
-            raise ExportError(said)
+            raise ExportError(self.error())
+        weakref.finalize(self, self.c.mc_close, self.model)
 
     def error(self) -> str:
-        return str(self.error_text().decode(errors="replace"))
+        return str(self.c.mc_error().decode(errors="replace"))
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The results for contiguous CPU tensors. Raises ExportError with what the library says."""
@@ -70,27 +73,15 @@ class Library:
                 raise ExportError(f"a package takes no tensor on device {tensor.device}")
             place.data, place.dtype = tensor.data_ptr(), NUMBERS[tensor.dtype]
             place.ndim, place.shape[: tensor.dim()] = tensor.dim(), tuple(tensor.shape)
-        if self.call(self.model, given, len(inputs), made, self.results):
+        if self.c.mc_run(self.model, given, len(inputs), made, self.results):
             raise ExportError(self.error())
         results = []
         for result in made[: self.results]:
             out = torch.empty(result.shape[: result.ndim], dtype=BY_NUMBER[result.dtype])
-            if out.numel():
-                ctypes.memmove(out.data_ptr(), result.data, out.nbytes)
+            ctypes.memmove(out.data_ptr(), result.data, out.nbytes)
             results.append(out)
-        self.free(made, self.results)
+        self.c.mc_free(made, self.results)
         return results
-
-    def unload(self) -> None:
-        """No file that may be replaced stays mapped: Python itself never unloads a library."""
-        unload = ctypes.CDLL(None).dlclose
-        unload.argtypes = [ctypes.c_void_p]
-        unload(self.handle)
-
-    def __del__(self) -> None:
-        if getattr(self, "model", None):
-            self.close(self.model)
-            self.unload()
 
 
 class Package(Shown):
@@ -102,32 +93,51 @@ class Package(Shown):
 
     def __init__(self, folder: Path) -> None:
         facts = check_package(folder)
-        self.name = facts["name"]
-        self.constraints: Sequence[Constraint] = [
-            Constraint(*parts) for parts in facts["constraints"]
-        ]
-        self.call = signature_from(facts["call"])
-        self.inputs = [(Expression(path), changed) for path, changed in facts["inputs"]]
-        self.structure = Expression(facts["structure"])
-        self.classes = classes_of(self.structure)
+        self.name, self.structure = facts["name"], facts["structure"]
+        self.constraints = [Constraint(*parts) for parts in facts["constraints"]]
+        self.call = inspect.signature(evaluate(f"lambda {facts['call'][1:-1]}: None", {}))
+        self.inputs = facts["inputs"]
         self.library = Library(folder, self.name, facts["results"])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = bound_arguments(self, args, kwargs)
-        given = [path(arguments) for path, _ in self.inputs]
-        named = zip((path.text for path, _ in self.inputs), given)
-        check_memory(self.name, named, {path.text for path, changes in self.inputs if changes})
-        laid = [x.detach().resolve_conj().resolve_neg().contiguous() for x in given]
-        results = self.library.run(laid)
-        for old, new, (_, changes) in zip(given, laid, self.inputs):
-            if changes and old.data_ptr() != new.data_ptr():
+        inputs = {path: evaluate(path, arguments) for path, _ in self.inputs}
+        changed = [path for path, changes in self.inputs if changes]
+        check_memory(self.name, inputs, changed)
+        laid = {path: plain(value) for path, value in inputs.items()}
+        results = self.library.run([*laid.values()])
+        for path in changed:
+            if inputs[path].data_ptr() != laid[path].data_ptr():
                 with torch.no_grad():
-                    old.copy_(new)
-        return self.structure({**arguments, **self.classes, "result": results})
+                    inputs[path].copy_(laid[path])
+        return evaluate(self.structure, {**arguments, "result": results})
 
     def __str__(self) -> str:
-        head = f"package {self.name}{self.call} returns {self.structure.text}"
+        head = f"package {self.name}{self.call} returns {self.structure}"
         return "\n".join([head, "each call must fulfil:", *(f"  {c}" for c in self.constraints)])
+
+
+def check_package(folder: Path) -> dict[str, Any]:
+    """The metadata of a package whose files are whole. Raises ExportError that says what isn't.
+
+    The checksums (zip's CRC-32) find damage, not malice. The C side is minicompile_load.h.
+    """
+    try:
+        content = (folder / "metadata.json").read_bytes()
+    except OSError as error:
+        raise ExportError(f"{folder} is no package: {error}") from error
+    above, last, _ = content.rpartition(LAST.encode())
+    if not last or content[len(above) :] != f"{LAST}{zlib.crc32(above)}\n}}\n".encode():
+        raise ExportError(f"{folder}/metadata.json is damaged")
+    facts: dict[str, Any] = json.loads(content)
+    if facts["version"] != VERSION:
+        known = f"this minicompile loads version {VERSION}: export the model again"
+        raise ExportError(f"the package has version {facts['version']}, {known}")
+    for entry in facts["files"]:
+        file = folder / entry["file"]
+        if not file.is_file() or zlib.crc32(file.read_bytes()) != entry["crc32"]:
+            raise ExportError(f"{file} is missing, truncated or damaged")
+    return facts
 
 
 def load_package(path: str | Path) -> Package:

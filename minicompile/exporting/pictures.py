@@ -5,48 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.show.graphs import graph_parts
-from minicompile.show.html import box, code, details, facts, shows, shows_many, table, text
+from minicompile.show.html import box, code, details, facts, shows, table, text
 from minicompile.show.listing import headline
 
 if TYPE_CHECKING:
-    from minicompile.exporting.exported import Constraint, Exported, Signature
-
-EXPORTED = "minicompile.exporting.exported"
-"""Named, not imported: the package may be without it."""
+    from minicompile.exporting.exported import Exported
 
 
-def conditions(constraints: Sequence[Constraint]) -> str:
+def conditions(constraints: Sequence[Any]) -> str:
     rows = ([code(c.condition, wrap=True), text(c.reason), text(c.line)] for c in constraints)
     return table(("constraint", "why", "line"), rows)
 
 
-shows(f"{EXPORTED}.Constraint")(lambda constraint: conditions([constraint]))
-shows_many(conditions, "constraint", f"{EXPORTED}.Constraint")
-
-
-def signature(found: Signature) -> str:
-    specs: list[Any] = [*found.inputs, *found.outputs]
-    rows = [[code(spec.name), text(spec.kind), code(spec.target)] for spec in specs]
-    return table(("in the graph", "what it is", "where it is"), rows)
-
-
-shows(f"{EXPORTED}.Signature")(signature)
-
-
-@shows(f"{EXPORTED}.Exported")
+@shows("minicompile.exporting.exported.Exported")
 def exported(program: Exported) -> str:
     state = facts((name, value_text(value)) for name, value in program.state.items())
     parts = [conditions(program.constraints), graph_parts(program.graph)]
-    if program.state:
-        parts.append(details("state", count_text(len(program.state), "tensor"), state))
-    parts.append(details("signature", "", signature(program.signature)))
+    parts.append(details("state", "", state) if program.state else "")
     return box(*headline(program), *parts, facts([("returns", program.structure)]))
 
 
 @shows("minicompile.exporting.load.Package")
-def package(loaded: object) -> str:
-    title = str(loaded).split("\n")[0]
-    return box(title, "", conditions(getattr(loaded, "constraints", ())))
+def package(loaded: Any) -> str:
+    return box(str(loaded).split("\n")[0], "", conditions(loaded.constraints))

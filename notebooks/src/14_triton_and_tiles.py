@@ -505,8 +505,8 @@ for name, one in (("with tl.where", right), ("without", careless)):
 # ## Who multiplies?
 #
 # Our kernel has *rivals*, other ways to the same result: the library's product, then a kernel for the
-# rest; or tiles copied by the GPU's own engine. And where there are few tiles with many terms,
-# *split-K*: programs share the terms of a tile, and another kernel adds their sums in order.
+# rest. And where there are few tiles with many terms, *split-K*: programs share the terms of a tile,
+# and another kernel adds their sums in order.
 # `max-autotune` measures them on the GPU that it finds. The plan lists them without one:
 
 # %% name="rivals"
@@ -523,8 +523,7 @@ for rows, terms, columns in [(4096, 1024, 4096), (64, 8192, 64), (50, 99, 70)]:
 
 # %% [markdown]
 # The second has tiles for a few programs only, while a GPU has a hundred multiprocessors, and so it gets
-# a split rival. Rows of the third begin at no multiple of 16 bytes, as the engine wants. Where nothing can
-# be measured, the library multiplies. What an H200 said stands at the head of
+# a split rival. Where nothing can be measured, the library multiplies. What an H200 said stands at the head of
 # `minicompile/plugins/matrix_products/tiles.py`; in exercise 7 you write the template.
 
 # %% [markdown]

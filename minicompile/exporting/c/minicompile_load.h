@@ -90,7 +90,7 @@ static mc_library mc_load(const char* folder) {
             MC_REFUSE("%s/metadata.json is damaged", folder);
         int64_t found = 0;
         char* content = mc_map(folder, name, &found);
-        int weights = strcmp(name, "model.safetensors") == 0;  // mc_open reads them
+        int weights = strcmp(name, "weights.bin") == 0;  // mc_open reads them
         int whole = content && found == length && (weights || sum == mc_crc32(0, (unsigned char*)content, found));
         if (content) munmap(content, (size_t)found);
         if (!whole) MC_REFUSE("%s/%s is missing, truncated or damaged", folder, name);

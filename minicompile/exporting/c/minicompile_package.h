@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define MC_VERSION 3
+#define MC_VERSION 4
 #define MC_MOST_DIMENSIONS 16
 #ifdef __cplusplus
 extern "C" {

@@ -34,7 +34,7 @@ int mc_expect_size(const mc_tensor* given, const char* name, int axis, int64_t s
 int mc_check_processor(void);
 int mc_check_call(const mc_model* model, const mc_tensor* in, int inputs, int outputs, int64_t* size);
 size_t mc_bytes_of(const mc_tensor* tensor);
-// The weights' file: the header that was written, and data with its checksum. NULL, and a text, if it is another.
+// The weights' file, whole. NULL, and a text, if it isn't.
 char* mc_map_weights(const char* folder);
 
 // A result, whose elements may lie in strided memory.

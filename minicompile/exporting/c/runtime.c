@@ -32,16 +32,11 @@ int mc_check_processor(void) {
 
 char* mc_map_weights(const char* folder) {
     int64_t bytes;
-    char* map = mc_map(folder, "model.safetensors", &bytes);
-    const unsigned char* at = (const unsigned char*)map;
+    char* map = mc_map(folder, "weights.bin", &bytes);
     if (!map)
-        mc_fail("%s/model.safetensors can't be read", folder);
-    else if (bytes != MC_BYTES)
-        mc_fail("model.safetensors has %ld bytes, not %ld", (long)bytes, (long)MC_BYTES);
-    else if (mc_crc32(0, at, MC_HEADER) != MC_HEADER_CRC32)
-        mc_fail("the header of model.safetensors is not that of %s: weights are missing or differ", MC_NAME);
-    else if (mc_crc32(0, at + MC_HEADER, MC_BYTES - MC_HEADER) != MC_DATA_CRC32)
-        mc_fail("the data of model.safetensors is damaged");
+        mc_fail("%s/weights.bin can't be read", folder);
+    else if (bytes != MC_BYTES || mc_crc32(0, (const unsigned char*)map, MC_BYTES) != MC_CRC32)
+        mc_fail("weights.bin is damaged, or another than that of %s", MC_NAME);
     else
         return map;
     if (map) munmap(map, (size_t)bytes);

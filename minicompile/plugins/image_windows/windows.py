@@ -1,4 +1,4 @@
-"""Windows: several elements of a tensor for each result, along new dimensions at the end, the taps.
+"""Windows: several elements of an image for each result, along two new dimensions at the end, the taps.
 
 `unfolded` gives them, `folded` adds them or takes the largest: few taps are written out, many a reduction. A
 gradient is the same with another question: which windows hold an element? So nothing is scattered. The real
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -43,14 +43,6 @@ class Axis:
 
     def place(self, ops: Ops, window: Index, tap: Index) -> tuple[Index, list[V]]:
         """A window's tap-th element, and conditions under which there is one."""
-        raise NotImplementedError
-
-    def length(self, ops: Ops, window: Index) -> V:
-        """How many elements a window has."""
-        raise NotImplementedError
-
-    def turned(self) -> Axis:
-        """The windows of each element, as the elements of each window."""
         raise NotImplementedError
 
 
@@ -93,6 +85,7 @@ class Strided(Axis):
         return at, [ops.ge(ops.index_expr(condition, INT), zero) for condition in chosen]
 
     def length(self, ops: Ops, window: Index) -> V:
+        """How many elements a window has."""
         beyond, start = self.padding if self.padded else 0, self.element(window, 0)[0]
         last = (self.count - 1) * self.step - self.padding + self.taps
         inside = is_nonnegative(self.extent + beyond - last)
@@ -104,9 +97,6 @@ class Strided(Axis):
         if not inside:
             stop = ops.minimum(stop, number(ops, self.extent + beyond, INT))
         return ops.sub(stop, begin)
-
-    def turned(self) -> Axis:
-        return Turned(self)
 
 
 class Turned(Strided):
@@ -126,98 +116,26 @@ class Turned(Strided):
         return at, found
 
 
-@dataclass
-class Table:
-    """`places[i]`: the elements, of `extent`, that result i is made of; -1 where there are fewer."""
-
-    places: torch.Tensor
-    extent: int
-    weights: torch.Tensor | None = None
-
-    def turned(self) -> Table:
-        """For each element the results that it goes into, in order."""
-        rows, taps = self.places.shape
-        elements, order = self.places.reshape(-1).sort(stable=True)
-        order = order[elements >= 0]
-        elements = elements[elements >= 0]
-        counts = torch.bincount(elements, minlength=self.extent)
-        column = torch.arange(len(order)) - (counts.cumsum(0) - counts)[elements]
-        places = torch.full((self.extent, max(int(counts.max()), 1)), -1)
-        places[elements, column] = order // taps
-        if self.weights is None:
-            return Table(places, rows)
-        weights = self.weights.new_zeros(places.shape)
-        weights[elements, column] = self.weights.reshape(-1)[order]
-        return Table(places, rows, weights)
-
-
-def known(*sizes: Size) -> None:
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise Unsupported("a table of positions for sizes that are only known at run time, or 0")
-
-
-class Tabled(Axis):
-    """An axis whose places stand in memory."""
-
-    def __init__(self, ctx: LoweringContext, x: TensorValue, table: Table, name: str) -> None:
-        def constant(values: torch.Tensor, what: str) -> TensorValue:
-            return ctx.constant(values.to(x.device).contiguous(), f"{ctx.node}_{name}_{what}")
-
-        self.extent, self.table, self.made_for, self.name = table.extent, table, (ctx, x), name
-        self.count, self.taps = table.places.shape
-        self.places = constant(table.places, "places")
-        self.lengths = constant((table.places >= 0).sum(1), "lengths")
-        self.weights = constant(table.weights, "weights") if table.weights is not None else None
-
-    def place(self, ops: Ops, window: Index, tap: Index) -> tuple[Index, list[V]]:
-        formula = self.formula(int(tap)) if tap.is_Integer else None
-        if formula is not None:
-            return formula(window), []
-        found = self.places.load(ops, [window, tap])
-        column = self.table.places[:, int(tap)] if tap.is_Integer else self.table.places
-        missing = bool((column < 0).any())
-        checks = [ops.ge(found, ops.constant(0, INT))] if missing else []
-        return ops.indirect_indexing(found, self.extent, False, False), checks
-
-    def formula(self, tap: int) -> Callable[[Index], Index] | None:
-        """The places of a tap where they go in steps, or stay for a while: nothing is loaded for these."""
-        column, at = self.table.places[:, tap], torch.arange(self.count)
-        start, step = int(column[0]), int((column[1:2] - column[:1]).sum())
-        stay = int((column == start).cumprod(0).sum())
-        if start >= 0 and step >= 0 and bool((column == start + step * at).all()):
-            return lambda window: start + step * window
-        if start >= 0 and bool((column == start + at // stay).all()):
-            return lambda window: start + FloorDiv(window, sympy.Integer(stay))
-        return None
-
-    def length(self, ops: Ops, window: Index) -> V:
-        return self.lengths.load(ops, [window])
-
-    def turned(self) -> Axis:
-        return Tabled(*self.made_for, self.table.turned(), f"{self.name}_turned")
-
-
 def unfolded(
     ctx: LoweringContext, x: TensorValue, axes: Sequence[Axis], other: float | int = 0
 ) -> TensorValue:
-    """The elements of each window of x's last dimensions, `other` where there are fewer."""
-    dims = len(axes)
+    """The elements of each window of x's two last dimensions, `other` where there are fewer."""
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
-        lead, windows, taps = index[: -2 * dims], index[-2 * dims : -dims], index[-dims:]
+        lead, windows, taps = index[:-4], index[-4:-2], index[-2:]
         places = [a.place(ops, *at) for a, *at in zip(axes, windows, taps, strict=True)]
         checks = [check for _, found in places for check in found]
         mask = functools.reduce(ops.logical_and, checks) if checks else None
         where = [*lead, *(at for at, _ in places)]
         return only_where(ops, mask, lambda inner: x.load(inner, where), other)
 
-    size = (*x.size[:-dims], *(axis.count for axis in axes), *(axis.taps for axis in axes))
+    size = (*x.size[:-2], *(axis.count for axis in axes), *(axis.taps for axis in axes))
     return ctx.pointwise(size, x.device, body, x.dtype)
 
 
-def folded(ctx: LoweringContext, kind: ReductionKind, x: TensorValue, dims: int) -> TensorValue:
-    """The sum, maximum or minimum along the last dimensions. Sums of a half type are rounded one by one."""
-    size, sides, wide = x.size[:-dims], x.size[-dims:], computation_dtype(x.dtype)
+def folded(ctx: LoweringContext, kind: ReductionKind, x: TensorValue) -> TensorValue:
+    """The sum, maximum or minimum of each window's taps. Sums of a half type are rounded one by one."""
+    size, sides, wide = x.size[:-2], x.size[-2:], computation_dtype(x.dtype)
     narrow = kind == "sum" and wide is not x.dtype
     if math.prod(sides) > MOST_TAPS:
         if narrow:

@@ -28,7 +28,7 @@ from minicompile.ops.cache import Cache, digest
 from minicompile.ops.device import gpu_of
 from minicompile.ops.display import count_text
 from minicompile.options import Options
-from minicompile.runtime.gpu_kernel import ALIGNMENT, Tiles, blocks, module_text, planned_tiles
+from minicompile.runtime.gpu_kernel import Tiles, blocks, module_text, planned_tiles
 from minicompile.runtime.load import tuner
 from minicompile.runtime.triton import Launcher, load_kernel
 
@@ -159,7 +159,6 @@ def load_candidate(source: KernelSource, tiles: Tiles, options: Options | None =
     plan = source.plan
     (rival,) = (rival for rival in plan.rivals if rival.name == tiles.way)
     names, steps = [a.buffer for a in plan.arguments], source.rivals[tiles.way]
-    otherwise = load_candidate(source, Tiles(way="library"), options) if rival.aligned else None
     own = replace(tiles, way="") if tiles.x else None
     ours = [step for step in steps if isinstance(step, KernelSource)]
     chosen = next((step for step in ours if step.plan.reduction == "product"), [None, *ours][-1])
@@ -171,9 +170,6 @@ def load_candidate(source: KernelSource, tiles: Tiles, options: Options | None =
     ]
 
     def launch(*arguments: Any) -> None:
-        if otherwise is not None and any(t.data_ptr() % ALIGNMENT for t in arguments):
-            otherwise(*arguments)
-            return
         memory = dict(zip(names, arguments, strict=True))
         memory |= {old: memory[new] for new, old in plan.in_place.items()}
         for name, layout in rival.workspace.items():

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
 import torch
 
@@ -32,16 +31,15 @@ from minicompile.codegen.plan import KernelPlan
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton import TilePrinter
 from minicompile.compat import settings
-from minicompile.plugins.matrix_products.tiles import BY_ENGINE, Product, find_product, strides
+from minicompile.plugins.matrix_products.tiles import Product, find_product
 from minicompile.scheduling.body import Value
-from minicompile.shapes.expr import ZERO, Ranges
 from minicompile.shapes.expr import product as times
 
 GROUP = 8
 """Rows of tiles whose programs follow one another."""
 
 
-@kernel_template("product", BY_ENGINE)
+@kernel_template("product")
 class ProductPrinter(TilePrinter):
     """Prints the kernel of a plan whose reduction is a matrix product."""
 
@@ -53,9 +51,6 @@ class ProductPrinter(TilePrinter):
         product = find_product(plan.body)
         assert product is not None
         self.found, self.every = product, dict(self.blocks)
-        self.by_engine = plan.template == BY_ENGINE
-        self.copied: dict[str, str] = {}
-        """What the engine gives for each factor."""
 
     def program(self) -> None:
         """The template; the other methods fill its holes."""
@@ -104,9 +99,6 @@ class ProductPrinter(TilePrinter):
     @contextlib.contextmanager
     def steps(self) -> Iterator[None]:
         """The loop over the terms, RBLOCK at a time."""
-        if self.by_engine:
-            self._descriptor("left", self.found.left, "y", self.found.rows)
-            self._descriptor("right", self.found.right, "x", self.found.columns)
         with self.block("for roffset in range(0, rnumel, RBLOCK):"):
             yield
 
@@ -136,10 +128,6 @@ class ProductPrinter(TilePrinter):
 
     def _factor(self, value: Value, axes: str) -> str:
         """Lines for a factor's tile, and its name. What stands beyond the factor's ends is 0."""
-        if self.by_engine:
-            text = self.copied["left" if value is self.found.left else "right"]
-            self.line(f"{self.names[value]} = {text}", value.origins)
-            return self.names[value]
         self._over(axes)
         self._row_index("roffset + ")
         for part in self._in_order([value]):
@@ -149,20 +137,3 @@ class ProductPrinter(TilePrinter):
             masked = f"tl.where({self._masks(frozenset(axes))}, {name}, 0.0)"
             self.line(f"{name} = {masked}", value.origins)
         return name
-
-    def _descriptor(self, name: str, value: Value, axis: str, side: Ranges) -> None:
-        """What the engine that copies tiles must know of a factor."""
-        found = strides(value, side, self.plan)
-        assert found is not None and value.index is not None
-        along = dict.fromkeys((*side, *self.plan.reduction_ranges), ZERO)
-        start = self._index(replace(value, index=value.index.xreplace(along)))
-        pointer = f"{self.arguments[value.buffer].name} + ({start})"
-        sizes, step = [f"{axis}numel", "rnumel"], [str(n) for n in found]
-        block, place = [f"{axis.upper()}BLOCK", "RBLOCK"], [f"{axis}start", "roffset"]
-        turned = (axis == "x") != (found[0] == 1)
-        if found[0] == 1:
-            for pair in (sizes, step, block, place):
-                pair.reverse()
-        facts = ", ".join(f"[{', '.join(pair)}]" for pair in (sizes, step, block))
-        self.line(f"{name} = tl.make_tensor_descriptor({pointer}, {facts})", value.origins)
-        self.copied[name] = f"{name}.load([{', '.join(place)}])" + ".T" * turned

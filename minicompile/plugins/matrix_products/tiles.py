@@ -10,7 +10,6 @@ the last round of them leaves most multiprocessors idle. The best few by this es
 device decides. The rivals of the kernel:
 
     library   the library's product into memory, then a kernel of what follows it
-    tiles     the same kernel, but the GPU's engine for that copies the factors' tiles
     split     where few tiles have many terms, programs share those of a tile; their sums are added in order
 
 On an H200 cuBLAS multiplies large bfloat16 matrices at 720 TFLOP/s, these kernels at 600, and what follows
@@ -24,7 +23,7 @@ in torch/_inductor/kernel/mm.py.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -50,7 +49,7 @@ from minicompile.options import Options
 from minicompile.plugins.split_reductions.split import refusal, split
 from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, Schedule
-from minicompile.shapes.expr import ZERO, Size, coefficient_of
+from minicompile.shapes.expr import Size
 
 Shape = tuple[int, int, int, int, int]
 """y, x, r, warps, stages."""
@@ -74,8 +73,6 @@ FLOPS, L2_BYTES, START = 5e12, 4e10, 3e-6
 
 SPLIT_SIDE = 64
 """Of tiles of split products, about."""
-
-ORIGIN = sympy.Symbol("origin")
 
 LEAST_TERMS = 256
 """Of a share of a split product."""
@@ -178,10 +175,6 @@ def fits(shape: Shape, of: Extent, gpu: Gpu) -> bool:
     return small and deep and stages * (y + x) * r * of.itemsize <= gpu.shared_bytes
 
 
-BY_ENGINE = "product by engine"
-"""The template of products whose factors' tiles are copied by the GPU's engine for that."""
-
-
 @plan_rule("triton:product", before="triton:index_dtype")
 def choose_product_tiles(plan: KernelPlan, options: Options) -> None:
     """Let the template print a product; its tiles, best by estimate first."""
@@ -231,8 +224,6 @@ def rivals(plan: KernelPlan, around: Surroundings) -> Iterator[Rival]:
     steps: list[KernelPlan | LibraryCall] = [around.make_plan(node, changed) for node in before]
     steps += [call, *([around.make_plan(after, changed)] if after is not None else [])]
     yield Rival("library", tuple(steps), spaces)
-    if (engine := engine_rival(plan)) is not None:
-        yield engine
     if (shared := split_rival(plan)) is not None:
         for launch in shared.steps:
             assert isinstance(launch, KernelPlan)
@@ -249,40 +240,6 @@ def split_rival(plan: KernelPlan) -> Rival | None:
         return None
     split(whole)
     return Rival("split", whole.launches, whole.workspace)
-
-
-def engine_rival(plan: KernelPlan) -> Rival | None:
-    """The same kernel with tiles copied by the engine, where the factors lie as it needs it."""
-    found = product_of(plan)
-    if found is None or gpu_of(plan.device).capability < (9, 0):
-        return None
-    sides = (found.left, found.rows), (found.right, found.columns)
-    if any(strides(value, loops, plan) is None for value, loops in sides):
-        return None
-    made = replace(plan, template=BY_ENGINE, rivals=())
-    return Rival("tiles", (made,), {}, aligned=True)
-
-
-def strides(
-    value: Value, side: Mapping[sympy.Symbol, Size], plan: KernelPlan
-) -> tuple[int, int] | None:
-    """How far apart a factor's elements lie along its own loop and along the sum's; None where it isn't a
-    matrix in memory whose rows, or columns, are contiguous and begin at multiples of 16 bytes."""
-    if value.op != "load" or value.mask is not None or value.indirect or value.index is None:
-        return None
-    if len(side) != 1 or len(plan.reduction_ranges) != 1:
-        return None
-    loops = plan.body.all_ranges
-    ((own, inner),) = itertools.product(side, plan.reduction_ranges)
-    steps = {var: coefficient_of(value.index, var) for var in loops}
-    steps[ORIGIN] = value.index.xreplace(dict.fromkeys(loops, ZERO))
-    if any(step is None or not sympify(step).is_Integer for step in steps.values()):
-        return None
-    first, second = (int(sympify(steps.pop(var))) for var in (own, inner))
-    far, near = max(first, second), min(first, second)
-    starts = [far, *(int(sympify(step)) for step in steps.values())]
-    whole = all(n * value.dtype.itemsize % 16 == 0 for n in starts)
-    return (first, second) if near == 1 and whole else None
 
 
 class Apart(NamedTuple):

@@ -8,7 +8,6 @@ from minicompile.codegen.triton_rules import busy, rows_are_contiguous
 from minicompile.errors import Unsupported
 from minicompile.ops.device import Gpu, gpu_of
 from minicompile.options import Options
-from minicompile.plugins.split_reductions.fold import has_folds
 from minicompile.plugins.split_reductions.split import refusal, split
 
 COLUMNS, LEAST_COLUMN, LEAST_ROW = 64, 64, 4096
@@ -37,7 +36,7 @@ def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
 def choose_split(plan: KernelPlan, options: Options) -> None:
     """Few long rows are shared by programs: each takes a part."""
     gpu = gpu_of(plan.device)
-    if plan.reduction != "looped" or has_folds(plan):
+    if plan.reduction != "looped":
         return
     least, columns = (LEAST_ROW, 1) if rows_are_contiguous(plan) else (LEAST_COLUMN, COLUMNS)
     programs = max(-(-plan.rows // columns), 1)
@@ -56,7 +55,7 @@ def choose_split(plan: KernelPlan, options: Options) -> None:
 @plan_rule("triton:launches", whole=True, needed=True)
 def split_rows(plan: KernelPlan, options: Options) -> None:
     """Give a kernel whose rows are to be shared its launches."""
-    if plan.reduction != "split" or has_folds(plan):
+    if plan.reduction != "split":
         return
     if (why := refusal(plan)) is not None:
         raise Unsupported(f"{plan.name} can't be split: {why}")

@@ -1,4 +1,4 @@
-"""Upsampling, padding and windows as columns equal eager, forward and backward; nothing is scattered."""
+"""Upsampling equals eager, forward and backward; nothing is scattered."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ OPERATORS = {
     "nn.functional.interpolate": 40,
     "nn.functional.upsample_bilinear": 4,
     "nn.functional.upsample_nearest": 4,
-    "nn.functional.pad": 5,
-    "nn.functional.unfold": 4,
-    "unfold": 5,
-    "unfold_copy": 4,
 }
 
 
@@ -30,17 +26,9 @@ OPERATORS = {
 def test_samples_equal_eager(name: str) -> None:
     found = run_operator(name, OPERATORS[name] // 8 + 3, (torch.float32, torch.bfloat16))
     assert found.wrong == [] and found.agreed
-    assert {reason for _, reason in found.externs} <= {
-        "eager rounds the weights, and sums along each dimension",
-        "no lowering for aten._upsample_bilinear2d_aa.default",
-        "windows of a number",
-    }
+    assert all(reason.startswith("no lowering for aten.") for _, reason in found.externs)
     loops = [op for graph in found.graphs for op in graph.operations if hasattr(op, "loops")]
     assert not any(isinstance(op.loops, Scatter) for op in loops)
-
-
-def pad(mode: str, *sizes: int):
-    return lambda x: F.pad(x, sizes, mode=mode)
 
 
 def resize(mode: str, size: tuple[int, ...], **options):
@@ -55,7 +43,6 @@ IMAGES = {
     "nearest": resize("nearest", (14, 5)),
     "nearest, scale": rescale("nearest", 1.7),
     "nearest, twice": rescale("nearest", 2.0),
-    "nearest, exact": rescale("nearest-exact", 1.7),
     "nearest, smaller": resize("nearest", (3, 2)),
     "linear": resize("bilinear", (13, 6)),
     "linear, same": resize("bilinear", (7, 9)),
@@ -63,17 +50,6 @@ IMAGES = {
     "linear, corners": resize("bilinear", (13, 1), align_corners=True),
     "linear, scale": rescale("bilinear", 2.3),
     "linear, much larger": rescale("bilinear", 9.0),
-    "cubic": resize("bicubic", (13, 6)),
-    "cubic, corners": rescale("bicubic", 1.5, align_corners=True),
-    "reflection": pad("reflect", 1, 8, 6, 2),
-    "reflection, cut": pad("reflect", -1, 2, 3, -2),
-    "replication": pad("replicate", 4, 1, 0, 3),
-    "replication, much": pad("replicate", 40, 30, 0, 3),
-    "circular": pad("circular", 2, 1, 3, 0),
-    "columns": lambda x: F.unfold(x, (3, 2), (1, 2), (1, 0), (2, 1)),
-    "columns and back": lambda x: F.fold(F.unfold(x, 3, 1, 1, 2), (7, 9), 3, 1, 1, 2),
-    "windows": lambda x: x.unfold(2, 3, 2).unfold(3, 2, 3) * 2,
-    "overlapping windows": lambda x: x.unfold(-1, 4, 1) * 2,
 }
 
 
@@ -100,45 +76,41 @@ def test_kernels_equal_eager(name: str, language: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [n for n in IMAGES if "scale" not in n and "circular" not in n])
+@pytest.mark.parametrize("name", [n for n in IMAGES if "scale" not in n])
 def test_gradients_of_half_types_are_rounded_as_in_eager(name: str) -> None:
     fn, x = IMAGES[name], torch.randn(2, 3, 7, 9).bfloat16().requires_grad_()
     grad = torch.randn_like(fn(x))
     (expected,) = torch.autograd.grad(fn(x), x, grad)
     (found,) = torch.autograd.grad(mc.compile(fn)(x), x, grad)
-    if "linear" in name or "cubic" in name:  # sums of weighted terms: float32, in another order
+    if "linear" in name:  # sums of weighted terms: float32, in another order
         torch.testing.assert_close(found, expected)
     else:
         assert torch.equal(found, expected)
 
 
-def test_other_dimensions() -> None:
-    found = Found()
+def test_other_modes_stay_calls() -> None:
     for fn, size in (
         (resize("linear", (11,)), (2, 3, 5)),
-        (rescale("nearest", 2.5), (2, 3, 5)),
         (resize("trilinear", (5, 6, 7)), (1, 2, 3, 4, 5)),
-        (resize("nearest-exact", (5, 6, 7)), (1, 2, 3, 4, 5)),
-        (pad("reflect", 2, 1), (2, 3, 5)),
-        (pad("replicate", 2, 1, 3, 1, 1, 2), (1, 2, 3, 4, 5)),
-        (pad("reflect", 2, 1, 3, 1, 1, 2), (1, 2, 3, 4, 5)),
+        (resize("bicubic", (13, 6)), (2, 2, 7, 9)),
+        (lambda x: F.pad(x, (2, 1), mode="reflect"), (2, 3, 5)),
+        (lambda x: F.unfold(x, 3), (2, 2, 7, 9)),
+        (lambda x: x.unfold(-1, 4, 1) * 2, (2, 7, 9)),
     ):
+        found = Found()
         check_sample(as_sample(str(size), fn, torch.randn(size, requires_grad=True)), found)
-    assert found.wrong == [] and found.agreed == 7 and not found.externs
+        assert found.wrong == [] and found.agreed == 1 and found.externs
 
 
 def test_integers_are_moved_exactly() -> None:
-    x = torch.randint(-(2**62), 2**62, (2, 3, 5, 4))
-    for fn in (lambda x: aten.reflection_pad2d(x, [1, 2, 3, 1]), lambda x: x.unfold(2, 2, 1) + 1):
-        assert torch.equal(mc.compile(fn)(x), fn(x))
-    byte = (x % 251).to(torch.uint8)
+    byte = torch.randint(256, (2, 3, 5, 4)).to(torch.uint8)
     assert torch.equal(mc.compile(IMAGES["nearest"])(byte), IMAGES["nearest"](byte))
 
 
 @pytest.mark.long
 def test_unknown_sizes_fall_back() -> None:
     found = Found()
-    for name in ("nearest", "linear", "reflection", "columns"):
+    for name in ("nearest", "linear"):
         x = torch.randn(2, 2, 7, 9, requires_grad=True)
         check_sample(as_sample(name, IMAGES[name], x), found, dynamic=True)
     assert found.wrong == []
@@ -168,7 +140,7 @@ def test_unknown_sizes_times_a_factor_equal_eager(mode: str, factor: float, dims
 
 
 def test_a_gradient_is_one_kernel() -> None:
-    for name in ("nearest, twice", "linear", "cubic", "reflection", "replication", "columns"):
+    for name in ("nearest, twice", "linear"):
         x = torch.randn(2, 2, 7, 9, requires_grad=True)
         graphs = mc.trace(IMAGES[name], x).graphs
         assert len(graphs["forward"].kernels) == len(graphs["backward"].kernels) == 1, name
@@ -189,6 +161,6 @@ def test_a_wrong_table_is_noticed(monkeypatch) -> None:
         return made
 
     monkeypatch.setattr(resampling.Table, "turned", wrong)
-    for name in ("reflection", "linear", "nearest", "overlapping windows"):
+    for name in ("linear", "nearest"):
         with pytest.raises(AssertionError):
             test_kernels_equal_eager(name, "auto")

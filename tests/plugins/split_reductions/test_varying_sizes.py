@@ -1,4 +1,4 @@
-"""Shared rows and folds of sizes that vary: right at every size."""
+"""Shared rows of sizes that vary: right at every size."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import minicompile as mc
 from minicompile.codegen import triton_rules
 from minicompile.codegen.plan import KernelPlan
 from minicompile.debug.gpu_assembly import cross_compile
-from minicompile.plugins.split_reductions import choose, fold, join
+from minicompile.plugins.split_reductions import choose
 from minicompile.plugins.split_reductions.split import ALIGNED
-from tests.codegen.test_varying_sizes import close, compiled, gradients
+from tests.codegen.test_varying_sizes import compiled, gradients
 
 
 @pytest.mark.long
@@ -30,23 +30,17 @@ def test_parts_of_varying_rows_begin_where_wide_loads_can() -> None:
 
 @pytest.fixture
 def early(monkeypatch) -> Iterator[None]:
-    """Rows are split, and sums of columns folded, at sizes for tests."""
+    """Rows are split at sizes for tests."""
     monkeypatch.setattr(choose, "LEAST_ROW", 8)
     monkeypatch.setattr(choose, "LEAST_COLUMN", 4)
     monkeypatch.setattr(choose, "COLUMNS", 4)
-    for module in (triton_rules, fold):
-        monkeypatch.setattr(module, "longest_persistent", lambda plan, gpu: 40)
+    monkeypatch.setattr(triton_rules, "longest_persistent", lambda plan, gpu: 40)
     monkeypatch.setattr(choose, "seconds", lambda plan, gpu, parts, programs: -parts)
-    monkeypatch.setattr(join, "LEAST_ROWS", 8)
     yield
 
 
 def batch_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.relu(F.batch_norm(x, None, None, w, b, True))
-
-
-def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return F.layer_norm(x, (x.shape[-1],), w, b)
 
 
 def roles(plans: list[KernelPlan]) -> list[str]:
@@ -63,27 +57,3 @@ def test_split_rows_are_right_at_every_size(early) -> None:
         x, w, b = torch.randn(size) * 3 + 50, torch.randn(size[1]), torch.randn(size[1])
         found, expected = (gradients(f, x, w, b) for f in (fn, batch_norm))
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.long
-def test_folds_are_right_at_every_size(early) -> None:
-    fn = compiled(layer_norm)
-    trace = mc.trace(fn, *(torch.randn(n).requires_grad_() for n in ((64, 24), (24,), (24,))))
-    assert roles(trace.backward.plans) == ["rows", "columns"]
-    for rows, columns in ((64, 24), (2, 3), (1000, 24), (7, 40), (500, 16), (65, 300), (3, 2)):
-        torch.manual_seed(0)
-        given = torch.randn(rows, columns), torch.randn(columns), torch.randn(columns)
-        close(gradients(fn, *given), gradients(layer_norm, *given))
-
-
-@pytest.mark.long
-def test_rows_loaded_ahead_are_right_at_every_size(early, monkeypatch) -> None:
-    monkeypatch.setattr(fold, "LONG_ROW", 16)
-    fn = compiled(layer_norm)
-    trace = mc.trace(fn, *(torch.randn(n).requires_grad_() for n in ((64, 24), (24,), (24,))))
-    (rows,) = (plan.launches[0] for plan in trace.backward.plans if plan.launches)
-    assert rows.template == "fold ahead" and rows.side_by_side and rows.varying
-    for size in ((64, 24), (2, 3), (1000, 24), (7, 40), (65, 17)):
-        torch.manual_seed(0)
-        given = torch.randn(size), torch.randn(size[1]), torch.randn(size[1])
-        close(gradients(fn, *given), gradients(layer_norm, *given))
