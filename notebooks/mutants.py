@@ -31,8 +31,7 @@ from minicompile.lessons.exercise import (
     lesson_in,
 )
 from minicompile.lessons.guard import refusal
-from minicompile.lessons.notebook import exercise_of, tags
-from minicompile.lessons.outline import checks_text
+from minicompile.lessons.notebook import checks_text, exercise_of, tags
 from minicompile.lessons.probe import probe_of
 from minicompile.options import child_environment
 from notebooks.build import (

@@ -16,11 +16,11 @@ notebook and on hidden ones when it is graded, and says in one line what it saw:
 A wrong answer raises `Wrong`, whose message states input, expected and got. `check("ex3")` in a notebook
 doesn't raise: it gives a `Verdict`, which is shown as a card, so that the cells below it run all the same.
 
-In the notebook a check runs in one process. Grading splits it: the answer's kernel runs the check's probe
+In the notebook a check runs in one process. Grading splits it: the answer's process runs the check's probe
 (`lessons/probe.py`) and sends every value that `Run.seen` gets as data; another process, which has no
 answer, runs the whole check with the reference answers and gets those data from `Run.seen`.
 
-    kernel                       probe: run.seen(got) -> data ----+
+    answer                       probe: run.seen(got) -> data ----+
     judge     check with the reference: run.seen(its own) <- data +-> Wrong, or a line
 """
 
@@ -49,8 +49,8 @@ import torch
 
 from minicompile.errors import MinicompileError, OptionError
 from minicompile.lessons import rerun, wire
-from minicompile.lessons.guard import forbidden_uses
-from minicompile.lessons.outline import Outline, checks_file
+from minicompile.lessons.guard import Terms, forbidden_uses
+from minicompile.lessons.notebook import checks_file
 from minicompile.lessons.wire import Raised, show
 from minicompile.ops.display import count_text
 from minicompile.ops.registry import scoped, without
@@ -293,9 +293,11 @@ def expects(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Exercise(Outline):
+class Exercise(Terms):
     """An exercise: what its answer is called, what checks it, and what the answer must do without."""
 
+    points: int
+    level: str
     test: Callable[..., str]
     visible: Cases
     hidden: Cases
@@ -471,8 +473,8 @@ class Lesson:
         def add(test: Callable[..., str]) -> Exercise:
             answers = tuple(inspect.signature(test).parameters)[1:]
             exercise = Exercise(
-                name, points, level, answers, frozenset(forbidden), computed_names,
-                test, visible, hidden, tuple(without),
+                name, answers, frozenset(forbidden), computed_names, points, level, test,
+                visible, hidden, tuple(without),
             )  # fmt: skip
             self.exercises[name] = exercise
             return exercise

@@ -1,4 +1,4 @@
-"""Notebooks as grading reads them: the lesson as built, and the answers in a learner's file."""
+"""Where lessons and their checks are; notebooks as grading reads them: as built, and as a learner saved them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,38 @@ import functools
 import importlib.util
 import json
 import re
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from minicompile.errors import MinicompileError
-from minicompile.lessons.outline import notebooks_folder
+
+
+def notebooks_folder() -> Path:
+    """Where the lessons are: beside the package in a checkout, in the environment's share/minicompile where a
+    wheel was installed. Raises MinicompileError where there are none."""
+    places = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share", "minicompile"))
+    for folder in (place / "notebooks" for place in places):
+        if (folder / "checks").is_dir():
+            return folder
+    where = " and ".join(map(str, places))
+    raise MinicompileError(f"no lessons in {where}: install minicompile again, or use its checkout")
+
+
+def checks_file(number: str) -> Path:
+    """Where the checks of lesson `number` ("03") are. Raises MinicompileError for a lesson that has none."""
+    path = notebooks_folder() / "checks" / f"lesson_{number}.py"
+    if not path.exists():
+        numbers = ", ".join(sorted(p.stem[-2:] for p in path.parent.glob("lesson_*.py")))
+        raise MinicompileError(f"no checks for lesson {number!r}; there are {numbers}")
+    return path
+
+
+@functools.cache
+def checks_text(number: str) -> str:
+    """The text of a lesson's checks. Raises MinicompileError for a lesson that has none."""
+    return checks_file(number).read_text(encoding="utf-8")
 
 
 def need(module: str) -> Any:

@@ -291,6 +291,6 @@ def defined(node: ast.stmt) -> set[str]:
 
 
 if __name__ == "__main__":
-    from minicompile.lessons.outline import checks_text
+    from minicompile.lessons.notebook import checks_text
 
     print(probe_of(checks_text(sys.argv[1]), sys.argv[2]))
