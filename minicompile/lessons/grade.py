@@ -86,7 +86,7 @@ class Report(Shown):
 
 @dataclass(frozen=True)
 class Task:
-    """The cells that are run for an exercise; `reason` says why there are none. The remark goes with a pass."""
+    """The cells that are run for an exercise, or the `reason` why none are. The remark goes with a pass."""
 
     cells: tuple[str, ...]
     reason: str

@@ -5,40 +5,26 @@ Checks run with the reference answers of `notebooks/solutions`, and `Run.seen` g
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Sequence
+import json
 from pathlib import Path
 from typing import Any
 
-from minicompile.errors import MinicompileError
-from minicompile.lessons import wire
 from minicompile.lessons.exercise import Exercise, Judging, Wrong, checks
-from minicompile.lessons.notebook import cells_of, pristine
+from minicompile.lessons.notebook import cells_of, execute, pristine
 
 MOST_BYTES = 2**28
 """Most bytes that one exercise may send."""
 
 
-def names_of(cells: Sequence[Any]) -> dict[str, Any]:
-    """What cells define when they run one after the other."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    for cell in cells:
-        name = f"<{cell['id']}>"
-        text = cell.source
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        exec(compile(text, name, "exec"), namespace)
-    return namespace
-
-
 def verdict(exercise: Exercise, reference: dict[str, Any], sent: str) -> str:
     """ "" if the data that an answer sent are right, else input, expected and got."""
     try:
-        halves = wire.from_text(sent)
-    except (MinicompileError, RecursionError) as error:
-        return f"{exercise.name}: expected data, got {error}"
-    if len(halves) != 2 or not all(isinstance(half, list) for half in halves):
-        return f"{exercise.name}: expected two lists of data, got {len(halves)} items"
-    for hidden, received in enumerate(halves):
+        visible, hidden_ones = json.loads(sent)
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"{exercise.name}: expected two lists of data, got {error}"
+    for hidden, received in enumerate((visible, hidden_ones)):
+        if not isinstance(received, list):
+            return f"{exercise.name}: expected a list of data, got {str(received)[:100]}"
         run = Judging(exercise.cases(bool(hidden)), received=received)
         try:
             exercise.judged(run, reference, bool(hidden))
@@ -63,4 +49,7 @@ def judged(number: str, name: str, folder: Path) -> str:
     if not (sent := left_in(folder / "answer.json")):
         return "it did not finish"
     setup, reference = cells_of(pristine(number), name)
-    return verdict(checks(number).exercises[name], names_of([*setup, reference]), sent)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for cell in (*setup, reference):
+        execute(cell.source, f"<{cell['id']}>", namespace)
+    return verdict(checks(number).exercises[name], namespace, sent)

@@ -1,4 +1,4 @@
-"""Where lessons and their checks are; notebooks as grading reads them: as built, and as a learner saved them."""
+"""Where lessons and checks are; notebooks as grading reads them: as built, and as a learner saved them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib.util
 import json
+import linecache
 import re
 import sysconfig
 from collections.abc import Sequence
@@ -39,6 +40,12 @@ def checks_file(number: str) -> Path:
 def checks_text(number: str) -> str:
     """The text of a lesson's checks. Raises MinicompileError for a lesson that has none."""
     return checks_file(number).read_text(encoding="utf-8")
+
+
+def execute(text: str, name: str, namespace: dict[str, Any]) -> None:
+    """Run the text of a cell or file, known to tracebacks by a name."""
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    exec(compile(text, name, "exec"), namespace)
 
 
 def need(module: str) -> Any:

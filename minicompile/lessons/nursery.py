@@ -12,7 +12,6 @@ data that it left (`lessons/judge.py`). An answer that kills its keeper has no v
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -28,7 +27,9 @@ from minicompile.lessons.confine import confine, guard_self, kill_descendants
 from minicompile.lessons.processes import environment_of
 from minicompile.options import replace_environment
 
-OPTIONS = "-q -p nbval -p no:cacheprovider --rootdir=. -c pytest.ini --nbval-lax --nbval-current-env"
+OPTIONS = (
+    "-q -p nbval -p no:cacheprovider --rootdir=. -c pytest.ini --nbval-lax --nbval-current-env"
+)
 JUDGING = 600
 """Longest time, in seconds, that judging may take."""
 

@@ -10,9 +10,7 @@ the user.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -71,7 +69,8 @@ class Nursery:
         cached = {name: inherited[name] for name in CACHED if name in inherited}
         package = Path(minicompile.__file__).parents[1]
         paths = [str(package), *(path for path in sys.path if path)]
-        start = f"import sys; sys.path[:] = {paths!r}; import minicompile.lessons.nursery as n; n.main({theirs.fileno()})"
+        start = f"import sys; sys.path[:] = {paths!r}; import minicompile.lessons.nursery as n; "
+        start += f"n.main({theirs.fileno()})"
         with theirs, open(self.printed, "wb") as printed:
             self.process = subprocess.Popen(
                 [sys.executable, "-s", "-S", "-c", start], cwd=self.folder,
