@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from minicompile.lessons.exercise import (
-    Judging,
     Lesson,
     NotAnswered,
+    Run,
     Wrong,
     checks,
     lesson_in,
+    receiving,
 )
 from minicompile.lessons.guard import refusal
 from minicompile.lessons.notebook import checks_text, execute, exercise_of, tags
@@ -73,9 +74,8 @@ class Trial:
         namespace = self.names(answer)
         for hidden in (False, True):
             with contextlib.redirect_stdout(io.StringIO()):
-                sent = json.dumps(self.probe.sent(namespace, hidden))
-            cases = self.exercise.cases(hidden)
-            judging = Judging(cases, received=json.loads(sent))
+                sent = json.loads(json.dumps(self.probe.sent(namespace, hidden)))
+            judging = Run(self.exercise.cases(hidden), receiving(sent))
             try:
                 with contextlib.redirect_stdout(io.StringIO()):
                     self.exercise.judged(judging, self.reference, hidden)
@@ -83,9 +83,9 @@ class Trial:
                 return "not answered", changes
             except Wrong as wrong:
                 return f"{'hidden' if hidden else 'visible'}: {wrong}", changes
-            if judging.count != len(judging.received):
+            if judging.count != len(sent):
                 return (
-                    f"the probe sent {len(judging.received)} data, {judging.count} were judged",
+                    f"the probe sent {len(sent)} data, {judging.count} were judged",
                     changes,
                 )
             changes += judging.changes

@@ -38,7 +38,7 @@ import sys
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from unittest import mock
 
 import torch
 
-from minicompile.errors import MinicompileError, OptionError
+from minicompile.errors import MinicompileError
 from minicompile.lessons import rerun, wire
 from minicompile.lessons.guard import Terms, forbidden_uses
 from minicompile.lessons.notebook import checks_file, checks_text, execute
@@ -129,6 +129,8 @@ class Run:
     """One check of one answer: its inputs, and the ways to judge it."""
 
     cases: Sequence[Any]
+    as_data: Callable[[Any], Any] = lambda value: wire.thaw(wire.freeze(value))
+    """The data that stand for a value; here, as in a notebook, they went nowhere."""
     changes: list[str] = field(default_factory=list)
     """What the answer changed in the compiler's results, as `changed` was told."""
     count: int = 0
@@ -141,11 +143,7 @@ class Run:
         """
         self.count += 1
         torch.manual_seed(self.count)
-        return self.passed(value)
-
-    def passed(self, value: Any) -> Any:
-        """The data that stand for a value."""
-        return wire.thaw(wire.freeze(value))
+        return self.as_data(value)
 
     def expect(self, got: object, expected: object, given_input: str) -> None:
         """Raises Wrong unless both are equal and of the same type."""
@@ -241,30 +239,17 @@ class Run:
             yield spy
 
 
-@dataclass
-class Sending(Run):
-    """What a probe runs with, in the answer's process: each value is sent."""
+def receiving(received: Iterable[Any]) -> Callable[[Any], Any]:
+    """`Run.as_data` of a judge: in place of each value, what the answer's process sent there."""
+    items = iter(received)
 
-    sent: list[Any] = field(default_factory=list)
+    def receive(_: object) -> Any:
+        item = next(items, {"raised": "it did not finish"})
+        if isinstance(item, dict) and "raised" in item:
+            raise Raised(str(item["raised"]))
+        return wire.thaw(item)
 
-    def passed(self, value: Any) -> Any:
-        self.sent.append(wire.freeze(value))
-        return value
-
-
-@dataclass
-class Judging(Run):
-    """What a judge runs with: each value is what the answer's process sent in that place."""
-
-    received: Sequence[Any] = ()
-
-    def passed(self, value: Any) -> Any:
-        if self.count > len(self.received):
-            raise Raised("it did not finish")
-        data = self.received[self.count - 1]
-        if isinstance(data, dict) and "raised" in data:
-            raise Raised(str(data["raised"]))
-        return wire.thaw(data)
+    return receive
 
 
 def first_difference(expected: torch.Tensor, got: torch.Tensor, **how: Any) -> str:
@@ -299,14 +284,13 @@ class Exercise(Terms):
         """How many hidden inputs there are; drawing them leaves the random generator as it was."""
         return len(self.cases(hidden=True))
 
-    def run(self, namespace: Mapping[str, Any], hidden: bool = False) -> tuple[str, Run]:
-        """Check the answers in `namespace`: what a pass says, and the run. Raises Wrong."""
+    def run(self, namespace: Mapping[str, Any], hidden: bool = False) -> str:
+        """Check the answers in `namespace`: what a pass says. Raises Wrong."""
         for name in self.answers:
             cell = "".join(linecache.getlines(file_of(namespace.get(name))))
             for used in forbidden_uses(cell, self):
                 raise Wrong(f"{self.name}: {name}", "an answer of your own", f"a use of {used}")
-        run = Run(self.cases(hidden))
-        return self.judged(run, namespace, hidden), run
+        return self.judged(Run(self.cases(hidden)), namespace, hidden)
 
     def cases(self, hidden: bool) -> list[Any]:
         """The inputs of a run."""
@@ -339,13 +323,18 @@ class Exercise(Terms):
 
     def sent(self, namespace: Mapping[str, Any], hidden: bool) -> list[Any]:
         """What the answers in `namespace` give a probe, frozen; an error of theirs is the last item."""
-        run = Sending(self.cases(hidden))
+        sent: list[Any] = []
+
+        def send_on(value: Any) -> Any:
+            sent.append(wire.freeze(value))
+            return value
+
         try:
             with fresh(self.without):
-                self.called(run, namespace)
+                self.called(Run(self.cases(hidden), send_on), namespace)
         except (Exception, SystemExit) as error:
-            run.sent.append({"raised": self.error_text(error, namespace)})
-        return run.sent
+            sent.append({"raised": self.error_text(error, namespace)})
+        return sent
 
     def error_text(self, error: BaseException, namespace: Mapping[str, Any]) -> str:
         """An error and the line of the answer that it came from; "" for that of a released cell."""
@@ -411,8 +400,6 @@ class Lesson:
         computed_names: bool = False,
     ) -> Callable[[Callable[..., str]], Exercise]:
         """Decorator of the function that checks exercise `name`; see `Exercise`. `level` is one of LEVELS."""
-        if level not in LEVELS:
-            raise OptionError(f"level={level!r} must be one of {', '.join(LEVELS)}")
 
         def add(test: Callable[..., str]) -> Exercise:
             answers = tuple(inspect.signature(test).parameters)[1:]
@@ -438,7 +425,7 @@ class Lesson:
         """Check the answer to exercise `name` in a namespace; a wrong answer raises nothing."""
         exercise = self.find(name)
         try:
-            said, _ = exercise.run(namespace, hidden)
+            said = exercise.run(namespace, hidden)
         except NotAnswered:
             return Verdict(name, False, False, "")
         except Wrong as wrong:
@@ -482,7 +469,7 @@ def checks(number: str) -> Lesson:
 def lesson_in(text: str, name: str, file: str = "") -> Lesson:
     """The lesson that the text of a module defines."""
     module = sys.modules[name] = types.ModuleType(name)
-    module.__file__ = file
-    execute(text, file or name, module.__dict__)
+    module.__file__ = file or name
+    execute(text, module.__file__, module.__dict__)
     lesson: Lesson = module.lesson
     return lesson

@@ -29,7 +29,7 @@ from minicompile.lessons.notebook import (
     cells_of,
     checks_text,
     lesson_of,
-    need_not_import,
+    need,
     pristine,
     read,
     released,
@@ -131,7 +131,7 @@ def grade(
         return Grade(name, earned, exercise.points, wrong or f"pass{work.remark}")
 
     try:
-        need_not_import("nbval")
+        need("nbval")
         learner = read(path)
         number = lesson_of(path, learner)
         pristine(number)
@@ -160,26 +160,6 @@ def as_csv(reports: Sequence[Report]) -> str:
     return out.getvalue()
 
 
-def as_html(reports: Sequence[Report]) -> str:
-    """A page with a table for each notebook."""
-    from minicompile.show.html import STYLE, box, page, table, text
-    from minicompile.show.palette import BAD, GOOD
-
-    boxes = ""
-    for report in reports:
-        rows = (
-            [
-                f'<b style="color:{GOOD if g.earned else BAD}">{text(g.exercise)}</b>',
-                f"{g.earned}/{g.points}",
-                text(g.feedback),
-            ]
-            for g in report.grades
-        )
-        shown = table(("exercise", "points", "feedback"), rows)
-        boxes += box(report.notebook, report.headline, shown)
-    return page("Grades", STYLE + boxes)
-
-
 # -------------------------------------------------------------------------------- the command line
 
 
@@ -192,7 +172,6 @@ def add_arguments(to: Any) -> None:
     to.add_argument("--seconds", type=float, default=SECONDS, help="longest time of an answer")
     to.add_argument("--jobs", type=int, default=2, help="answers at a time (default 2)")
     to.add_argument("--csv", help="write a table here, a row a notebook (a folder alone prints it)")
-    to.add_argument("--html", help="write a page here")
 
 
 def found_in(given: str) -> list[tuple[str, Path]]:
@@ -226,9 +205,8 @@ def run(chosen: Any) -> int:
             done = grade(path, nursery, chosen.exercise, chosen.seconds, chosen.jobs, tell)
             reports.append(replace(done, notebook=name))
             print(reports[-1], flush=True)
-    for where, writer in ((chosen.csv, as_csv), (chosen.html, as_html)):
-        if where:
-            Path(where).write_text(writer(reports), encoding="utf-8")
-    if any(map(Path.is_dir, map(Path, chosen.notebooks))) and not chosen.csv:
+    if chosen.csv:
+        Path(chosen.csv).write_text(as_csv(reports), encoding="utf-8")
+    elif any(map(Path.is_dir, map(Path, chosen.notebooks))):
         print(as_csv(reports), end="")
     return 0 if all(r.grades and r.earned == r.points for r in reports) else 1

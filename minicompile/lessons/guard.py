@@ -101,7 +101,7 @@ def uses(node: ast.AST) -> list[str]:
         case ast.MatchClass(kwd_attrs=names):
             return [f".{name}" for name in names]
         case ast.Call(args=args) if named_by(node):
-            return [f".{arg.value}" for arg in args if isinstance(arg, ast.Constant)]
+            return [f".{arg.value!s}" for arg in args if isinstance(arg, ast.Constant)]
         case ast.Import(names=aliases):
             dotted = [alias.name for alias in aliases]
         case ast.ImportFrom(module=module, names=aliases):

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from minicompile.lessons.exercise import Exercise, Judging, Wrong, checks
+from minicompile.lessons.exercise import Exercise, Run, Wrong, checks, receiving
 from minicompile.lessons.notebook import cells_of, execute, pristine
 
 MOST_BYTES = 2**28
@@ -25,7 +25,7 @@ def verdict(exercise: Exercise, reference: dict[str, Any], sent: str) -> str:
     for hidden, received in enumerate((visible, hidden_ones)):
         if not isinstance(received, list):
             return f"{exercise.name}: expected a list of data, got {str(received)[:100]}"
-        run = Judging(exercise.cases(bool(hidden)), received=received)
+        run = Run(exercise.cases(bool(hidden)), receiving(received))
         try:
             exercise.judged(run, reference, bool(hidden))
         except Wrong as wrong:

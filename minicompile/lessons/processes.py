@@ -21,7 +21,7 @@ from typing import Any
 import minicompile
 from minicompile.errors import MinicompileError
 from minicompile.lessons.confine import readable
-from minicompile.lessons.notebook import code_cell, notebooks_folder, write
+from minicompile.lessons.notebook import notebook_of, notebooks_folder
 from minicompile.options import child_environment
 
 KEPT = (
@@ -97,7 +97,7 @@ class Nursery:
         Raises MinicompileError if no process starts any more.
         """
         folder = Path(tempfile.mkdtemp(prefix=f"{name}_", dir=self.folder))
-        write(folder / f"{name}.ipynb", [code_cell(text, f"c{i}") for i, text in enumerate(cells)])
+        (folder / f"{name}.ipynb").write_text(notebook_of(cells), encoding="utf-8")
         order: dict[str, Any] = {"lesson": number, "exercise": name, "folder": str(folder)}
         order["readable"] = readable(notebooks_folder().resolve())
         order["seconds"] = seconds

@@ -358,4 +358,4 @@ def test_a_name_and_metadata_of_different_lessons_are_refused(tmp_path: Path, nu
     nbformat.write(notebook_with({}), path)
     report = grading.grade(path, nursery)
     assert not report.grades
-    assert "its name says lesson 01, its metadata lesson 00" in report.problem
+    assert "its name and its metadata say lessons 00 and 01" in report.problem

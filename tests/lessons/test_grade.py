@@ -255,7 +255,6 @@ class Graded:
     code: int
     printed: str
     rows: dict[str, dict[str, str]]
-    html: str
     unchanged: bool
 
     def said(self, student: str) -> tuple[int, str]:
@@ -289,17 +288,15 @@ def graded_class(tmp_path_factory: pytest.TempPathFactory) -> Graded:
     nbformat.write(nbformat.v4.new_notebook(), place / "class" / "notes.ipynb")
     files = sorted((place / "class").rglob("*.ipynb"))
     before = [file.read_bytes() for file in files]
-    reports = {kind: place / f"grades.{kind}" for kind in ("csv", "html")}
-    given = ["grade", str(place / "class"), "--exercise", "ex1", "--csv", str(reports["csv"])]
-    given += ["--html", str(reports["html"])]
+    table = place / "grades.csv"
+    given = ["grade", str(place / "class"), "--exercise", "ex1", "--csv", str(table)]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         code = command_line(given)
     return Graded(
         code,
         printed.getvalue(),
-        {row["notebook"]: row for row in csv.DictReader(io.StringIO(reports["csv"].read_text()))},
-        reports["html"].read_text(),
+        {row["notebook"]: row for row in csv.DictReader(io.StringIO(table.read_text()))},
         [file.read_bytes() for file in files] == before,
     )
 
@@ -340,7 +337,6 @@ def test_a_class_is_graded_at_once(graded_class: Graded):
     assert points == ["1", "0", "0", "0", "1", "0", "0"]
     assert "not a readable notebook" in graded_class.of("cy")["problem"]
     assert "lesson's number" in graded_class.rows["notes.ipynb"]["problem"]
-    assert "got 99" in graded_class.html
     assert "ex1  1/1  pass" in graded_class.printed and "got 99" in graded_class.printed
 
 
