@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import linecache
+import json
 import re
 import subprocess
 import sys
@@ -21,18 +21,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from minicompile.lessons import wire
 from minicompile.lessons.exercise import (
-    Judging,
     Lesson,
     NotAnswered,
+    Run,
     Wrong,
     checks,
     lesson_in,
+    receiving,
 )
 from minicompile.lessons.guard import refusal
-from minicompile.lessons.notebook import exercise_of, tags
-from minicompile.lessons.outline import checks_text
+from minicompile.lessons.notebook import checks_text, execute, exercise_of, tags
 from minicompile.lessons.probe import probe_of
 from minicompile.options import child_environment
 from notebooks.build import (
@@ -63,8 +62,8 @@ class Trial:
         namespace: dict[str, Any] = {"__name__": "__main__"}
         with contextlib.redirect_stdout(io.StringIO()):
             for cell in self.cells:
-                run(cell.source, f"<{cell['id']}>", namespace)
-            run(answer, f"<{self.exercise.name}-answer>", namespace)
+                execute(cell.source, f"<{cell['id']}>", namespace)
+            execute(answer, f"<{self.exercise.name}-answer>", namespace)
         return namespace
 
     def attempt(self, answer: str) -> tuple[str, list[str]]:
@@ -75,9 +74,8 @@ class Trial:
         namespace = self.names(answer)
         for hidden in (False, True):
             with contextlib.redirect_stdout(io.StringIO()):
-                sent = wire.to_text(self.probe.sent(namespace, hidden))
-            cases = self.exercise.cases(hidden)
-            judging = Judging(cases, received=wire.from_text(sent))
+                sent = json.loads(json.dumps(self.probe.sent(namespace, hidden)))
+            judging = Run(self.exercise.cases(hidden), receiving(sent))
             try:
                 with contextlib.redirect_stdout(io.StringIO()):
                     self.exercise.judged(judging, self.reference, hidden)
@@ -85,19 +83,13 @@ class Trial:
                 return "not answered", changes
             except Wrong as wrong:
                 return f"{'hidden' if hidden else 'visible'}: {wrong}", changes
-            if judging.count != len(judging.received):
+            if judging.count != len(sent):
                 return (
-                    f"the probe sent {len(judging.received)} data, {judging.count} were judged",
+                    f"the probe sent {len(sent)} data, {judging.count} were judged",
                     changes,
                 )
             changes += judging.changes
         return "pass", changes
-
-
-def run(text: str, name: str, namespace: dict[str, Any]) -> None:
-    """Execute a cell, its source known to tracebacks."""
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    exec(compile(text, name, "exec"), namespace)
 
 
 def faults(source: Path, only: str = "") -> Iterator[str]:

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from minicompile.codegen.plan import KernelSource
 from minicompile.errors import BackendError
 from minicompile.ops.display import Shown, count_text
-from minicompile.ops.origin import source_lines
 from minicompile.ops.toolchain import find_compiler
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
 from minicompile.show.explorer import Explorer, Pane, below
-from minicompile.show.html import box, columns, facts, shows, text
+from minicompile.show.html import box, columns, shows, text
 from minicompile.show.listing import code_listing, listing, stripe
 
 PACKED = re.compile(
@@ -140,29 +139,19 @@ def width_of(instruction: str) -> int:
 @shows(CppAssembly)
 def assembly_view(found: CppAssembly) -> str:
     """Kernel and assembly side by side; instructions on whole vectors are lit."""
-    kernel = found.source
-
-    def row(i: Instruction) -> str:
-        lines = source_lines(kernel.lines[i.line].origins) if i.line is not None else ()
-        told = (
-            f"line {i.line + 1}: {kernel.lines[i.line].text.strip()}" if i.line is not None else ""
-        )
-        content = text(i.text if i.text.endswith(":") else f"    {i.text}")
-        if i.packed:
+    kernel, counts, rows = found.source, found.counts(), []
+    section = below(kernel, "", "asm", found)
+    for instruction, piece, number in zip(found.instructions, section.pieces, section.of):
+        content = text(piece.text)
+        if instruction.packed:
             content = f'<b style="background:#fde68a;color:#111827">{content}</b>'
-        return stripe(content, lines, None if i.line is None else i.line + 1, told)
-
-    counts = found.counts()
-    about = facts(
-        [
-            ("on whole vectors", f"{counts['packed']} instructions, lit"),
-            ("on one float", f"{counts['scalar']} instructions"),
-            ("widest vector", f"{found.widest} bytes"),
-        ]
+        rows.append(stripe(content, piece.lines, number or None, piece.detail))
+    about = (
+        f"C kernel · what the compiler makes of it: {counts['packed']} instructions on vectors of up to "
+        f"{found.widest} bytes, lit; {counts['scalar']} on single floats"
     )
     left = code_listing(kernel.lines, kernel.language, first=1)
-    right = listing(map(row, found.instructions))
-    return box(kernel.name, "C kernel · what the compiler makes of it", about, columns(left, right))
+    return box(kernel.name, about, columns(left, listing(rows)))
 
 
 def explore_assembly(trace: Trace) -> Explorer:

@@ -1,9 +1,9 @@
 """What keeps an answer's kernel in its place: limits, no privileges, and Linux's Landlock.
 
-A confined process reads Python, the libraries and its copy of this package; it writes into its own folders;
+A confined process reads Python, the libraries and this package; it writes into its own folder;
 it opens no TCP connection, and signals or traces no process that is not confined with it. So it sees neither
 checks and solutions nor caches. Landlock is in Linux since 5.13, TCP since 6.7, signals since 6.12, and needs
-no privilege. Where it is missing `Place.readable` has no effect, and what an answer can do then stands in
+no privilege. Where it is missing every file can be read, and what an answer can do then stands in
 `notebooks/README.md`.
 
 Source: linux/landlock.h; https://docs.kernel.org/userspace-api/landlock.html
@@ -20,7 +20,6 @@ import struct
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 MOST_MEMORY, MOST_FILE, MORE_PROCESSES = 2**34, 2**30, 512
@@ -42,14 +41,6 @@ DEVICES = READ_FILE | WRITE_FILE | READ_DIR | IOCTL_DEV
 ON_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | IOCTL_DEV
 
 
-@dataclass(frozen=True)
-class Place:
-    """What a confined process may read and write; with nothing to read, Landlock stays off."""
-
-    readable: Sequence[str]
-    writable: Sequence[str]
-
-
 def prctl(operation: int, value: int) -> None:
     """Ask Linux for an operation on this process; elsewhere nothing happens."""
     if sys.platform == "linux":
@@ -66,15 +57,18 @@ def guard_self() -> None:
     prctl(DROP_CAPABILITY, CAP_SYS_PTRACE)
 
 
-def confine(place: Place, seconds: float) -> None:
-    """Give up privileges, set limits, and shut this process into its place."""
+def confine(readable: Sequence[str], writable: Sequence[str], seconds: float) -> None:
+    """Give up privileges, set limits, and let this process read and write these folders alone.
+
+    With nothing to read, Landlock stays off.
+    """
     prctl(DUMPABLE, 1)
     set_limits(seconds)
     if sys.platform == "linux":
         header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)
         ctypes.CDLL(None).capset(header, none)
         prctl(NO_NEW_PRIVILEGES, 1)
-        shut_in(place)
+        shut_in(readable, writable)
 
 
 def set_limits(seconds: float) -> None:
@@ -103,10 +97,10 @@ def landlock_version() -> int:
     return max(0, int(ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)))
 
 
-def shut_in(place: Place) -> None:
-    """Restrict this thread, and what it starts, to a place. Raises OSError if Landlock refuses."""
+def shut_in(readable: Sequence[str], writable: Sequence[str]) -> None:
+    """Restrict this thread, and what it starts, to folders. Raises OSError if Landlock refuses."""
     version = landlock_version()
-    if not version or not place.readable:
+    if not version or not readable:
         return
     files = ACCESSES[max(first for first in ACCESSES if first <= version)]
     network, scope = 3 * (version >= 4), 3 * (version >= 6)
@@ -115,8 +109,8 @@ def shut_in(place: Place) -> None:
         : 8 if version < 4 else 16 + 8 * (scope > 0)
     ]
     rules = libc.syscall(CREATE_RULESET, attribute, ctypes.c_size_t(len(attribute)), 0)
-    allowed = [(path, READ) for path in (*place.readable, "/proc", "/sys")]
-    allowed += [("/dev", DEVICES), *((path, files) for path in place.writable)]
+    allowed = [(path, READ) for path in (*readable, "/proc", "/sys")]
+    allowed += [("/dev", DEVICES), *((path, files) for path in writable)]
     for path, access in allowed:
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -137,15 +131,14 @@ def all_but(folder: Path, hidden: Path) -> list[str]:
     return [path for part in parts for path in all_but(part, hidden)]
 
 
-def readable(library: Path, hidden: Path) -> list[str]:
-    """What a kernel needs to read: its library, Python and the system; but nothing in `hidden`."""
-    prefixes = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
-    prefixes |= {Path("/", name).resolve() for name in "bin etc lib lib64 opt sbin usr".split()}  # noqa: SIM905
-    top = [path for path in prefixes if not any(path.is_relative_to(p) for p in prefixes - {path})]
-    return [
-        str(library),
-        *(path for folder in sorted(top) if folder.exists() for path in all_but(folder, hidden)),
-    ]
+def readable(hidden: Path) -> list[str]:
+    """What an answer needs to read: this package, Python and the system; but nothing in `hidden`, apart from
+    what was saved on a GPU."""
+    tops = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+    tops |= {Path("/", name).resolve() for name in "bin etc lib lib64 opt sbin usr".split()}  # noqa: SIM905
+    tops.add(Path(__file__).resolve().parents[1])
+    paths = (path for top in sorted(tops) if top.exists() for path in all_but(top, hidden))
+    return [str(hidden / "gpu"), *paths]
 
 
 # ------------------------------------------------------------------------------------------- processes

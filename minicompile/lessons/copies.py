@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from minicompile.errors import MinicompileError
-from minicompile.lessons.outline import notebooks_folder
+from minicompile.lessons.notebook import notebooks_folder
 
 
 def add_arguments(to: argparse.ArgumentParser) -> None:

@@ -16,30 +16,29 @@ notebook and on hidden ones when it is graded, and says in one line what it saw:
 A wrong answer raises `Wrong`, whose message states input, expected and got. `check("ex3")` in a notebook
 doesn't raise: it gives a `Verdict`, which is shown as a card, so that the cells below it run all the same.
 
-In the notebook a check runs in one process. Grading splits it: the answer's kernel runs the check's probe
+In the notebook a check runs in one process. Grading splits it: the answer's process runs the check's probe
 (`lessons/probe.py`) and sends every value that `Run.seen` gets as data; another process, which has no
 answer, runs the whole check with the reference answers and gets those data from `Run.seen`.
 
-    kernel                       probe: run.seen(got) -> data ----+
+    answer                       probe: run.seen(got) -> data ----+
     judge     check with the reference: run.seen(its own) <- data +-> Wrong, or a line
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import html
-import importlib
-import importlib.util
 import inspect
 import io
+import json
 import linecache
 import re
 import secrets
 import sys
+import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,10 +46,10 @@ from unittest import mock
 
 import torch
 
-from minicompile.errors import MinicompileError, OptionError
+from minicompile.errors import MinicompileError
 from minicompile.lessons import rerun, wire
-from minicompile.lessons.guard import forbidden_uses
-from minicompile.lessons.outline import Outline, checks_file
+from minicompile.lessons.guard import Terms, forbidden_uses
+from minicompile.lessons.notebook import checks_file, checks_text, execute
 from minicompile.lessons.wire import Raised, show
 from minicompile.ops.display import count_text
 from minicompile.ops.registry import scoped, without
@@ -130,6 +129,8 @@ class Run:
     """One check of one answer: its inputs, and the ways to judge it."""
 
     cases: Sequence[Any]
+    as_data: Callable[[Any], Any] = lambda value: wire.thaw(wire.freeze(value))
+    """The data that stand for a value; here, as in a notebook, they went nowhere."""
     changes: list[str] = field(default_factory=list)
     """What the answer changed in the compiler's results, as `changed` was told."""
     count: int = 0
@@ -142,11 +143,7 @@ class Run:
         """
         self.count += 1
         torch.manual_seed(self.count)
-        return self.passed(value)
-
-    def passed(self, value: Any) -> Any:
-        """The data that stand for a value."""
-        return wire.thaw(wire.freeze(value))
+        return self.as_data(value)
 
     def expect(self, got: object, expected: object, given_input: str) -> None:
         """Raises Wrong unless both are equal and of the same type."""
@@ -233,48 +230,26 @@ class Run:
 
         Gives a mock that counts the calls. For what has no registry; with one, use its decorator.
         """
-        module, _, name = path.partition(":")
-        owner: Any = importlib.import_module(module)
-        *parents, last = name.split(".")
-        for parent in parents:
-            owner = getattr(owner, parent)
         spy = mock.Mock(side_effect=answer)
 
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             return spy(*args, **kwargs)
 
-        with mock.patch.object(owner, last, stand_in):
+        with mock.patch(path.replace(":", "."), stand_in):
             yield spy
 
 
-@dataclass
-class Sending(Run):
-    """What a probe runs with, in the answer's kernel: each value is sent."""
+def receiving(received: Iterable[Any]) -> Callable[[Any], Any]:
+    """`Run.as_data` of a judge: in place of each value, what the answer's process sent there."""
+    items = iter(received)
 
-    sent: list[Any] = field(default_factory=list)
+    def receive(_: object) -> Any:
+        item = next(items, {"raised": "it did not finish"})
+        if isinstance(item, dict) and "raised" in item:
+            raise Raised(str(item["raised"]))
+        return wire.thaw(item)
 
-    def passed(self, value: Any) -> Any:
-        self.sent.append(wire.freeze(value))
-        return value
-
-    def changed(self, before: str, after: str, what: str) -> None:
-        self.seen(before)
-        self.seen(after)
-
-
-@dataclass
-class Judging(Run):
-    """What a judge runs with: each value is what the kernel sent in that place."""
-
-    received: Sequence[Any] = ()
-
-    def passed(self, value: Any) -> Any:
-        if self.count > len(self.received):
-            raise Raised("it did not finish")
-        data = self.received[self.count - 1]
-        if isinstance(data, dict) and "raised" in data:
-            raise Raised(str(data["raised"]))
-        return wire.thaw(data)
+    return receive
 
 
 def first_difference(expected: torch.Tensor, got: torch.Tensor, **how: Any) -> str:
@@ -288,34 +263,34 @@ def first_difference(expected: torch.Tensor, got: torch.Tensor, **how: Any) -> s
 
 
 def expects(value: Any) -> Any:
-    """Marks an expected value in a table of cases, which the answer's kernel doesn't get."""
+    """Marks an expected value in a table of cases, which the answer's process doesn't get."""
     return value
 
 
 @dataclass(frozen=True)
-class Exercise(Outline):
+class Exercise(Terms):
     """An exercise: what its answer is called, what checks it, and what the answer must do without."""
 
+    points: int
+    level: str
     test: Callable[..., str]
     visible: Cases
     hidden: Cases
     without: tuple[str, ...]
     """Rules taken away while the answer is checked."""
 
-    @functools.cached_property
+    @property
     def hidden_count(self) -> int:
         """How many hidden inputs there are; drawing them leaves the random generator as it was."""
-        with torch.random.fork_rng(devices=[]):
-            return len(self.hidden() if callable(self.hidden) else self.hidden)
+        return len(self.cases(hidden=True))
 
-    def run(self, namespace: Mapping[str, Any], hidden: bool = False) -> tuple[str, Run]:
-        """Check the answers in `namespace`: what a pass says, and the run. Raises Wrong."""
+    def run(self, namespace: Mapping[str, Any], hidden: bool = False) -> str:
+        """Check the answers in `namespace`: what a pass says. Raises Wrong."""
         for name in self.answers:
-            answer = namespace.get(name)
-            for used in forbidden_uses(source_of(answer), self):
+            cell = "".join(linecache.getlines(file_of(namespace.get(name))))
+            for used in forbidden_uses(cell, self):
                 raise Wrong(f"{self.name}: {name}", "an answer of your own", f"a use of {used}")
-        run = Run(self.cases(hidden))
-        return self.judged(run, namespace, hidden), run
+        return self.judged(Run(self.cases(hidden)), namespace, hidden)
 
     def cases(self, hidden: bool) -> list[Any]:
         """The inputs of a run."""
@@ -324,125 +299,85 @@ class Exercise(Outline):
             torch.manual_seed(0)
             return list(chosen() if callable(chosen) else chosen)
 
-    def all_answers(self, namespace: Mapping[str, Any]) -> list[Any]:
-        return [self.find(name, namespace) for name in self.answers]
+    def called(self, run: Run, namespace: Mapping[str, Any]) -> str:
+        """What the check says of the answers in a namespace, which may be missing."""
+        answers = [namespace.get(name) for name in self.answers]
+        if None in answers or ... in answers:
+            raise NotImplementedError  # as a stub does
+        return self.test(run, *answers)
 
     def judged(self, run: Run, namespace: Mapping[str, Any], hidden: bool) -> str:
         """What a pass says. Raises Wrong, whose message begins with the exercise."""
-        before = "an input that the notebook does not show, " if hidden else ""
-        answers: list[Any] = []
-        with fresh(self.without), told_afterwards() as told:
-            try:
-                answers = self.all_answers(namespace)
-                return self.test(run, *answers)
-            except Wrong as wrong:
-                wrong.args = (f"{self.name}: {before}{wrong}",)
-                raise
-            except (Exception, SystemExit) as error:
-                told.clear()  # that it ran in eager because of this error of the answer
-                if unanswered(error) or (isinstance(error, Raised) and not str(error)):
-                    raise NotAnswered(self.name) from None
-                got = str(error) if isinstance(error, Raised) else error_text(error, answers)
-                raise Wrong(
-                    f"{self.name}: {before}{self.test.__name__}", "a result", got
-                ) from error
+        before = f"{self.name}: " + "an input that the notebook does not show, " * hidden
+        try:
+            with fresh(self.without):
+                return self.called(run, namespace)
+        except Wrong as wrong:
+            wrong.args = (f"{before}{wrong}",)
+            raise
+        except (Exception, SystemExit) as error:
+            got = self.error_text(error, namespace)
+            if not got:
+                raise NotAnswered(self.name) from None
+            raise Wrong(f"{before}{self.test.__name__}", "a result", got) from error
 
     def sent(self, namespace: Mapping[str, Any], hidden: bool) -> list[Any]:
         """What the answers in `namespace` give a probe, frozen; an error of theirs is the last item."""
-        answers: list[Any] = []
-        with told_afterwards() as told:
-            run = Sending(self.cases(hidden))
-            try:
-                answers = self.all_answers(namespace)
-                with fresh(self.without):
-                    self.test(run, *answers)
-            except (Exception, SystemExit) as error:
-                told.clear()
-                text = "" if unanswered(error) else error_text(error, answers)
-                run.sent.append({"raised": text})
-        return run.sent
+        sent: list[Any] = []
 
-    def find(self, name: str, namespace: Mapping[str, Any]) -> Any:
-        """The answer called `name`. Raises NotImplementedError where there is none, as a stub does."""
-        answer = namespace.get(name, ...)
-        if answer is ... or answer is None:
-            raise NotImplementedError
-        return answer
+        def send_on(value: Any) -> Any:
+            sent.append(wire.freeze(value))
+            return value
+
+        try:
+            with fresh(self.without):
+                self.called(Run(self.cases(hidden), send_on), namespace)
+        except (Exception, SystemExit) as error:
+            sent.append({"raised": self.error_text(error, namespace)})
+        return sent
+
+    def error_text(self, error: BaseException, namespace: Mapping[str, Any]) -> str:
+        """An error and the line of the answer that it came from; "" for that of a released cell."""
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, NotImplementedError) and not str(cause):
+                return ""
+            cause = cause.__cause__
+        if isinstance(error, Raised):
+            return str(error)
+        what = f"{type(error).__name__}: {error}".strip()[:600]
+        files = {file_of(namespace.get(name)) for name in self.answers}
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if frame.filename in files:
+                return f"{what} in line {frame.lineno} of your cell: `{frame.line}`"
+        return what
 
 
 @contextlib.contextmanager
 def fresh(taken_away: Sequence[str]) -> Iterator[None]:
-    """A compiler that remembers no earlier cell, seeded, with its rules as they were afterwards."""
+    """A compiler that remembers no earlier cell, seeded, with its rules as they were afterwards.
+
+    It doesn't warn of what runs in eager: an error of the answer is told by the check.
+    """
     from minicompile import api, extension  # noqa: F401 (fills the registries)
 
     api.reset()
     random = torch.random.get_rng_state()
     torch.manual_seed(0)
     try:
-        with scoped(), without(*taken_away):
+        with scoped(), without(*taken_away), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*runs in eager")
             yield
     finally:
         torch.random.set_rng_state(random)
         api.reset()
 
 
-@contextlib.contextmanager
-def told_afterwards() -> Iterator[list[warnings.WarningMessage]]:
-    """Holds warnings back and gives their list: what is taken from it is not told."""
-    with contextlib.ExitStack() as stack:
-        told = stack.enter_context(warnings.catch_warnings(record=True))
-        try:
-            yield told
-        finally:
-            stack.close()
-            for one in told:
-                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-
-
-def unanswered(error: BaseException | None) -> bool:
-    """Is it the released cell's `raise NotImplementedError`, perhaps as the cause of another?"""
-    while error is not None:
-        if isinstance(error, NotImplementedError) and not str(error):
-            return True
-        error = error.__cause__
-    return False
-
-
-def source_of(answer: Any) -> str:
-    """The whole cell in which a function or class was written, "" for other values."""
-    try:
-        where = inspect.getfile(answer) if not isinstance(answer, type) else class_file(answer)
-    except TypeError:
-        return ""
-    return "".join(linecache.getlines(where))
-
-
-def class_file(answer: type) -> str:
-    """The file of a class: that of one of its functions (a notebook's classes know none)."""
-    codes = [member.__code__ for member in vars(answer).values() if inspect.isfunction(member)]
-    return codes[0].co_filename if codes else ""
-
-
-def error_text(error: BaseException, answers: Sequence[Any]) -> str:
-    """An error and the line of the answer that it came from."""
-    what = f"{type(error).__name__}: {error}".strip()
-    return f"{what[:600]}{line_of(error, answers)}"
-
-
-def line_of(error: BaseException, given: Sequence[Any]) -> str:
-    """Where in the answer an exception came from, as " in line 3: `text`"."""
-    files = set()
-    for answer in given:
-        with contextlib.suppress(TypeError):
-            files.add(class_file(answer) if isinstance(answer, type) else inspect.getfile(answer))
-    found, at = "", error.__traceback__
-    while at is not None:
-        name = at.tb_frame.f_code.co_filename
-        if name in files:
-            text = linecache.getline(name, at.tb_lineno).strip()
-            found = f" in line {at.tb_lineno} of your cell: `{text}`"
-        at = at.tb_next
-    return found
+def file_of(answer: Any) -> str:
+    """The cell in which a function, or a function of a class, was written; "" for other values."""
+    members = vars(answer).values() if isinstance(answer, type) else [answer]
+    files = (m.__code__.co_filename for m in members if inspect.isfunction(m))
+    return next(files, "")
 
 
 class Lesson:
@@ -465,14 +400,12 @@ class Lesson:
         computed_names: bool = False,
     ) -> Callable[[Callable[..., str]], Exercise]:
         """Decorator of the function that checks exercise `name`; see `Exercise`. `level` is one of LEVELS."""
-        if level not in LEVELS:
-            raise OptionError(f"level={level!r} must be one of {', '.join(LEVELS)}")
 
         def add(test: Callable[..., str]) -> Exercise:
             answers = tuple(inspect.signature(test).parameters)[1:]
             exercise = Exercise(
-                name, points, level, answers, frozenset(forbidden), computed_names,
-                test, visible, hidden, tuple(without),
+                name, answers, frozenset(forbidden), computed_names, points, level, test,
+                visible, hidden, tuple(without),
             )  # fmt: skip
             self.exercises[name] = exercise
             return exercise
@@ -492,7 +425,7 @@ class Lesson:
         """Check the answer to exercise `name` in a namespace; a wrong answer raises nothing."""
         exercise = self.find(name)
         try:
-            said, _ = exercise.run(namespace, hidden)
+            said = exercise.run(namespace, hidden)
         except NotAnswered:
             return Verdict(name, False, False, "")
         except Wrong as wrong:
@@ -513,7 +446,7 @@ def send(name: str, probe: str, namespace: Mapping[str, Any]) -> None:
     exercise = lesson_in(probe, f"probe_of_{name}").exercises[name]
     with contextlib.redirect_stdout(Printed()):
         sent = [exercise.sent(namespace, hidden) for hidden in (False, True)]
-    Path("answer.json").write_text(wire.to_text(sent), encoding="utf-8")
+    Path("answer.json").write_text(json.dumps(sent), encoding="utf-8")
     print(f"{name} sent")
 
 
@@ -530,21 +463,13 @@ class Printed(io.StringIO):
 
 def checks(number: str) -> Lesson:
     """The checks of lesson `number`. Raises MinicompileError for a lesson that has none."""
-    name = f"minicompile_checks_{number}"
-    spec = importlib.util.spec_from_file_location(name, checks_file(number))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    found: Lesson = module.lesson
-    return found
+    return lesson_in(checks_text(number), f"minicompile_checks_{number}", str(checks_file(number)))
 
 
-def lesson_in(text: str, name: str) -> Lesson:
-    """The lesson that the text of a module defines, its source known to tracebacks."""
-    module = types.ModuleType(name)
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    sys.modules[name] = module
-    exec(compile(text, name, "exec"), module.__dict__)
-    found: Lesson = module.lesson
-    return found
+def lesson_in(text: str, name: str, file: str = "") -> Lesson:
+    """The lesson that the text of a module defines."""
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = file or name
+    execute(text, module.__file__, module.__dict__)
+    lesson: Lesson = module.lesson
+    return lesson

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from minicompile.errors import MinicompileError
-from minicompile.lessons.outline import notebooks_folder
+from minicompile.lessons.notebook import notebooks_folder
 from minicompile.ops.display import Shown
 from minicompile.show.html import shows
 from minicompile.show.html import text as escaped

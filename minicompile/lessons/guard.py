@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import symtable
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from minicompile.lessons.outline import Outline
 
 MODULES = frozenset(
     """__future__ abc ast bisect cmath collections contextlib copy dataclasses decimal dis enum fractions
@@ -31,7 +31,7 @@ REACHING = frozenset(
     f_back f_globals f_locals f_builtins tb_frame gi_frame ag_frame cr_frame _os _sys _io
     get_overridable_functions load_library call_method from_file resolve_name generate
     Formatter get_field get_type_hints ForwardRef evaluate_forward_ref singledispatch singledispatchmethod
-    sympify generated define on_generate_code set_codegen make_dataclass exec_module""".split()  # noqa: SIM905
+    sympify generated define on_generate_code set_codegen make_dataclass exec_module *""".split()  # noqa: SIM905
 )
 """Names by which an answer would reach outside itself."""
 
@@ -56,100 +56,117 @@ SPECIAL = frozenset(
 """Names with double underscores that an answer may use; the others lead to the interpreter's insides."""
 
 
-def bound(tree: ast.AST) -> set[str]:
+NAMED_BY = {"getattr": 1, "hasattr": 1, "call_method": 0, "create_node": 1}
+"""Functions and methods that find something by its name, and the place of that name among their arguments."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the answer to an exercise is called, and what it may not do."""
+
+    name: str
+    answers: tuple[str, ...]
+    """The names that the answer cell defines: the parameters of the check after the run."""
+    forbidden: frozenset[str]
+    """Names that an answer may not use: the built-in way to have the result."""
+    computed_names: bool
+    """Whether an answer may look up attributes whose names its text doesn't show, as a graph's methods."""
+
+
+def bound(text: str) -> set[str]:
     """Names that code binds at the level of the module."""
-    found: set[str] = set()
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-            continue
-        if isinstance(
-            node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-        ):
-            continue
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            found.add(node.id)
-        if isinstance(node, ast.alias):
-            found.add((node.asname or node.name).split(".")[0])
-        found |= bound(node)
-    return found
+    symbols = symtable.symtable(text, "answer", "exec").get_symbols()
+    return {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
 
 
 def imports(tree: ast.AST) -> dict[str, str]:
     """Names that code imports, with what they stand for."""
-    found = {}
+    imported = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                name = alias.asname or alias.name.split(".")[0]
-                found[name] = alias.name if alias.asname else name
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    return found
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            root = alias.name.split(".")[0]
+            whole = alias.name if alias.asname else root
+            imported[alias.asname or root] = f"{getattr(node, 'module', '')}:{whole}"
+    return imported
 
 
-def refusal(text: str, setup: Sequence[Any], exercise: Outline) -> str:
+def uses(node: ast.AST) -> list[str]:
+    """The names by which a piece of code reaches something: plain, dotted, and with a dot in front those of
+    attributes and of the parts of modules."""
+    match node:
+        case ast.Name(id=name):
+            return [name]
+        case ast.Attribute(attr=name):
+            return [ast.unparse(node), f".{name}"]
+        case ast.MatchClass(kwd_attrs=names):
+            return [f".{name}" for name in names]
+        case ast.Call(args=args) if named_by(node):
+            return [f".{arg.value!s}" for arg in args if isinstance(arg, ast.Constant)]
+        case ast.Import(names=aliases):
+            dotted = [alias.name for alias in aliases]
+        case ast.ImportFrom(module=module, names=aliases):
+            dotted = [str(module), *(f"{module}.{alias.name}" for alias in aliases)]
+        case _:
+            return []
+    return [*dotted, *(f".{part}" for name in dotted for part in name.split("."))]
+
+
+def named_by(call: ast.Call) -> str:
+    """The function of `NAMED_BY` that is called, else ""."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    return name if name in NAMED_BY else ""
+
+
+def refused(use: str) -> bool:
+    """Is it a name (of `uses`) that no answer may use?"""
+    name = use.removeprefix(".")
+    special = name.startswith("__") and name.endswith("__") and name not in SPECIAL
+    return special or use in DOTTED or name in (REACHING - HARMLESS if use != name else REACHING)
+
+
+def forbidden_uses(text: str, terms: Terms) -> list[str]:
+    """The names in the text of an answer that its exercise forbids, sorted."""
+    try:
+        nodes = ast.walk(ast.parse(text))
+    except SyntaxError:
+        return []
+    return sorted({use.removeprefix(".") for n in nodes for use in uses(n)} & terms.forbidden)
+
+
+def refusal(text: str, setup: Sequence[Any], terms: Terms) -> str:
     """Why an answer is not run at all, or ""; `setup` are the cells whose names it may not take."""
     if not text:
         return "its cell is missing"
     if "NBVAL_" in text or "PYTEST_VALIDATE" in text:
         return "it holds a marker of nbval"
     try:
-        tree = ast.parse(text)
+        tree, names = ast.parse(text), bound(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
         return f"line {line} is not Python: {getattr(error, 'msg', error)}"
-    if used := forbidden_uses(text, exercise):
-        return f"{exercise.name}: expected an answer of your own, got a use of {used[0]}"
-    lesson = ast.parse("\n".join(cell.source for cell in setup))
-    own, theirs = imports(tree), imports(lesson)
-    reserved = bound(lesson)
-    for name in sorted(bound(tree) - set(exercise.answers)):
+    if used := forbidden_uses(text, terms):
+        return f"{terms.name}: expected an answer of your own, got a use of {used[0]}"
+    lesson = "\n".join(cell.source for cell in setup)
+    reserved, own, theirs = bound(lesson), imports(tree), imports(ast.parse(lesson))
+    for name in sorted(names - set(terms.answers)):
         if hasattr(builtins, name):
             return f"it gives {name}, which is Python's, another meaning"
         if name in reserved and (name not in own or own[name] != theirs.get(name)):
             return f"it gives {name}, which is the lesson's, another meaning"
-    outside = reserved | set(own)
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Global):
             return "it uses global"
         if module := imported_by(node):
             return f"it imports {module}, which no answer needs"
-        if name := reached_by(node):
-            return f"it uses {name}, which reaches outside the answer"
-        if isinstance(node, ast.Name) and node.id == "getattr" and id(node) not in called:
-            return "it uses getattr without a name that can be read"
-        if isinstance(node, ast.Call) and (name := unread_name(node, exercise)):
-            return f"it uses {name} without a name that can be read"
+        if name := next(filter(refused, uses(node)), ""):
+            return f"it uses {name.removeprefix('.')}, which reaches outside the answer"
+        if hides_a_name(node, called, terms):
+            return f"it uses {ast.unparse(node)[:60]}, whose name the text does not show"
         root, target = changed_by(node)
-        if root in outside:
+        if root in reserved or root in own:
             return f"it changes {target}, which is not its own"
     return ""
-
-
-def forbidden_uses(text: str, exercise: Outline) -> list[str]:
-    """The names in the text of an answer that its exercise forbids, sorted."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
-        return []
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name | ast.Attribute):
-            dotted = ast.unparse(node)
-            found.update((dotted, dotted.rpartition(".")[2]))
-        elif isinstance(node, ast.MatchClass):
-            found.update(node.kwd_attrs)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
-            names = [part.value for part in node.args if isinstance(part, ast.Constant)]
-            found.update(name for name in names if isinstance(name, str))
-        elif isinstance(node, ast.alias):
-            found.update((node.name, node.name.rpartition(".")[2]))
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.update((node.module, *node.module.split(".")))
-    return sorted(found & exercise.forbidden)
 
 
 def imported_by(node: ast.AST) -> str:
@@ -159,60 +176,19 @@ def imported_by(node: ast.AST) -> str:
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
         names = [node.module or "."]
-        if any(alias.name == "*" for alias in node.names):
-            return f"everything of {node.module}"
     return next((name for name in names if name.split(".")[0] not in MODULES), "")
 
 
-NAMED_BY = {"getattr": 1, "hasattr": 1, "call_method": 0, "create_node": 1}
-"""Functions and methods that find something by its name, and the place of that name among their arguments."""
-
-
-def unread_name(call: ast.Call, exercise: Outline) -> str:
-    """The function of `NAMED_BY` that gets a name that no text shows or no answer may use, else ""."""
-    match call.func:
-        case ast.Name(id="getattr" | "hasattr" as function):
-            computed = exercise.computed_names
-        case ast.Attribute(attr="call_method" | "create_node" as function):
-            computed = False
-        case _:
-            return ""
-    place = NAMED_BY[function]
-    name = call.args[place] if len(call.args) > place else None
-    if isinstance(name, ast.Constant) and isinstance(name.value, str):
-        refused = refused_attribute(name.value) or name.value in exercise.forbidden
-        return function if refused else ""
-    shown = function == "create_node" and isinstance(name, ast.Attribute)
-    return "" if computed or shown else function
-
-
-def refused_attribute(name: str) -> str:
-    """The name of an attribute if no answer may use it, else ""."""
-    special = name.startswith("__") and name.endswith("__") and name not in SPECIAL
-    return name if special or name in REACHING - HARMLESS else ""
-
-
-def reached_by(node: ast.AST) -> str:
-    """The name by which a piece of code reaches outside the answer, else ""."""
-    match node:
-        case ast.Name(id=name):
-            special = name.startswith("__") and name not in SPECIAL
-            return name if name in REACHING or special else ""
-        case ast.Attribute(attr=name):
-            dotted = ast.unparse(node)
-            return dotted if dotted in DOTTED else refused_attribute(name)
-        case ast.MatchClass(kwd_attrs=names):
-            return next(filter(None, map(refused_attribute, names)), "")
-        case ast.ImportFrom(module=str(module), names=aliases):
-            whole = [f"{module}.{alias.name}" for alias in aliases]
-            parts = [*module.split("."), *(alias.name for alias in aliases)]
-            dotted = next((name for name in whole if name in DOTTED), "")
-            return dotted or next(filter(None, map(refused_attribute, parts)), "")
-        case ast.Import(names=aliases):
-            parts = [part for alias in aliases for part in alias.name.split(".")]
-            dotted = next((a.name for a in aliases if a.name in DOTTED), "")
-            return dotted or next(filter(None, map(refused_attribute, parts)), "")
-    return ""
+def hides_a_name(node: ast.AST, called: set[int], terms: Terms) -> bool:
+    """Does code find something by a name that it computes? `called`: what the answer calls, by id."""
+    if isinstance(node, ast.Name) and node.id == "getattr":
+        return id(node) not in called
+    if not isinstance(node, ast.Call) or not (function := named_by(node)):
+        return False
+    name = dict(enumerate(node.args)).get(NAMED_BY[function])
+    if isinstance(name, ast.Constant) or (terms.computed_names and function.endswith("attr")):
+        return False
+    return not (function == "create_node" and isinstance(name, ast.Attribute))
 
 
 def changed_by(node: ast.AST) -> tuple[str, str]:

@@ -1,49 +1,31 @@
-"""The judge: a process that compares what answers sent with what the checks expect. It runs no answer.
+"""The judge compares what an answer sent with what the checks expect. It runs no answer.
 
-It reads a task a line from its standard input, and writes a text a line: "" for a right answer, else such as
-"ex2: ... expected 3, got 4". Checks run with the reference answers of `notebooks/solutions`, and `Run.seen`
-gives what an answer sent.
+Checks run with the reference answers of `notebooks/solutions`, and `Run.seen` gives what the answer sent.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
-import linecache
-import os
-import sys
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from minicompile.errors import MinicompileError
-from minicompile.lessons import wire
-from minicompile.lessons.confine import guard_self
-from minicompile.lessons.exercise import Exercise, Judging, Wrong, checks
-from minicompile.lessons.notebook import cells_of, pristine
+from minicompile.lessons.exercise import Exercise, Run, Wrong, checks, receiving
+from minicompile.lessons.notebook import cells_of, execute, pristine
 
-
-def names_of(cells: Sequence[Any]) -> dict[str, Any]:
-    """What cells define when they run one after the other."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    for cell in cells:
-        name = f"<{cell['id']}>"
-        text = cell.source
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        exec(compile(text, name, "exec"), namespace)
-    return namespace
+MOST_BYTES = 2**28
+"""Most bytes that one exercise may send."""
 
 
 def verdict(exercise: Exercise, reference: dict[str, Any], sent: str) -> str:
     """ "" if the data that an answer sent are right, else input, expected and got."""
     try:
-        halves = wire.from_text(sent)
-    except (MinicompileError, RecursionError) as error:
-        return f"{exercise.name}: expected data, got {error}"
-    if len(halves) != 2 or not all(isinstance(half, list) for half in halves):
-        return f"{exercise.name}: expected two lists of data, got {len(halves)} items"
-    for hidden, received in enumerate(halves):
-        run = Judging(exercise.cases(bool(hidden)), received=received)
+        visible, hidden_ones = json.loads(sent)
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"{exercise.name}: expected two lists of data, got {error}"
+    for hidden, received in enumerate((visible, hidden_ones)):
+        if not isinstance(received, list):
+            return f"{exercise.name}: expected a list of data, got {str(received)[:100]}"
+        run = Run(exercise.cases(bool(hidden)), receiving(received))
         try:
             exercise.judged(run, reference, bool(hidden))
         except Wrong as wrong:
@@ -53,17 +35,21 @@ def verdict(exercise: Exercise, reference: dict[str, Any], sent: str) -> str:
     return ""
 
 
-def main() -> None:
-    """Judge the tasks on standard input."""
-    guard_self()
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what checks and compilers print is no verdict
-    lessons = functools.cache(checks)
-    for line in sys.stdin:
-        task = json.loads(line)
-        number, name = task["lesson"], task["exercise"]
-        with contextlib.redirect_stdout(sys.stderr):
-            setup, reference = cells_of(pristine(number), name)
-            names = names_of([*setup, reference])
-            said = verdict(lessons(number).exercises[name], names, task["sent"])
-        print(json.dumps(said), file=answer, flush=True)
+def left_in(path: Path) -> str:
+    """The text that an answer left, "" if there is none: no link is followed, no pipe read."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
+        return ""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def judged(number: str, name: str, folder: Path) -> str:
+    """ "" for a right answer, else what is wrong, of an answer that ran in this folder."""
+    if told := left_in(folder / "failed.txt"):
+        return told[:2000]
+    if not (sent := left_in(folder / "answer.json")):
+        return "it did not finish"
+    setup, reference = cells_of(pristine(number), name)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for cell in (*setup, reference):
+        execute(cell.source, f"<{cell['id']}>", namespace)
+    return verdict(checks(number).exercises[name], namespace, sent)

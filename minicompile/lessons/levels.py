@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from itertools import starmap
 
-from minicompile.ops.display import Shown, count_text
+from minicompile.lessons.pictures import Picture
+from minicompile.ops.display import count_text
 from minicompile.ops.graph import user_line
 from minicompile.pipeline_result import Trace
-from minicompile.show.html import box, code, shows, table, text
+from minicompile.show.html import box, code, table, text
 
 TITLES = {"full": "Full ATen", "core": "Core ATen", "prims": "Prims"}
 
@@ -17,52 +19,35 @@ COLOURS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Fall(Shown):
-    """Rows of (source line, level -> [(operator, its family)]), in the order of the source."""
-
-    name: str
-    rows: tuple[tuple[str, dict[str, list[tuple[str, str]]]], ...]
-
-    def __str__(self) -> str:
-        lines = [f"{self.name}, level by level"]
-        for line, levels in self.rows:
-            lines.append(line)
-            for level, calls in levels.items():
-                names = " ".join(name for name, _ in calls)
-                lines.append(f"  {TITLES[level]:<9} {len(calls):>2}: {names}")
-        return "\n".join(lines)
-
-
-def fall(trace: Trace) -> Fall:
-    """What each line of a traced function became at the levels full, core and prims; forward only."""
-    assert trace.aot is not None
-    rows: dict[str, dict[str, list[tuple[str, str]]]] = {}
-    for level, graph in trace.aot.levels.items():
-        for node, op in graph.calls:
-            at = user_line(node)
-            if at is not None and node.meta.get("phase") != "backward":
-                row = rows.setdefault(at.text, {name: [] for name in trace.aot.levels})
-                row[level].append((op.overloadpacket.__name__, graph.family(op)))
-    return Fall(trace.name, tuple(rows.items()))
-
-
 def chip(name: str, kind: str) -> str:
     look = f"background-color:{COLOURS.get(kind, '#f3f4f6')};color:#111827"
     look += ";padding:0px 5px;margin:2px;border-radius:4px;display:inline-block"
     return f'<span style="{look}" title="{text(kind)}">{text(name)}</span>'
 
 
-@shows(Fall)
-def fall_html(made: Fall) -> str:
-    rows = []
-    for line, levels in made.rows:
-        cells = ["".join(chip(*call) for call in calls) for calls in levels.values()]
-        rows.append([code(line, wrap=True), *cells])
-    counts = ", ".join(
-        f"{TITLES[level]} {count_text(sum(len(row[level]) for _, row in made.rows), 'operation')}"
-        for level in (made.rows[0][1] if made.rows else ())
+def fall(trace: Trace) -> Picture:
+    """What each line of a traced function became at the levels full, core and prims; forward only."""
+    assert trace.aot is not None
+    levels = trace.aot.levels
+    rows: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for level, graph in levels.items():
+        for node, op in graph.calls:
+            at = user_line(node)
+            if at is not None and node.meta.get("phase") != "backward":
+                row = rows.setdefault(at.text, {name: [] for name in levels})
+                row[level].append((op.overloadpacket.__name__, graph.family(op)))
+    title = f"{trace.name}, level by level"
+    lines, cells, counts = [title], [], Counter[str]()
+    for line, row in rows.items():
+        lines.append(line)
+        for level, calls in row.items():
+            names = " ".join(name for name, _ in calls)
+            lines.append(f"  {TITLES[level]:<9} {len(calls):>2}: {names}")
+            counts[level] += len(calls)
+        cells.append([code(line, wrap=True), *("".join(starmap(chip, c)) for c in row.values())])
+    about = ", ".join(
+        f"{TITLES[level]} {count_text(n, 'operation')}" for level, n in counts.items()
     )
     legend = "".join(chip(kind, kind) for kind in COLOURS)
-    head = ("line", *TITLES.values())
-    return box(f"{made.name}, level by level", counts, f"<p>{legend}</p>", table(head, rows))
+    shown = table(("line", *TITLES.values()), cells)
+    return Picture("\n".join(lines), box(title, about, f"<p>{legend}</p>", shown))

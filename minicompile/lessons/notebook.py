@@ -1,30 +1,59 @@
-"""Notebooks as grading reads them: the lesson as built, and the answers in a learner's file."""
+"""Where lessons and checks are; notebooks as grading reads them: as built, and as a learner saved them."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
+import importlib
 import json
+import linecache
 import re
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from minicompile.errors import MinicompileError
-from minicompile.lessons.outline import notebooks_folder
+
+
+def notebooks_folder() -> Path:
+    """Where the lessons are: beside the package in a checkout, in the environment's share/minicompile where a
+    wheel was installed. Raises MinicompileError where there are none."""
+    places = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share", "minicompile"))
+    for folder in (place / "notebooks" for place in places):
+        if (folder / "checks").is_dir():
+            return folder
+    where = " and ".join(map(str, places))
+    raise MinicompileError(f"no lessons in {where}: install minicompile again, or use its checkout")
+
+
+def checks_file(number: str) -> Path:
+    """Where the checks of lesson `number` ("03") are. Raises MinicompileError for a lesson that has none."""
+    path = notebooks_folder() / "checks" / f"lesson_{number}.py"
+    if not path.exists():
+        numbers = ", ".join(sorted(p.stem[-2:] for p in path.parent.glob("lesson_*.py")))
+        raise MinicompileError(f"no checks for lesson {number!r}; there are {numbers}")
+    return path
+
+
+@functools.cache
+def checks_text(number: str) -> str:
+    """The text of a lesson's checks. Raises MinicompileError for a lesson that has none."""
+    return checks_file(number).read_text(encoding="utf-8")
+
+
+def execute(text: str, name: str, namespace: dict[str, Any]) -> None:
+    """Run the text of a cell or file, known to tracebacks by a name."""
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    exec(compile(text, name, "exec"), namespace)
 
 
 def need(module: str) -> Any:
     """Import something the extra `lessons` brings. Raises MinicompileError that says so."""
-    need_not_import(module)
-    return importlib.import_module(module)
-
-
-def need_not_import(module: str) -> None:
-    """Raises MinicompileError where something that the extra `lessons` brings is not installed."""
-    if importlib.util.find_spec(module) is None:
-        raise MinicompileError(f"no module {module}; pip install 'minicompile[lessons]' brings it")
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MinicompileError(f"{error}; pip install 'minicompile[lessons]' brings it") from error
 
 
 class Node(dict[str, Any]):
@@ -75,38 +104,31 @@ def source_of(cell: Any) -> str:
     return "".join(parts)
 
 
-def write(path: Path, cells: Sequence[Any]) -> None:
-    """Write a notebook of these cells."""
-    notebook = {"cells": list(cells), "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    path.write_text(json.dumps(notebook), encoding="utf-8")
-
-
-def code_cell(text: str, name: str, **more: Any) -> Node:
-    """A code cell of this id, without outputs unless `more` brings them."""
-    base: dict[str, Any] = {
+def notebook_of(texts: Iterable[str]) -> str:
+    """The JSON of a notebook of code cells."""
+    base: dict[str, object] = {
         "cell_type": "code",
         "execution_count": None,
-        "metadata": Node(),
+        "metadata": {},
         "outputs": [],
     }
-    return Node({**base, **more}, source=text, id=name)
+    cells = [{**base, "id": f"cell-{i}", "source": text} for i, text in enumerate(texts)]
+    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
 
 
 def lesson_of(path: Path, notebook: Any) -> str:
     """The number of a notebook's lesson, from its metadata and its name. Raises MinicompileError."""
-    stamp = notebook.metadata.get("minicompile", {})
-    number = str(stamp.get("lesson", "")) if isinstance(stamp, dict) else ""
-    by_stamp = number if re.fullmatch(r"\d\d", number) else ""
-    named = re.match(r"\d\d(?=_)", path.name)
-    by_name = named[0] if named else ""
-    if by_stamp and by_name and by_stamp != by_name:
-        raise MinicompileError(
-            f"its name says lesson {by_name}, its metadata lesson {by_stamp}: rename the file, "
-            f"or copy the answers into a fresh notebook of lesson {by_name}"
-        )
-    if not (by_stamp or by_name):
+    stamp = notebook.metadata.get("minicompile")
+    named = [f"{stamp.get('lesson')}_" if isinstance(stamp, dict) else "", path.name]
+    numbers = sorted({name[:2] for name in named if re.match(r"\d\d_", name)})
+    if not numbers:
         raise MinicompileError("its name does not begin with a lesson's number, such as 03")
-    return by_stamp or by_name
+    if len(numbers) > 1:
+        raise MinicompileError(
+            f"its name and its metadata say lessons {' and '.join(numbers)}: rename the file, or copy the "
+            f"answers into a fresh notebook"
+        )
+    return numbers[0]
 
 
 def pristine(number: str) -> Any:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from minicompile.errors import OptionError
 from minicompile.ops.display import Shown, to_html
-from minicompile.ops.plugins import Plugin, available
 from minicompile.scheduling.body import LoopBody
 from minicompile.shapes.expr import index_text
 from minicompile.shapes.symnode import evaluate
@@ -20,32 +19,33 @@ ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 
 
 @dataclass(frozen=True)
-class Corridor(Shown):
-    """The rooms from the Python frame to the running kernel; some of them lit."""
+class Picture(Shown):
+    """What a notebook shows of something (`html`), and what a terminal does (`text`)."""
 
-    lit: tuple[str, ...]
+    text: str
+    html: str
 
     def __str__(self) -> str:
-        return " > ".join(f"[{room}]" if room in self.lit else room for room in ROOMS)
+        return self.text
 
 
-def corridor(*lit: str) -> Corridor:
+shows(Picture)(lambda picture: picture.html)
+
+
+def corridor(*lit: str) -> Picture:
     """The strip with these rooms lit. Raises ValueError for a room that there is not."""
-    for room in lit:
-        if room not in ROOMS:
-            raise OptionError(f"no room {room!r}; there are {', '.join(ROOMS)}")
-    return Corridor(lit)
+    if missing := set(lit) - set(ROOMS):
+        raise OptionError(f"no room {min(missing)!r}; there are {', '.join(ROOMS)}")
 
-
-@shows(Corridor)
-def corridor_strip(strip: Corridor) -> str:
     def door(room: str) -> str:
-        lit = room in strip.lit
-        look = "background:#2563eb;color:white" if lit else "background:#e5e7eb;color:#6b7280"
-        return f'<span style="{look};padding:4px 12px;border-radius:4px">{room}</span>'
+        look = "#2563eb;color:white" if room in lit else "#e5e7eb;color:#6b7280"
+        return f'<span style="background:{look};padding:4px 12px;border-radius:4px">{room}</span>'
 
     arrow = ' <span style="color:#9ca3af">&rarr;</span> '
-    return f'<div style="margin:8px 0">{arrow.join(map(door, ROOMS))}</div>'
+    return Picture(
+        " > ".join(f"[{room}]" if room in lit else room for room in ROOMS),
+        f'<div style="margin:8px 0">{arrow.join(map(door, ROOMS))}</div>',
+    )
 
 
 @dataclass(frozen=True)
@@ -85,73 +85,33 @@ STEPS = {0: ("the same", "#d1d5db"), 1: ("contiguous", "#86efac")}
 STRIDED = ("strided", "#fdba74")
 
 
-@dataclass(frozen=True)
-class Walk(Shown):
+def Walk(body: LoopBody, most: int = 24) -> Picture:  # noqa: N802 (lessons call it like a class)
     """The addresses that a loop body touches, one iteration after the other, the innermost loop fastest."""
-
-    body: LoopBody
-    most: int = 24
-
-    def rows(self) -> list[tuple[str, str, list[int]]]:
-        """What is done to which buffer, the index, and its first addresses."""
-        loops = self.body.all_ranges
-        places = itertools.islice(
-            itertools.product(*map(range, map(int, loops.values()))), self.most
-        )
-        at = [dict(zip(loops, place, strict=True)) for place in places]
-        accesses = [*self.body.loads, *self.body.stores]
-        return [
-            (
-                f"{v.op} {v.buffer}",
-                index_text(v.index),
-                [evaluate(v.index, values) for values in at],
-            )
-            for v in accesses
-            if v.index is not None and not v.indirect
-        ]
-
-    def __str__(self) -> str:
-        lines = [f"{what}[{index}]: {' '.join(map(str, at))}" for what, index, at in self.rows()]
-        return "\n".join([f"addresses of {self.body.name}", *lines])
-
-
-@shows(Walk)
-def walk_strip(walk: Walk) -> str:
-    def cells(addresses: list[int]) -> str:
-        parts = []
-        for before, now in itertools.pairwise([addresses[0] - 1, *addresses]):
-            colour = STEPS.get(now - before, STRIDED)[1]
-            look = f"background:{colour};display:inline-block;width:26px;text-align:center"
-            parts.append(f'<span style="{look}">{now}</span>')
-        return "".join(parts)
-
+    loops = body.all_ranges
+    places = itertools.islice(itertools.product(*map(range, map(int, loops.values()))), most)
+    at = [dict(zip(loops, place, strict=True)) for place in places]
+    lines, rows = [f"addresses of {body.name}"], []
+    for access in (*body.loads, *body.stores):
+        if access.index is None or access.indirect:
+            continue
+        addresses = [evaluate(access.index, values) for values in at]
+        what, index = f"{access.op} {access.buffer}", index_text(access.index)
+        lines.append(f"{what}[{index}]: {' '.join(map(str, addresses))}")
+        rows.append([code(what), code(index), "".join(steps_along(addresses))])
     legend = " ".join(
         f'<span style="background:{colour};padding:0 6px">{name}</span>'
         for name, colour in (*STEPS.values(), STRIDED)
     )
-    rows = ([code(what), code(index), cells(at)] for what, index, at in walk.rows())
-    about = f"the first {walk.most} iterations at most"
-    head = ("access", "index", "addresses, in order")
-    return box(f"walk of {walk.body.name}", about, table(head, rows), legend)
+    shown = table(("access", "index", "addresses, in order"), rows)
+    about = f"the first {most} iterations at most"
+    return Picture("\n".join(lines), box(f"walk of {body.name}", about, shown, legend))
 
 
-@dataclass(frozen=True)
-class Boxes(Shown):
-    """Named boxes, each with a word below its name, and arrows between them; some marked, others faint."""
-
-    title: str
-    words: Mapping[str, str]
-    arrows: tuple[tuple[str, str], ...]
-    marked: frozenset[str]
-    faint: frozenset[str]
-
-    def __str__(self) -> str:
-        lines = [f"{self.title}: {len(self.words)} boxes"]
-        for name, word in self.words.items():
-            to = [end for start, end in self.arrows if start == name]
-            sign = "*" if name in self.marked else " "
-            lines.append(f"{sign} {name} ({word})" + (f" -> {', '.join(to)}" if to else ""))
-        return "\n".join(lines)
+def steps_along(addresses: list[int]) -> Iterator[str]:
+    """Each address on the colour of the step that leads to it."""
+    for before, now in itertools.pairwise([addresses[0] - 1, *addresses]):
+        look = f"background:{STEPS.get(now - before, STRIDED)[1]}"
+        yield f'<span style="{look};display:inline-block;width:26px;text-align:center">{now}</span>'
 
 
 def boxes(
@@ -160,57 +120,16 @@ def boxes(
     arrows: Collection[tuple[str, str]],
     marked: Collection[str] = (),
     faint: Collection[str] = (),
-) -> Boxes:
-    """A drawing of what `words` names; arrows are (from, to)."""
-    return Boxes(title, dict(words), tuple(arrows), frozenset(marked), frozenset(faint))
-
-
-@shows(Boxes)
-def boxes_drawn(drawing: Boxes) -> str:
-    nodes = [
-        Node(
-            name,
-            name,
-            word,
-            hue=GOOD if name in drawing.marked else NEUTRAL * (name in drawing.faint),
-            border=GOOD if name in drawing.marked else EDGE,
-            rounded=True,
-            bold=name in drawing.marked,
-        )
-        for name, word in drawing.words.items()
-    ]
-    edges = [Edge(start, end) for start, end in drawing.arrows]
-    drawn = picture(Diagram(drawing.title, tuple(nodes), tuple(edges)))
-    return box(drawing.title, "", drawn or f"<pre>{text(drawing)}</pre>")
-
-
-@dataclass(frozen=True)
-class PriceList(Shown):
-    """The list that `minicompile plugins` prints, as a table."""
-
-    plugins: tuple[Plugin, ...]
-
-    def __str__(self) -> str:
-        from minicompile.bench.prices import price_text
-
-        return "\n".join(map(price_text, self.plugins))
-
-
-def price_list() -> PriceList:
-    """What each plug-in costs in tokens, and what it buys on its own cases where they were measured."""
-    return PriceList(tuple(available().values()))
-
-
-@shows(PriceList)
-def price_table(prices: PriceList) -> str:
-    from minicompile.bench.prices import folder_of, price_text, tokens_in
-
-    rows = []
-    for plugin in prices.plugins:
-        folder = folder_of(plugin)
-        tokens = f"{tokens_in(folder):,}" if folder is not None else ""
-        measured = "<br>".join(text(line.strip()) for line in price_text(plugin).splitlines()[1:])
-        default = "on" if plugin.default else "off"
-        rows.append([code(plugin.name), default, tokens, text(plugin.purpose), measured])
-    head = ("plug-in", "default", "tokens", "what it does", "measured, off → on")
-    return box("plug-ins", "", table(head, rows, numbers=(2,)))
+) -> Picture:
+    """A drawing of named boxes, each with a word below its name, and of arrows (from, to); some boxes marked,
+    others faint."""
+    lines, nodes = [f"{title}: {len(words)} boxes"], []
+    for name, word in words.items():
+        to = ", ".join(end for start, end in arrows if start == name)
+        bold = name in marked
+        lines.append(f"{'*' if bold else ' '} {name} ({word})" + f" -> {to}" * bool(to))
+        hue, border = (GOOD, GOOD) if bold else (NEUTRAL * (name in faint), EDGE)
+        nodes.append(Node(name, name, word, hue, border, True, bold))
+    drawn = picture(Diagram(title, tuple(nodes), tuple(Edge(*arrow) for arrow in arrows)))
+    said = "\n".join(lines)
+    return Picture(said, box(title, "", drawn or f"<pre>{text(said)}</pre>"))

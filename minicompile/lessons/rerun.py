@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minicompile.errors import MinicompileError
-from minicompile.lessons.confine import Place, confine, readable
-from minicompile.lessons.outline import notebooks_folder
+from minicompile.lessons.confine import confine, readable
+from minicompile.lessons.notebook import notebooks_folder
 from minicompile.options import child_environment
 
 SECONDS = 60
@@ -35,7 +35,7 @@ def result_of(text: str, name: str, inputs: Sequence[bytes], size: int) -> bytes
             "name": name,
             "inputs": [base64.b64encode(data).decode() for data in inputs],
             "size": size,
-            "place": [readable(Path(folder), notebooks_folder().resolve()), [folder]],
+            "readable": readable(notebooks_folder().resolve()),
         }
         paths = [str(Path(__file__).parents[2])]
         start = (
@@ -57,7 +57,7 @@ def result_of(text: str, name: str, inputs: Sequence[bytes], size: int) -> bytes
 def main() -> None:
     """Compile and run the task on standard input; write the result."""
     task = json.load(sys.stdin)
-    confine(Place(*task["place"]), SECONDS)
+    confine(task["readable"], [str(Path.cwd())], SECONDS)
     Path("kernel.c").write_text(task["text"], encoding="utf-8")
     subprocess.run(["cc", *COMPILER], check=True, stdout=sys.stderr)
     function = getattr(ctypes.CDLL("./kernel.so"), task["name"])

@@ -1,21 +1,17 @@
-"""A recorded graph run on real numbers: which memory each value shows, and each memory's versions.
-
-MemoryStory := name, steps: [MemoryStep], one an operation
-MemoryStep  := the statement, what it did to memory, the memories as they are after it
-"""
+"""A recorded graph run on real numbers: the memory that each value shows and its versions, as slides."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from minicompile.ops.display import Shown
+from minicompile.lessons.pictures import Picture, Slides, slides
 from minicompile.ops.graph import statement
 from minicompile.ops.nodes import is_view, writes
 from minicompile.pipeline_result import Trace
-from minicompile.show.html import box, shows, steps, text
+from minicompile.show.html import text
 
 SEEN, CHANGED = "#bfdbfe", "#fdba74"
 
@@ -32,38 +28,17 @@ class Memory:
     written: bool = False
     """Did the step write to them?"""
 
-
-@dataclass(frozen=True)
-class MemoryStep:
-    """One operation and the memories after it."""
-
-    statement: str
-    did: str
-    memories: tuple[Memory, ...]
-
-
-@dataclass
-class MemoryStory(Shown):
-    """Every step of a function, as slides."""
-
-    name: str
-    steps: list[MemoryStep] = field(default_factory=list)
-
     def __str__(self) -> str:
-        lines = [f"memory of {self.name}, step by step"]
-        for step in self.steps:
-            lines += [f"{step.statement}", f"    {step.did}"]
-        for memory in self.steps[-1].memories if self.steps else ():
-            for version, numbers in enumerate(memory.versions):
-                shown = " ".join(f"{x:g}" for x in numbers)
-                lines.append(f"  {memory.name}, version {version}: {shown}")
-        return "\n".join(lines)
+        return "\n".join(
+            f"  {self.name}, version {version}: {' '.join(f'{x:g}' for x in numbers)}"
+            for version, numbers in enumerate(self.versions)
+        )
 
 
-def memory_story(trace: Trace, *inputs: torch.Tensor) -> MemoryStory:
+def memory_story(trace: Trace, *inputs: torch.Tensor) -> Slides:
     """Run what `trace` recorded on copies of `inputs`: small tensors, without a backward pass."""
     assert trace.aot is not None and trace.aot.recorded is not None
-    story, values = MemoryStory(trace.name), dict[object, torch.Tensor]()
+    frames, values = [], dict[object, torch.Tensor]()
     memories: dict[int, Memory] = {}
     given: Iterator[torch.Tensor] = iter([value.clone() for value in inputs])
     for node in trace.aot.recorded.nodes:
@@ -93,8 +68,11 @@ def memory_story(trace: Trace, *inputs: torch.Tensor) -> MemoryStory:
         places = frozenset(place.flatten().tolist())
         shown = {**memories, key: replace(now, seen=places, written=writes(node.target))}
         line = statement(node) if node.op == "call_function" else node.name
-        story.steps.append(MemoryStep(line, did, tuple(shown.values())))
-    return story
+        pictures = f"<pre>{text(line)}</pre>" + "".join(map(memory_html, shown.values()))
+        said = "\n".join([line, *map(str, shown.values())])
+        frames.append((node.name, did, Picture(said, pictures)))
+    title = f"memory of {trace.name} (blue: what a value shows; orange: what a step writes)"
+    return slides(title, *frames)
 
 
 def contents(value: torch.Tensor) -> tuple[float, ...]:
@@ -130,13 +108,3 @@ def memory_html(memory: Memory) -> str:
         shown = f"<small>{name}</small>{grid(numbers, memory.width, marks)}"
         out += f'<td style="vertical-align:top;border:0px{faint}">{shown}</td>'
     return f'<table style="margin:6px 0px"><tr>{out}</tr></table>'
-
-
-@shows(MemoryStory)
-def story_html(story: MemoryStory) -> str:
-    frames = []
-    for number, step in enumerate(story.steps, 1):
-        content = f"<pre>{text(step.statement)}</pre>" + "".join(map(memory_html, step.memories))
-        frames.append((f"{number} of {len(story.steps)}", step.did, content))
-    told = "move the slider · blue: what this value shows · orange: what this step writes"
-    return box(f"memory of {story.name}", told, steps(frames))

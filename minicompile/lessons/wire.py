@@ -7,15 +7,11 @@ a short text go over: the judge holds no object that an answer has made.
 from __future__ import annotations
 
 import base64
-import json
 from typing import Any
 
 import torch
 
 from minicompile.errors import MinicompileError
-
-MOST_BYTES = 256 * 2**20
-"""Most bytes that one exercise may send."""
 
 PLAIN = (type(None), bool, int, float, str)
 CONTAINERS: dict[str, type] = {
@@ -60,68 +56,41 @@ def freeze(value: Any) -> Any:
         return {"dict": [[freeze(key), freeze(item)] for key, item in value.items()]}
     if kind is torch.dtype:
         return {"dtype": str(value).removeprefix("torch.")}
-    if kind in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided:
-        return frozen_tensor(value.detach(), value.requires_grad)
+    tensor = kind in (torch.Tensor, torch.nn.Parameter)
+    if tensor and value.layout is torch.strided and value.is_cpu and not value.is_quantized:
+        plain = value.detach().resolve_conj().resolve_neg().contiguous()
+        return {
+            "tensor": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape),
+            "requires_grad": value.requires_grad,
+            "bytes": base64.b64encode(plain.reshape(-1).view(torch.uint8).numpy()).decode(),
+        }
     return {"other": show(value)}
-
-
-def frozen_tensor(value: torch.Tensor, requires_grad: bool) -> dict[str, Any]:
-    if value.device.type != "cpu" or value.is_quantized:
-        return {"other": f"a tensor on {value.device}"}
-    raw = value.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return {
-        "tensor": str(value.dtype).removeprefix("torch."),
-        "shape": list(value.shape),
-        "requires_grad": requires_grad,
-        "bytes": base64.b64encode(raw.numpy().tobytes()).decode(),
-    }
 
 
 def thaw(data: Any) -> Any:
     """The value that `freeze` was given. Raises MinicompileError for anything else."""
-    if type(data) in PLAIN:
-        return data
-    if not isinstance(data, dict) or not data:
-        raise MinicompileError("not in the format that answers are sent in")
-    kind, items = next(iter(data.items()))
-    if kind in CONTAINERS:
-        return CONTAINERS[kind](thaw(item) for item in items)
-    if kind == "dict":
-        return {thaw(key): thaw(item) for key, item in items}
-    if kind == "dtype":
-        return dtype_called(items)
-    if kind == "tensor":
-        return thawed_tensor(data)
-    if kind == "other":
-        return Other(str(items))
-    raise MinicompileError(f"an answer sent {kind!r}, which is no kind of data")
+    match data:
+        case None | bool() | int() | float() | str():
+            return data
+        case {"dict": items}:
+            return {thaw(key): thaw(item) for key, item in items}
+        case {"dtype": name}:
+            return dtype_called(name)
+        case {"tensor": name, "shape": shape, "requires_grad": requires_grad, "bytes": text}:
+            raw, dtype = bytearray(base64.b64decode(text)), dtype_called(name)
+            flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+            return flat.reshape(shape).requires_grad_(requires_grad)
+        case {"other": text}:
+            return Other(str(text))
+    for kind, items in data.items() if isinstance(data, dict) else ():
+        if kind in CONTAINERS:
+            return CONTAINERS[kind](thaw(item) for item in items)
+    raise MinicompileError(f"an answer sent {show(data)}, which is no kind of data")
 
 
-def dtype_called(name: Any) -> torch.dtype:
-    found = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(found, torch.dtype):
+def dtype_called(name: str) -> torch.dtype:
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
         raise MinicompileError(f"an answer sent a dtype {name!r}")
-    return found
-
-
-def thawed_tensor(data: dict[str, Any]) -> torch.Tensor:
-    raw, dtype = base64.b64decode(data["bytes"]), dtype_called(data["tensor"])
-    flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-    tensor = flat.reshape(data["shape"])
-    return tensor.requires_grad_() if data["requires_grad"] else tensor
-
-
-def to_text(items: list[Any]) -> str:
-    """Frozen items as the text that is sent."""
-    return json.dumps(items)
-
-
-def from_text(text: str) -> list[Any]:
-    """What was sent, still frozen. Raises MinicompileError for a text that `to_text` did not make."""
-    try:
-        items = json.loads(text)
-    except ValueError as error:
-        raise MinicompileError(f"what the answer sent is no JSON: {error}") from None
-    if not isinstance(items, list):
-        raise MinicompileError("what the answer sent is no list")
-    return items
+    return dtype

@@ -706,9 +706,11 @@ print("ours, counted above:   ", picture.count("#") + picture.count("/"))
 # `minicompile plugins --measure` fills that column on your machine.
 
 # %% name="prices" tags=["varies"]
-from minicompile.lessons.pictures import price_list
+from minicompile.bench.prices import price_text
+from minicompile.ops.plugins import available
 
-price_list()
+for plugin in available().values():
+    print(price_text(plugin))
 
 # %% [markdown]
 # `options={"plugins": ...}` says which ones a compilation may use: "default", "all", "none", or names. For a

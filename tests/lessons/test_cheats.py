@@ -7,11 +7,9 @@ grading hold against an answer that does what it likes in its kernel.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,20 +17,26 @@ from unittest import mock
 
 import pytest
 
-from minicompile.errors import MinicompileError
 from minicompile.lessons import grade as grading
-from minicompile.lessons import outline, processes
+from minicompile.lessons import processes
 from minicompile.lessons.confine import landlock_version
 from minicompile.lessons.exercise import checks, lesson_in
 from minicompile.lessons.guard import refusal
-from minicompile.lessons.processes import Helpers, rows_from
+from minicompile.lessons.probe import probe_of
+from minicompile.lessons.processes import ENDED, Nursery
 
 for module in ("nbformat", "nbval", "ipykernel"):
     pytest.importorskip(module, reason="the extra `lessons` is not installed")
 
 import nbformat  # noqa: E402
 
-from minicompile.lessons.notebook import cells_of, pristine, released  # noqa: E402
+from minicompile.lessons.notebook import (  # noqa: E402
+    cells_of,
+    checks_text,
+    notebooks_folder,
+    pristine,
+    released,
+)
 
 pytestmark = pytest.mark.long
 
@@ -238,27 +242,27 @@ def notebook_with(answers: dict[str, str], lesson: str = "00") -> Any:
 
 
 @pytest.fixture(scope="module")
-def helpers() -> Iterator[Helpers]:
-    """The processes that all notebooks of a command share."""
-    with Helpers() as shared:
+def nursery() -> Iterator[Nursery]:
+    """The process that all notebooks of a command share."""
+    with Nursery() as shared:
         yield shared
 
 
 def graded_without_guard(
-    tmp_path: Path, helpers: Helpers, answers: dict[str, str]
+    tmp_path: Path, nursery: Nursery, answers: dict[str, str]
 ) -> grading.Report:
     path = tmp_path / "00_mine.ipynb"
     nbformat.write(notebook_with(answers), path)
     with mock.patch.object(grading, "refusal", lambda *given: ""):
-        return grading.grade(path, seconds=20, helpers=helpers)
+        return grading.grade(path, nursery, seconds=60)
 
 
 @pytest.mark.parametrize("confined", [True, False])
 def test_an_answer_that_does_what_it_likes_scores_nothing(
-    tmp_path: Path, helpers: Helpers, confined: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nursery: Nursery, confined: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Import hooks and start-up files; patched libraries, frames and verdicts; threads, processes, signals
-    that outlive the cell; descriptors, /proc and ptrace: each in the kernel of one exercise."""
+    that outlive the cell; descriptors, /proc and ptrace: each in the process of one exercise."""
     if not confined:
         monkeypatch.setattr(processes, "readable", lambda *given: [])
     place = tmp_path / "late"
@@ -269,7 +273,7 @@ def test_an_answer_that_does_what_it_likes_scores_nothing(
         "ex3-answer": THIRD + THREADS.replace("/tmp/cheat_place", str(place)),
         "ex4-answer": FOURTH + DESCRIPTORS,
     }
-    report = graded_without_guard(tmp_path, helpers, answers)
+    report = graded_without_guard(tmp_path, nursery, answers)
     assert report.earned == 0 and not report.problem, report
     assert "got 99" in str(report)
     before = {name: (place / name).stat().st_mtime_ns for name in os.listdir(place)}
@@ -277,15 +281,18 @@ def test_an_answer_that_does_what_it_likes_scores_nothing(
     assert {name: (place / name).stat().st_mtime_ns for name in os.listdir(place)} == before
 
 
-def test_an_answer_that_ends_the_grading_process_is_a_sentence(
-    tmp_path: Path, helpers: Helpers, monkeypatch: pytest.MonkeyPatch
+def test_an_answer_that_ends_its_keeper_costs_its_points_alone(
+    tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(processes, "readable", lambda *given: [])  # no Landlock, which forbids it
-    ending = "import os\nos.kill(os.getppid(), 9)\n"
-    answers = {"ex1-answer": FIRST + ending, "ex2-answer": SECOND}
-    report = graded_without_guard(tmp_path, helpers, answers)
-    assert report.earned == 0
-    assert "ended from outside" in report.problem
+    _, right = cells_of(pristine("00"), "ex1")
+    answers = {
+        "ex1-answer": right.source,
+        "ex2-answer": SECOND + "import os\nos.kill(os.getppid(), 9)\n",
+    }
+    first, second, *_ = graded_without_guard(tmp_path, nursery, answers).grades
+    assert first.earned == first.points
+    assert second.earned == 0 and second.feedback == ENDED
 
 
 REACH = """
@@ -317,43 +324,25 @@ def kernels_saved(fused, unfused):
 
 
 @pytest.mark.skipif(landlock_version() < 6, reason="a Linux without Landlock 6")
-def test_a_kernel_writes_its_own_folder_and_reaches_nothing_else(tmp_path: Path, helpers: Helpers):
+def test_a_kernel_writes_its_own_folder_and_reaches_nothing_else(tmp_path: Path, nursery: Nursery):
     """No file of the lessons, home, library or another exercise; no other process, network or privilege."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        folder = outline.notebooks_folder()
+        folder = notebooks_folder()
         [solution] = (folder / "solutions").glob("00_*.ipynb")
         names = {"SOLUTIONS": str(solution), "CHECKS": str(folder / "checks")}
         names |= {"HOME": str(tmp_path), "PORT": server.getsockname()[1]}
         head = "".join(f"{name} = {value!r}\n" for name, value in names.items())
         answers = {"ex1-answer": head + REACH, "ex2-answer": SECOND}
-        report = graded_without_guard(tmp_path, helpers, answers)
+        report = graded_without_guard(tmp_path, nursery, answers)
     assert report.grades[0].feedback.endswith("got 'own'"), report
     assert not (tmp_path / "planted").exists()
 
 
-def test_a_cell_that_passed_twice_was_written_by_another():
-    row = {"notebook": "ex1", "cell": "ex1-check", "passed": True, "message": "", "last": True}
-    line = json.dumps(row | {"data": "[[], []]"}).encode() + b"\n"
-    for times in (1, 2):
-        reader, writer = os.pipe()
-        os.write(writer, line * times)
-        os.close(writer)
-        with open(reader, "rb"):
-            if times == 1:
-                assert rows_from(reader, time.monotonic() + 60, print) == [json.loads(line)]
-                continue
-            with pytest.raises(MinicompileError, match="something wrote into the results"):
-                rows_from(reader, time.monotonic() + 60, print)
-
-
-# -- what a kernel gets
+# -- what an answer's process gets
 
 
 @pytest.mark.parametrize("number", [f"{n:02}" for n in range(18)])
 def test_a_probe_holds_no_verdict_and_no_expected_value(number: str):
-    from minicompile.lessons.outline import checks_text
-    from minicompile.lessons.probe import probe_of
-
     text = checks_text(number)
     for name in checks(number).exercises:
         probe = probe_of(text, name)
@@ -364,9 +353,9 @@ def test_a_probe_holds_no_verdict_and_no_expected_value(number: str):
         assert "run.seen(" in probe
 
 
-def test_a_name_and_metadata_of_different_lessons_are_refused(tmp_path: Path):
+def test_a_name_and_metadata_of_different_lessons_are_refused(tmp_path: Path, nursery: Nursery):
     path = tmp_path / "01_mine.ipynb"
     nbformat.write(notebook_with({}), path)
-    report = grading.grade(path)
+    report = grading.grade(path, nursery)
     assert not report.grades
-    assert "its name says lesson 01, its metadata lesson 00" in report.problem
+    assert "its name and its metadata say lessons 00 and 01" in report.problem

@@ -9,7 +9,7 @@ import pytest
 
 from minicompile.__main__ import main
 from minicompile.errors import MinicompileError
-from minicompile.lessons import outline
+from minicompile.lessons import notebook
 
 LESSONS = Path(__file__).parents[2] / "notebooks"
 
@@ -39,11 +39,11 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(
 
 
 def test_the_lessons_of_a_wheel_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    alone = tmp_path / "site-packages" / "minicompile" / "lessons" / "outline.py"
-    monkeypatch.setattr(outline, "__file__", str(alone))
+    alone = tmp_path / "site-packages" / "minicompile" / "lessons" / "notebook.py"
+    monkeypatch.setattr(notebook, "__file__", str(alone))
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(MinicompileError, match="install minicompile again"):
-        outline.notebooks_folder()
+        notebook.notebooks_folder()
     there = tmp_path / "share" / "minicompile" / "notebooks"
     (there / "checks").mkdir(parents=True)
-    assert outline.notebooks_folder() == there
+    assert notebook.notebooks_folder() == there

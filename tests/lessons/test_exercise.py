@@ -20,13 +20,13 @@ from minicompile.extension import decompose
 from minicompile.lessons import exercise
 from minicompile.lessons.exercise import (
     VERDICT,
-    Judging,
     Lesson,
     NotAnswered,
     Run,
     Verdict,
     Wrong,
     checks,
+    receiving,
     show,
 )
 
@@ -322,7 +322,7 @@ def sent_by(lesson: Lesson, text: str, hidden: bool = False) -> list[Any]:
 def judged(lesson: Lesson, received: list[Any], hidden: bool = False) -> str:
     """The verdict on what was sent, with a reference answer that is right."""
     exercise = lesson.exercises["ex1"]
-    run = Judging(exercise.cases(hidden), received=received)
+    run = Run(exercise.cases(hidden), receiving(received))
     return exercise.judged(run, cell("def double(n):\n    return n + n\n"), hidden)
 
 
@@ -488,11 +488,6 @@ def test_an_unknown_exercise_is_an_error_that_names_the_known_ones():
 def test_an_unknown_lesson_is_an_error_that_names_the_known_ones():
     with pytest.raises(MinicompileError, match=r"^no checks for lesson '77'; there are 00"):
         checks("77")
-
-
-def test_a_level_must_be_known():
-    with pytest.raises(ValueError, match="level='hard' must be one of read, construct"):
-        Lesson("99").exercise("ex1", points=1, level="hard", visible=[], hidden=[])
 
 
 def test_the_answers_of_an_exercise_are_the_parameters_of_its_check():

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import asdict, fields
 
 import pytest
 
 from minicompile.lessons.exercise import LEVELS, checks
-from minicompile.lessons.outline import Outline, notebooks_folder, outlines
+from minicompile.lessons.notebook import notebooks_folder
 from minicompile.options import child_environment
 
 pytestmark = pytest.mark.long
@@ -47,11 +46,3 @@ def test_exercises_rise_from_reading_to_rules_of_the_compiler(lesson: str):
     assert sum(exercise.level in ("implement", "real") for exercise in exercises) >= 2
     points = [exercise.points for exercise in exercises]
     assert min(points) > 0
-
-
-@pytest.mark.parametrize("lesson", LESSONS)
-def test_what_is_read_from_the_text_of_checks_is_what_they_define(lesson: str):
-    for name, outline in outlines(lesson).items():
-        exercise = checks(lesson).exercises[name]
-        assert {f.name: getattr(exercise, f.name) for f in fields(Outline)} == asdict(outline)
-    assert list(outlines(lesson)) == list(checks(lesson).exercises)
