@@ -61,6 +61,11 @@ class Answer:
     raised: Exception | None = None
 
 
+def cotangent(value: Tensor) -> Tensor:
+    """Numbers of both signs, the same ones each time."""
+    return torch.cos(torch.arange(value.numel(), dtype=torch.float64)).view(value.shape).to(value)
+
+
 ERRORS = RuntimeError, IndexError, ValueError, TypeError
 
 
@@ -80,8 +85,8 @@ def answer(fn: Callable[..., Any], args: Sequence[Any], module: nn.Module | None
     leaves = [x for x in (*found.written, *parts) if x.requires_grad and x.is_leaf]
     outputs = [y for y in tensors(results) if y.requires_grad]
     if leaves and outputs:
-        down = [torch.cos(y.detach()) for y in outputs]
-        found.gradients = list(torch.autograd.grad(outputs, leaves, down, allow_unused=True))
+        down = map(cotangent, outputs)
+        found.gradients = list(torch.autograd.grad(outputs, leaves, [*down], allow_unused=True))
     if module:
         found.written += [buffer.clone() for buffer in module.buffers()]
         module.load_state_dict(state)
