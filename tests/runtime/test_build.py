@@ -37,23 +37,27 @@ def options(folder: Path, **kw: Any) -> Options:
 
 
 @pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The compiler calls that the test makes."""
-    calls: list[list[str]] = []
-    real = subprocess.Popen
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The compiler calls that the test makes, but for one that asks for the version."""
+    find_compiler(Options())
+    return recorded(monkeypatch, "Popen")
 
-    def counted(command: list[str], *args: Any, **kw: Any) -> Any:
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls of `--version`, by processes that start anew with each `find_anew`."""
+    return recorded(monkeypatch, "run")
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
+    calls, real = list[Any](), getattr(subprocess, name)
+
+    def counted(command: Any, *args: Any, **kw: Any) -> Any:
         calls.append(command)
         return real(command, *args, **kw)
 
-    monkeypatch.setattr(build.subprocess, "Popen", counted)
-    find_compiler(Options())  # its call of --version is not of interest
-    calls.clear()
+    monkeypatch.setattr(subprocess, name, counted)
     return calls
-
-
-def test_a_function_is_compiled_and_loaded(tmp_path: Path) -> None:
-    assert start_build(SOURCE, options(tmp_path)).result().answer() == 42
 
 
 def test_the_same_source_is_compiled_once(tmp_path: Path, compilations: Any) -> None:
@@ -85,34 +89,25 @@ def test_headers_that_the_environment_names_are_part_of_the_key(
 # -- what lies in the cache is loaded only if it is whole and ours
 
 
-def truncate(entry: Path, other: Path) -> None:
-    replace(entry, entry.read_bytes()[:100])
+def replace(path: Path, content: bytes) -> None:
+    """A new file in its place: the old one may be mapped into this process."""
+    path.unlink()
+    path.write_bytes(content)
+    path.chmod(0o600)
 
 
-def garbage(entry: Path, other: Path) -> None:
-    replace(entry, b"x" * 5000)
-
-
-def no_seal(entry: Path, other: Path) -> None:
-    entry.with_suffix(".seal").unlink()
-
-
-def half_a_seal(entry: Path, other: Path) -> None:
-    replace(entry.with_suffix(".seal"), entry.with_suffix(".seal").read_bytes()[:32])
-
-
-def another_library(entry: Path, other: Path) -> None:
-    replace(entry, other.read_bytes())
+def seal(entry: Path) -> Path:
+    return entry.with_suffix(".seal")
 
 
 def renamed_from_another_key(entry: Path, other: Path) -> None:
-    for suffix in (".so", ".seal"):
-        replace(entry.with_suffix(suffix), other.with_suffix(suffix).read_bytes())
+    replace(entry, other.read_bytes())
+    replace(seal(entry), seal(other).read_bytes())
 
 
 def checksum_of_what_lies_there(entry: Path, other: Path) -> None:
     replace(entry, other.read_bytes())
-    replace(entry.with_suffix(".seal"), hashlib.sha256(other.read_bytes()).hexdigest().encode())
+    replace(seal(entry), hashlib.sha256(other.read_bytes()).hexdigest().encode())
 
 
 def link_to_elsewhere(entry: Path, other: Path) -> None:
@@ -120,8 +115,11 @@ def link_to_elsewhere(entry: Path, other: Path) -> None:
     entry.symlink_to(other.with_name("elsewhere"))
 
 
-def writable_by_others(entry: Path, other: Path) -> None:
-    entry.chmod(0o666)
+def flipped(entry: Path, other: Path) -> None:
+    """One bit in the middle is another."""
+    content = bytearray(entry.read_bytes())
+    content[len(content) // 2] ^= 4
+    replace(entry, bytes(content))
 
 
 def of_another_user(entry: Path, other: Path) -> None:
@@ -130,31 +128,32 @@ def of_another_user(entry: Path, other: Path) -> None:
     os.chown(entry, 12345, -1)
 
 
-def replace(path: Path, content: bytes) -> None:
-    """A new file in its place: the old one may be mapped into this process."""
-    path.unlink()
-    path.write_bytes(content)
-    path.chmod(0o600)
+DAMAGES: dict[str, Callable[[Path, Path], object]] = {
+    "cut": lambda entry, other: replace(entry, entry.read_bytes()[:100]),
+    "unsealed": lambda entry, other: seal(entry).unlink(),
+    "half_sealed": lambda entry, other: replace(seal(entry), seal(entry).read_bytes()[:32]),
+    "swapped": lambda entry, other: replace(entry, other.read_bytes()),
+    "writable": lambda entry, other: entry.chmod(0o666),
+    **{
+        damage.__name__: damage
+        for damage in (
+            *(flipped, renamed_from_another_key, checksum_of_what_lies_there),
+            *(link_to_elsewhere, of_another_user),
+        )
+    },
+}
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(truncate, garbage, no_seal, half_a_seal, another_library, renamed_from_another_key),
-        *(checksum_of_what_lies_there, link_to_elsewhere, writable_by_others, of_another_user),
-    ],
-    ids=lambda damage: damage.__name__,
-)
+@pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_or_foreign_entry_is_built_again(
-    tmp_path: Path, compilations: Any, damage: Callable[[Path, Path], None]
+    tmp_path: Path, compilations: Any, name: str
 ) -> None:
-    name = damage.__name__
     source = SOURCE.replace("answer", name)
     start_build(source.replace("42", "-1"), options(tmp_path)).result()
     (other,) = (tmp_path / "cpp").glob("*.so")
     start_build(source, options(tmp_path)).result()
     (entry,) = set((tmp_path / "cpp").glob("*.so")) - {other}
-    damage(entry, other)
+    DAMAGES[name](entry, other)
     for _ in range(2):
         assert getattr(start_build(source, options(tmp_path)).result(), name)() == 42
     assert len(compilations) == 3
@@ -196,21 +195,22 @@ def test_the_cache_is_private_whatever_the_umask(tmp_path: Path, compilations: A
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("which", ["cache", "cache/cpp"])
-@pytest.mark.parametrize("danger", ["group", "others", "owner"])
+@pytest.mark.parametrize(
+    ("folder", "mode"), [("cache", 0o770), ("cache/cpp", 0o707), ("cache/cpp", None)]
+)
 def test_a_folder_that_others_can_write_to_is_not_used(
-    tmp_path: Path, danger: str, which: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, folder: str, mode: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """`mode` None: it belongs to another user."""
     (tmp_path / "cache" / "cpp").mkdir(parents=True, mode=0o700)
-    folder = tmp_path / which
-    if danger != "owner":
-        folder.chmod(0o770 if danger == "group" else 0o707)
-        reason = f"others can write to {folder}"
+    path = tmp_path / folder
+    if mode is not None:
+        path.chmod(mode)
     elif os.geteuid() == 0:
-        os.chown(folder, 12345, -1)
-        reason = f"{folder} belongs to another user"
+        os.chown(path, 12345, -1)
     else:
         pytest.skip("only root can give folders away")
+    reason = f"{path} belongs to another user" if mode is None else f"others can write to {path}"
     with pytest.warns(UserWarning, match=f"not kept: {reason}"):
         assert start_build(SOURCE, options(tmp_path / "cache")).result().answer() == 42
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
@@ -227,25 +227,15 @@ def test_a_folder_among_everybodys_temporary_files_is_fine(tmp_path: Path) -> No
     assert len(list((tmp_path / "cpp").glob("*.so"))) == 1
 
 
-@pytest.mark.parametrize("failing", ["mkstemp", "write", "replace"])
+@pytest.mark.parametrize(("module", "name"), [(files.tempfile, "mkstemp"), (files.os, "replace")])
 def test_a_full_or_read_only_disk_is_no_obstacle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
 ) -> None:
     def full(*args: Any, **kw: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def open_full(handle: int, mode: str) -> Any:
-        os.close(handle)
-        return open("/dev/full", mode, buffering=0)
-
-    if failing == "write" and not Path("/dev/full").exists():
-        pytest.skip("no /dev/full")
-    module = {"mkstemp": files.tempfile, "replace": files.os}.get(failing)
     with monkeypatch.context() as patch:
-        if module is None:
-            patch.setattr(files, "open", open_full, raising=False)
-        else:
-            patch.setattr(module, failing, full)
+        patch.setattr(module, name, full)
         assert start_build(SOURCE, options(tmp_path)).result().answer() == 42
     assert list((tmp_path / "cpp").iterdir()) == []
     assert start_build(SOURCE, options(tmp_path)).result().answer() == 42
@@ -256,22 +246,24 @@ def test_leftovers_of_killed_processes_go_after_a_day(
 ) -> None:
     monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
     build._clean.cache_clear()
-    cache = tmp_path / "cache" / "cpp"
-    cache.mkdir(parents=True)
-    paths = [tmp_path / f"{build.WORK}old", tmp_path / f"{build.WORK}new", tmp_path / "old"]
-    for path in paths:
-        path.mkdir()
-        (path / "kernel.c").write_text(SOURCE)
-    parts = [cache / "old.part", cache / "new.part", cache / "old.so"]
-    for path in parts:
-        path.write_bytes(b"")
+    (cache := tmp_path / "cache" / "cpp").mkdir(parents=True)
+    stays = {
+        tmp_path / f"{build.WORK}old" / "kernel.c": False,
+        tmp_path / f"{build.WORK}new" / "kernel.c": True,
+        tmp_path / "old" / "kernel.c": True,
+        cache / "old.part": False,
+        cache / "new.part": True,
+        cache / "old.so": True,
+    }
     yesterday = time.time() - 25 * 3600
-    for path in (*paths, *parts):
-        if "old" in path.name:
-            os.utime(path, (yesterday, yesterday))
+    for path in stays:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(SOURCE)
+        for part in (path, path.parent):
+            if "old" in part.name:
+                os.utime(part, (yesterday, yesterday))
     assert start_build(SOURCE, options(tmp_path / "cache")).result().answer() == 42
-    assert [path.exists() for path in paths] == [False, True, True]
-    assert [path.exists() for path in parts] == [False, True, True]
+    assert {path: path.exists() for path in stays} == stays
 
 
 def test_without_disk_cache_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,10 +273,11 @@ def test_without_disk_cache_nothing_stays(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cache_folder_that_cannot_be_made_is_no_obstacle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["file", "file/cache"])
+def test_a_cache_folder_that_cannot_be_made_is_no_obstacle(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(UserWarning, match="can't be made"):
-        module = start_build(SOURCE, options(tmp_path / "file" / "cache")).result()
+        module = start_build(SOURCE, options(tmp_path / place)).result()
     assert module.answer() == 42
 
 
@@ -301,17 +294,21 @@ def test_an_unknown_function_is_an_attribute_error(tmp_path: Path) -> None:
         _ = start_build(SOURCE, options(tmp_path)).result().question
 
 
-def test_a_missing_compiler_is_one_clear_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+COMPILERS = {
+    "": r"needs a C\+\+ compiler.*install g\+\+.*set CXX",
+    "/no/such/g++": r"'/no/such/g\+\+' was not found",
+    "g++ 'unclosed": "was not found",
+    "/bin/false": "does not run",
+}
+
+
+@pytest.mark.parametrize("chosen", COMPILERS)
+def test_a_compiler_that_is_missing_or_none_is_one_clear_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BackendError, match=r"needs a C\+\+ compiler.*install g\+\+.*set CXX"):
-        start_build(SOURCE, Options(cpp_compiler=""))
-
-
-def test_a_chosen_compiler_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="'/no/such/g\\+\\+' was not found"):
-        start_build(SOURCE, options(tmp_path, cpp_compiler="/no/such/g++"))
+    with pytest.raises(BackendError, match=COMPILERS[chosen]):
+        start_build(SOURCE, options(tmp_path, cpp_compiler=chosen))
 
 
 def test_a_compiler_may_be_a_command_with_arguments(tmp_path: Path) -> None:
@@ -322,43 +319,20 @@ def test_a_compiler_may_be_a_command_with_arguments(tmp_path: Path) -> None:
     assert start_build(SOURCE, chosen).result().answer() == 42
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("g++ 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc.", True),
-        ("Apple clang version 15.0.0\nTarget: arm64-apple-darwin", False),
-    ],
-)
+VERSIONS = {
+    "g++ 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc.": True,
+    "Apple clang version 15.0.0\nTarget: arm64-apple-darwin": False,
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_only_gcc_gets_the_flags_that_only_gcc_knows(
-    version: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+    version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(toolchain, "_versions", {})
     monkeypatch.setattr(toolchain, "compiler_version", lambda command: version)
-    assert set(toolchain.GCC_FLAGS).issubset(find_compiler(Options()).flags) == expected
-
-
-@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang")
-def test_clang_knows_the_flags(tmp_path: Path) -> None:
-    source = tmp_path / "answer.c"
-    source.write_text(SOURCE)
-    flags = [
-        *toolchain.BASE_FLAGS,
-        *toolchain.machine_flags(),
-        "-c",
-        "-o",
-        str(tmp_path / "answer.o"),
-    ]
-    subprocess.run(["clang++", *flags, str(source)], check=True)
-
-
-def test_a_quotation_mark_that_nothing_closes_is_no_compiler(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="was not found"):
-        start_build(SOURCE, options(tmp_path, cpp_compiler="g++ 'unclosed"))
-
-
-def test_a_program_that_is_no_compiler_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="does not run"):
-        start_build(SOURCE, options(tmp_path, cpp_compiler="false"))
+    flags = find_compiler(Options()).flags
+    assert set(toolchain.GCC_FLAGS).issubset(flags) == VERSIONS[version]
 
 
 def test_a_compile_error_shows_the_first_lines_and_keeps_the_source(tmp_path: Path) -> None:
@@ -386,20 +360,6 @@ def test_processes_can_share_a_cache(tmp_path: Path) -> None:
 
 
 # -- what is remembered of a compiler
-
-
-@pytest.fixture
-def questions(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The calls of `--version`, by processes that start anew with each `forget`."""
-    calls: list[list[str]] = []
-    real = subprocess.run
-
-    def counted(command: list[str], **kw: Any) -> Any:
-        calls.append(command)
-        return real(command, **kw)
-
-    monkeypatch.setattr(toolchain.subprocess, "run", counted)
-    return calls
 
 
 def find_anew(chosen: str, folder: Path) -> toolchain.Compiler:
@@ -435,10 +395,7 @@ def test_a_compiler_that_changed_is_asked_again(
         shutil.copy2(tmp_path / "kept", path)
     elif change == "content":
         path.write_bytes(path.read_bytes() + b"more")
-    if change != "time":
-        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
-    else:
-        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns + 1))
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns + (change == "time")))
     again = find_anew(str(path), tmp_path)
     assert len(questions) == 2
     assert (again.identity == first.identity) == (change == "inode")
@@ -453,7 +410,7 @@ def test_a_script_may_call_another_compiler_tomorrow(tmp_path: Path, questions: 
     assert find_anew(script, tmp_path).version == "two"
 
 
-@pytest.mark.parametrize("note", ["", "{", "[]", '[["g++"], ["x"], 3, true]', '[1, 2, "", true]'])
+@pytest.mark.parametrize("note", ["{", '[["g++"], ["x"], 3, true]'])
 def test_nonsense_in_a_note_is_written_anew(tmp_path: Path, questions: Any, note: str) -> None:
     found = find_anew("", tmp_path)
     (path,) = tmp_path.glob("*.json")
@@ -581,9 +538,3 @@ while not Path({str(tmp_path / "ids")!r}).exists():
 """
     subprocess.run([sys.executable, "-c", text], check=True)
     assert nothing_is_left(tmp_path, started(tmp_path))
-
-
-def test_a_pipe_in_the_cache_is_no_file(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PermissionError):
-        files.read_private(tmp_path / "pipe")
