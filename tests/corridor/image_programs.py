@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,44 +17,13 @@ from tests.corridor.programs import Compile, Step, program, supervised
 ROWS = 8
 
 
-def pictures(*shape: int, classes: int = 10, count: int = 3) -> list[tuple[Tensor, Tensor]]:
+def pictures(*shape: int) -> list[tuple[Tensor, Tensor]]:
     """Batches of random images and labels."""
-    return [(torch.randn(ROWS, *shape), torch.randint(classes, (ROWS,))) for _ in range(count)]
+    return [(torch.randn(ROWS, *shape), torch.randint(10, (ROWS,))) for _ in range(3)]
 
 
-def adam(model: nn.Module, rate: float = 1e-3) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), rate)
-
-
-# -- pytorch/examples
-
-
-class VAE(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.hide, self.mean, self.log = nn.Linear(784, 400), nn.Linear(400, 20), nn.Linear(400, 20)
-        self.show, self.out = nn.Linear(20, 400), nn.Linear(400, 784)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        h = F.relu(self.hide(x.view(-1, 784)))
-        mean, log = self.mean(h), self.log(h)
-        deviation = torch.exp(0.5 * log)
-        z = mean + torch.randn_like(deviation) * deviation
-        return torch.sigmoid(self.out(F.relu(self.show(z)))), mean, log
-
-
-@program
-def vae(compile: Compile) -> Step:
-    """pytorch/examples vae."""
-    model = VAE()
-
-    def loss_of(found: Any, x: Tensor) -> Tensor:
-        image, mean, log = found
-        entropy = F.binary_cross_entropy(image, x.view(-1, 784), reduction="sum")
-        return entropy - 0.5 * torch.sum(1 + log - mean.pow(2) - log.exp())
-
-    batches = [(x, x) for x in (torch.rand(rows, 1, 28, 28) for rows in (32, 32, 17))]
-    return supervised(compile(model), adam(model), batches, loss_of)
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), 1e-3)
 
 
 @program
@@ -136,62 +104,6 @@ def mnist(compile: Compile) -> Step:
     return step
 
 
-class SuperResolution(nn.Module):
-    def __init__(self, factor: int = 3) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 16, 5, 1, 2), nn.Conv2d(16, 16, 3, 1, 1)
-        self.conv3, self.conv4 = nn.Conv2d(16, 8, 3, 1, 1), nn.Conv2d(8, factor**2, 3, 1, 1)
-        self.shuffle = nn.PixelShuffle(factor)
-        for conv in (self.conv1, self.conv2, self.conv3):
-            nn.init.orthogonal_(conv.weight, nn.init.calculate_gain("relu"))
-        nn.init.orthogonal_(self.conv4.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for conv in (self.conv1, self.conv2, self.conv3):
-            x = F.relu(conv(x))
-        return self.shuffle(self.conv4(x))
-
-
-@program
-def super_resolution(compile: Compile) -> Step:
-    """pytorch/examples super_resolution."""
-    model = SuperResolution()
-    batches = [(torch.rand(ROWS, 1, 8, 8), torch.rand(ROWS, 1, 24, 24)) for _ in range(3)]
-    return supervised(compile(model), adam(model), batches, F.mse_loss)
-
-
-class Siamese(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Sequential(
-            *(nn.Conv2d(1, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
-            *(nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
-        )
-        self.fc = nn.Sequential(nn.Linear(32, 16), nn.ReLU(inplace=True), nn.Linear(16, 1))
-
-    def forward_once(self, x: Tensor) -> Tensor:
-        output = self.trunk(x)
-        return output.view(output.size()[0], -1)
-
-    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
-        both = torch.cat([self.forward_once(x) for x in pair], 1)
-        return torch.sigmoid(self.fc(both))
-
-
-@program
-def siamese(compile: Compile) -> Step:
-    """pytorch/examples siamese_network: one trunk, run twice."""
-    model = Siamese()
-    images = pictures(1, 16, 16, classes=2)
-    batches = [((x, x.flip(0)), labels.float()) for x, labels in images]
-    loss = lambda out, target: F.binary_cross_entropy(out.squeeze(), target)  # noqa: E731
-    optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
-    return supervised(compile(model), optimizer, batches, loss)
-
-
-# -- vision transformers with einops
-
-
 try:
     from einops import rearrange
 except ImportError:
@@ -213,301 +125,161 @@ except ImportError:
         return x.reshape([math.prod(lengths[name] for name in group) for group in right])
 
 
-class Rearrange(nn.Module):
-    def __init__(self, pattern: str, **sizes: int) -> None:
-        super().__init__()
-        self.pattern, self.sizes = pattern, sizes
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rearrange(x, self.pattern, **self.sizes)
-
-
-WIDTH, HEADS, PATCH = 64, 4, 4
-
-
-def patches(side: int = 16) -> nn.Sequential:
-    cut = Rearrange("b c (h p1) (w p2) -> b (h w) (p1 p2 c)", p1=PATCH, p2=PATCH)
-    size = 3 * PATCH * PATCH
-    return nn.Sequential(cut, nn.LayerNorm(size), nn.Linear(size, WIDTH), nn.LayerNorm(WIDTH))
-
-
-class EinopsAttention(nn.Module):
-    def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.norm, self.drop = nn.LayerNorm(WIDTH), nn.Dropout(dropout)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        q, k, v = map(lambda t: rearrange(t, "b n (h d) -> b h n d", h=HEADS), parts)  # noqa: C417
-        weights = (torch.matmul(q, k.transpose(-1, -2)) * (WIDTH // HEADS) ** -0.5).softmax(dim=-1)
-        out = torch.matmul(self.drop(weights), v)
-        return self.out(rearrange(out, "b h n d -> b n (h d)"))
-
-
-def feed_forward(dropout: float = 0.0, width: int = WIDTH) -> nn.Sequential:
-    inner = (nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(dropout))
-    return nn.Sequential(nn.LayerNorm(width), *inner, nn.Linear(2 * width, width))
-
-
-class ViT(nn.Module):
-    """With a class token and learned positions; or `simple`: waves for positions, and a mean."""
-
-    places: Tensor
-
-    def __init__(self, simple: bool) -> None:
-        super().__init__()
-        dropout = 0.0 if simple else 0.1
-        self.simple, self.patches, self.head = simple, patches(), nn.Linear(WIDTH, 10)
-        if not simple:
-            self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
-            self.places = nn.Parameter(torch.randn(1, 17, WIDTH))
-        self.layers = nn.ModuleList(
-            nn.ModuleList([EinopsAttention(dropout), feed_forward(dropout)]) for _ in range(2)
-        )
-        self.drop, self.norm = nn.Dropout(dropout), nn.LayerNorm(WIDTH)
-
-    def waves(self, side: int) -> Tensor:
-        y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-        rates = 1.0 / 1e4 ** (torch.arange(WIDTH // 4) / (WIDTH // 4 - 1))
-        y, x = (t.flatten()[:, None] * rates[None, :] for t in (y, x))
-        return torch.cat((x.sin(), x.cos(), y.sin(), y.cos()), dim=1)
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = self.patches(image)
-        if self.simple:
-            x = x + self.waves(image.shape[-1] // PATCH).type(x.dtype)
-        else:
-            x = torch.cat((self.token.expand(len(x), -1, -1), x), dim=1)
-            x = self.drop(x + self.places[:, : x.shape[1]])
-        for attend, feed in self.layers:  # type: ignore[misc]
-            x = attend(x) + x
-            x = feed(x) + x
-        x = self.norm(x)
-        return self.head(x.mean(dim=1) if self.simple else x[:, 0])
-
-
-@program
-def vit(compile: Compile) -> Step:
-    """lucidrains/vit-pytorch ViT."""
-    model = ViT(simple=False)
-    return supervised(compile(model), adam(model), pictures(3, 16, 16))
-
-
-@program
-def simple_vit(compile: Compile) -> Step:
-    """lucidrains/vit-pytorch SimpleViT."""
-    model = ViT(simple=True)
-    return supervised(compile(model), adam(model), pictures(3, 16, 16))
-
-
-# -- networks of the kinds in timm
-
-
-class DropPath(nn.Module):
-    def __init__(self, chance: float = 0.1) -> None:
-        super().__init__()
-        self.chance = chance
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.chance == 0.0 or not self.training:
-            return x
-        shape = (x.shape[0],) + (1,) * (x.ndim - 1)
-        return x * x.new_empty(shape).bernoulli_(1 - self.chance).div_(1 - self.chance)
-
-
-class Around(nn.Module):
-    """x + scale * drop(layer(x)), what most of these networks repeat."""
-
-    def __init__(self, layer: nn.Module, scale: Tensor | None = None) -> None:
-        super().__init__()
-        self.layer, self.drop = layer, DropPath()
-        self.scale = None if scale is None else nn.Parameter(scale)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
-        return x + self.drop(y if self.scale is None else y * self.scale)
-
-
-class Channels(nn.Module):
-    """A layer for channels-last images, between images with channels first."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-class Across(nn.Module):
-    """A layer over tokens instead of features."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.transpose(1, 2)).transpose(1, 2)
-
-
-class Squeeze(nn.Module):
-    """Channels weighted by what the whole image says."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.reduce, self.expand = nn.Conv2d(width, width // 4, 1), nn.Conv2d(width // 4, width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        means = x.mean((2, 3), keepdim=True)
-        return x * self.expand(F.silu(self.reduce(means), inplace=True)).sigmoid()
-
-
-class WindowAttention(nn.Module):
-    """Of Swin: windows of 2 x 2, moved by half a window or not, with learned biases of place."""
-
-    index: Tensor
-    mask: Tensor | None
-
-    def __init__(self, width: int, side: int, shift: int, window: int = 2) -> None:
-        super().__init__()
-        self.shift, self.window = shift, window
-        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.table = nn.Parameter(torch.randn((2 * window - 1) ** 2, HEADS) * 0.02)
-        places = torch.cartesian_prod(torch.arange(window), torch.arange(window))
-        apart = places[:, None] - places[None] + window - 1
-        self.register_buffer("index", apart[..., 0] * (2 * window - 1) + apart[..., 1])
-        mask = None
-        if shift:
-            parts = torch.zeros(1, side, side, 1)
-            cuts = (slice(0, -window), slice(-window, -shift), slice(-shift, None))
-            for number, (rows, columns) in enumerate(itertools.product(cuts, cuts)):
-                parts[:, rows, columns] = number
-            flat = self.cut(parts).squeeze(-1)
-            mask = torch.where(flat[:, None] == flat[:, :, None], 0.0, -100.0)
-        self.register_buffer("mask", mask)
-
-    def cut(self, x: Tensor) -> Tensor:
-        b, h, w, c = x.shape
-        n = self.window
-        x = x.view(b, h // n, n, w // n, n, c)
-        return x.permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, n * n, c)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, h, w, c = x.shape
-        x = (
-            torch.roll(self.norm(x), (-self.shift, -self.shift), dims=(1, 2))
-            if self.shift
-            else self.norm(x)
-        )
-        x = self.cut(x)
-        q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        weights = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-        bias = self.table[self.index.view(-1)].view(*self.index.shape, -1)
-        weights = weights + bias.permute(2, 0, 1).contiguous().unsqueeze(0)
-        if self.mask is not None:
-            count = self.mask.shape[0]
-            weights = weights.view(-1, count, *weights.shape[1:]) + self.mask[None, :, None]
-            weights = weights.flatten(0, 1)
-        x = self.out((weights.softmax(dim=-1) @ v).transpose(1, 2).reshape(x.shape))
-        n = self.window
-        x = x.view(b, h // n, w // n, n, n, c).permute(0, 1, 3, 2, 4, 5).contiguous()
-        x = x.view(b, h, w, c)
-        return torch.roll(x, (self.shift, self.shift), dims=(1, 2)) if self.shift else x
-
-
-def norm_act(width: int, act: bool = True) -> tuple[nn.Module, ...]:
-    return nn.BatchNorm2d(width), nn.ReLU(inplace=True) if act else nn.Identity()
-
-
-def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
-
-
 class BasicBlock(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    """With sums and activations in place, and examples that skip the layers, as in timm."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        first = conv(inputs, outputs, 3, stride), *norm_act(outputs)
-        self.body = nn.Sequential(*first, conv(outputs, outputs), *norm_act(outputs, False))
-        self.act, self.down = nn.ReLU(inplace=True), None
-        if stride > 1:
-            self.down = nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+        conv = lambda i, stride, size=3: nn.Conv2d(i, outputs, size, stride, size // 2, bias=False)  # noqa: E731
+        norm = functools.partial(nn.BatchNorm2d, outputs)
+        self.body = nn.Sequential(conv(inputs, 2), norm(), nn.ReLU(True), conv(outputs, 1), norm())
+        self.down, self.act = nn.Sequential(conv(inputs, 2, 1), norm()), nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.body(x)
-        y += x if self.down is None else self.down(x)
+        if self.training:
+            y = y * x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(0.9).div_(0.9)
+        y += self.down(x)
         return self.act(y)
 
 
-def inverted(width: int) -> nn.Sequential:
-    """EfficientNet's block: wider, a filter for each channel, narrower."""
-    wide = 2 * width
-    into = conv(width, wide, 1), nn.BatchNorm2d(wide), nn.SiLU(inplace=True)
-    deep = conv(wide, wide, 3, groups=wide), nn.BatchNorm2d(wide), nn.SiLU(inplace=True)
-    return nn.Sequential(*into, *deep, Squeeze(wide), conv(wide, width, 1), nn.BatchNorm2d(width))
+@program
+def resnet(compile: Compile) -> Step:
+    blocks = BasicBlock(3, 16), nn.MaxPool2d(3, 2, 1), BasicBlock(16, 32)
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)
+    model = nn.Sequential(*blocks, *head)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+    return supervised(compile(model), optimizer, pictures(3, 16, 16))
 
 
-def tokens() -> tuple[nn.Module, ...]:
-    return nn.Conv2d(3, WIDTH, PATCH, PATCH), Rearrange("b c h w -> b (h w) c")
+class Residual(nn.Module):
+    """Two convolutions whose scale and shift follow from the time."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        conv = lambda size: nn.Conv2d(size, outputs, 3, padding=1)  # noqa: E731
+        self.norm1, self.conv1 = nn.GroupNorm(4, inputs), conv(inputs)
+        self.norm2, self.conv2 = nn.GroupNorm(4, outputs), conv(outputs)
+        self.time, self.skip = nn.Linear(32, 2 * outputs), nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        h = self.norm2(self.conv1(F.silu(self.norm1(x))))
+        scale, shift = rearrange(self.time(F.silu(time)), "b c -> b c 1 1").chunk(2, dim=1)
+        return self.conv2(F.silu(h * (scale + 1) + shift)) + self.skip(x)
 
 
-def pooled(width: int = WIDTH) -> tuple[nn.Module, ...]:
-    return nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)
+class PixelAttention(nn.Module):
+    """Linear attention of each pixel to all: softmax of keys and queries apart."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1, width, 1, 1))
+        self.qkv, self.out = nn.Conv2d(width, 3 * width, 1, bias=False), nn.Conv2d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        normed = F.normalize(x, dim=1) * self.gain * c**0.5
+        split = "b (h c) x y -> b h c (x y)"
+        q, k, v = (rearrange(t, split, h=2) for t in self.qkv(normed).chunk(3, dim=1))
+        context = torch.einsum("bhdn,bhen->bhde", k.softmax(dim=-1), v)
+        out = torch.einsum("bhde,bhdn->bhen", context, q.softmax(dim=-2) * (c // 2) ** -0.5)
+        return self.out(rearrange(out, "b h c (x y) -> b (h c) x y", x=h, y=w)) + x
 
 
-def mean_of_tokens() -> tuple[nn.Module, ...]:
-    return nn.LayerNorm(WIDTH), Across(nn.AdaptiveAvgPool1d(1)), nn.Flatten(), nn.Linear(WIDTH, 10)
+class UNet(nn.Module):
+    """Down and up again, with what is joined from the way down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 3, 3, padding=1)
+        self.time = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 32))
+        self.down = nn.ModuleList([Residual(16, 16), Residual(16, 32)])
+        self.shrink = nn.ModuleList([nn.Conv2d(n, n, 3, 2, 1) for n in (16, 32)])
+        self.up = nn.ModuleList([Residual(64, 16), Residual(32, 16)])
+        self.middle = PixelAttention(32)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """The time is seen as sines and cosines."""
+        angles = time[:, None] * torch.exp(torch.arange(8) * (-math.log(10000) / 7))[None, :]
+        embedded = self.time(torch.cat((angles.sin(), angles.cos()), dim=-1))
+        x, kept = self.into(x), []
+        for block, shrink in zip(self.down, self.shrink, strict=True):
+            x = block(x, embedded)
+            kept.append(x)
+            x = shrink(x)
+        x = self.middle(x)
+        for block in self.up:
+            x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+            x = block(torch.cat((x, kept.pop()), dim=1), embedded)
+        return self.out(x)
 
 
-def resnet() -> nn.Sequential:
-    stem = conv(3, 16, 7, 2), *norm_act(16), nn.MaxPool2d(3, 2, 1)
-    return nn.Sequential(*stem, BasicBlock(16, 16, 1), BasicBlock(16, WIDTH, 2), *pooled())
+class Diffusion(nn.Module):
+    """Adds noise of a random time to images and asks a network for it."""
+
+    kept: Tensor
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("kept", torch.cumprod(1 - torch.linspace(1e-4, 0.02, 100), 0))
+
+    def forward(self, image: Tensor) -> Tensor:
+        time, noise = torch.randint(0, 100, (len(image),)), torch.randn_like(image)
+        alpha = self.kept.gather(-1, time).reshape(-1, 1, 1, 1)
+        found = self.net(alpha.sqrt() * image + (1 - alpha).sqrt() * noise, time)
+        loss = F.mse_loss(found, noise, reduction="none")
+        weight = torch.minimum(alpha / (1 - alpha), torch.full_like(alpha, 5.0)).flatten()
+        return (loss.flatten(1).mean(dim=1) * weight).mean()
 
 
-def convnext() -> nn.Sequential:
-    mlp = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH)
-    deep = nn.Conv2d(WIDTH, WIDTH, 7, padding=3, groups=WIDTH), Channels(nn.Sequential(*mlp))
-    stem = nn.Conv2d(3, WIDTH, 2, 2), Channels(nn.LayerNorm(WIDTH))
-    scale = torch.full((WIDTH, 1, 1), 1e-2)
-    return nn.Sequential(*stem, Around(nn.Sequential(*deep), scale), *pooled())
+@program
+def denoising_diffusion(compile: Compile) -> Step:
+    """lucidrains/denoising-diffusion-pytorch: a U-Net of noise and time, and a running mean of weights."""
+    model = Diffusion(UNet())
+    means = [p.detach().clone() for p in model.parameters()]
+    batches = [(x, None) for x, _ in pictures(3, 16, 16)]
+    train = supervised(compile(model), adam(model), batches, lambda loss, _: loss)
+
+    def step() -> Tensor:
+        loss = train()
+        for mean, p in zip(means, model.parameters(), strict=True):
+            mean.lerp_(p.detach(), 0.1)
+        return loss
+
+    return step
 
 
-def mixer() -> nn.Sequential:
-    one = lambda: Around(nn.Sequential(nn.LayerNorm(WIDTH), Across(feed_forward(0.0, 16))))  # noqa: E731
-    return nn.Sequential(*tokens(), one(), Around(feed_forward()), one(), *mean_of_tokens())
+class DiagonalGaussian:
+    def __init__(self, parameters: Tensor) -> None:
+        self.mean, self.log = parameters.chunk(2, dim=1)
+
+    def sample(self) -> Tensor:
+        return self.mean + torch.exp(0.5 * self.log) * torch.randn(self.mean.shape)
+
+    def kl(self) -> Tensor:
+        return 0.5 * torch.sum(self.mean.pow(2) + self.log.exp() - 1 - self.log, dim=1)
 
 
-def efficientnet() -> nn.Sequential:
-    stem = conv(3, WIDTH, 3, 2), nn.BatchNorm2d(WIDTH), nn.SiLU(inplace=True)
-    return nn.Sequential(*stem, Around(inverted(WIDTH)), Around(inverted(WIDTH)), *pooled())
+class VAE(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8))
+        self.decode = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 64), nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, DiagonalGaussian]:
+        posterior = DiagonalGaussian(self.encode(x.view(-1, 64)))
+        return self.decode(posterior.sample()), posterior
 
 
-def deit() -> nn.Sequential:
-    layers = (EinopsAttention(0.0), feed_forward()) * 2
-    scaled = (Around(layer, torch.full((WIDTH,), 1e-2)) for layer in layers)
-    return nn.Sequential(*tokens(), *scaled, *mean_of_tokens())
+@program
+def vae(compile: Compile) -> Step:
+    """huggingface/diffusers AutoencoderKL: an object of the user's among the outputs."""
+    model = VAE()
 
+    def loss(out: Any, x: Tensor) -> Tensor:
+        entropy = F.binary_cross_entropy(out[0], x.view(-1, 64), reduction="sum")
+        return entropy + out[1].kl().sum()
 
-def swin() -> nn.Sequential:
-    windows = (Around(WindowAttention(WIDTH, 4, shift)) for shift in (0, 1))
-    stem = nn.Conv2d(3, WIDTH, PATCH, PATCH), nn.GroupNorm(1, WIDTH)
-    blocks = (nn.Sequential(window, Around(feed_forward())) for window in windows)
-    body = (Channels(block) for block in blocks)
-    return nn.Sequential(*stem, *body, *pooled())
-
-
-def classifier(network: Callable[[], nn.Module], side: int = 16) -> Callable[[Compile], Step]:
-    """A program of the name and kind of a network of timm."""
-
-    @functools.wraps(network)
-    def train(compile: Compile) -> Step:
-        model = network()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-        return supervised(compile(model), optimizer, pictures(3, side, side))
-
-    return program(train)
-
-
-for _network in (resnet, convnext, mixer, efficientnet, deit, swin):
-    classifier(_network)
+    batches = [(x, x) for x in (torch.rand(rows, 1, 8, 8) for rows in (32, 32, 17))]
+    return supervised(compile(model), adam(model), batches, loss)

@@ -10,6 +10,7 @@ from torch import nn
 
 import minicompile as mc
 from tests.aot.peak_memory import Residual
+from tests.comparing import assert_as_eager
 
 FORMATS = {"rows": torch.contiguous_format, "channels_last": torch.channels_last}
 
@@ -26,20 +27,6 @@ def images(layout: str, *sizes: tuple[int, int]) -> list[tuple[torch.Tensor]]:
     return [(x.to(memory_format=FORMATS[layout]),) for x in made]
 
 
-def results(call: Callable[..., Any], model: nn.Module, args: Sequence[Any]) -> list[torch.Tensor]:
-    """Outputs, and all gradients if they are wanted; the model's state is left alone."""
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    torch.manual_seed(0)
-    out = call(*args)
-    outputs = list(out) if isinstance(out, tuple) else [out]
-    if outputs[0].requires_grad:
-        total = sum(o.square().sum() for o in outputs)
-        leaves = [*model.parameters(), *(x for x in args if x.requires_grad)]
-        outputs += torch.autograd.grad(total, leaves)
-    model.load_state_dict(state)
-    return outputs
-
-
 def compare(
     model: nn.Module,
     fn: Callable[..., Any],
@@ -47,9 +34,7 @@ def compare(
     dynamic: bool | None = None,
     **options: Any,
 ) -> None:
+    """Every call gives eager's results, and gradients that lie as eager's do."""
     call = mc.compile(fn, fullgraph=True, dynamic=dynamic, options={"verify": True, **options})
     for args in many:
-        want, have = results(fn, model, args), results(call, model, args)
-        for a, b in zip(have, want, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-            assert a.stride() == b.stride(), (a.shape, a.stride(), b.stride())
+        assert_as_eager(call, fn, *args, module=model, gradient_strides=True, rtol=1e-3, atol=1e-3)

@@ -1,8 +1,8 @@
-"""Training programs of the kinds that people compile, small, with random data: text and fits.
+"""Training programs of the kinds that people compile, small, with random data: text, fits, learning to act.
 
 Each builds a model from torch's global generator, compiles what its original's users compile, and returns
-one training step. The originals are named in the docstrings; no line is theirs. The others are in
-`control_programs.py`, `image_programs.py` and `diffusion_programs.py`.
+one training step. The originals are named in the docstrings; no line is theirs. Those of images are in
+`image_programs.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributions import MultivariateNormal
+from torch.distributions import Categorical, MultivariateNormal
 
 Compile = Callable[[Any], Any]
 Step = Callable[[], Tensor]
@@ -92,13 +92,13 @@ def word_lstm(compile: Compile) -> Step:
     """pytorch/examples word_language_model: hidden states go on from segment to segment, by-hand descent."""
     model = LSTMLanguageModel()
     compiled = compile(model)
-    text = torch.randint(VOCABULARY, (3 * 12 + 6, 4))
-    starts, hidden = itertools.cycle(range(0, len(text) - 1, 12)), model.start(4)
+    text = torch.randint(VOCABULARY, (2 * 6 + 4, 4))
+    starts, hidden = itertools.cycle(range(0, len(text) - 1, 6)), model.start(4)
 
     def step() -> Tensor:
         nonlocal hidden
         at = next(starts)
-        data, target = text[at : at + 12], text[at + 1 : at + 13].reshape(-1)
+        data, target = text[at : at + 6], text[at + 1 : at + 7].reshape(-1)
         data = data[: len(target) // 4]
         model.zero_grad()
         output, hidden = compiled(data, tuple(h.detach() for h in hidden))
@@ -148,51 +148,32 @@ def word_transformer(compile: Compile) -> Step:
 
 
 class GPTBlock(nn.Module):
-    """Flash attention as nanoGPT has it; or minGPT's, written out, with a buffer for a mask."""
-
-    bias: Tensor
-
-    def __init__(self, flash: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.flash = flash
         self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attend, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.mlp = nn.ModuleDict(
             {"fc": nn.Linear(WIDTH, 4 * WIDTH), "out": nn.Linear(4 * WIDTH, WIDTH)}
         )
         self.drop = nn.Dropout(0.1)
-        if not flash:
-            self.register_buffer("bias", torch.ones(1, 1, CONTEXT, CONTEXT).tril())
-
-    def gelu(self, x: Tensor) -> Tensor:
-        if self.flash:
-            return F.gelu(x)
-        inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
-        return 0.5 * x * (1.0 + torch.tanh(inner))
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, c = x.size()
         parts = self.attend(self.norm_1(x)).split(c, dim=2)
         q, k, v = (p.view(b, t, HEADS, c // HEADS).transpose(1, 2) for p in parts)
-        if self.flash:
-            chance = self.drop.p if self.training else 0
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=chance, is_causal=True)
-        else:
-            scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-            scores = scores.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf"))
-            y = self.drop(F.softmax(scores, dim=-1)) @ v
+        chance = self.drop.p if self.training else 0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=chance, is_causal=True)
         x = x + self.drop(self.project(y.transpose(1, 2).contiguous().view(b, t, c)))
-        return x + self.drop(self.mlp.out(self.gelu(self.mlp.fc(self.norm_2(x)))))
+        return x + self.drop(self.mlp.out(F.gelu(self.mlp.fc(self.norm_2(x)))))
 
 
 class GPT(nn.Module):
-    def __init__(self, flash: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList([GPTBlock(flash) for _ in range(2)])
+        self.blocks = nn.ModuleList([GPTBlock() for _ in range(2)])
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
-        if flash:
-            self.tokens.weight = self.head.weight
+        self.tokens.weight = self.head.weight
 
     def forward(self, index: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         b, t = index.size()
@@ -216,7 +197,7 @@ class GPT(nn.Module):
 @program
 def nanogpt(compile: Compile) -> Step:
     """karpathy/nanoGPT: two batches to a step, a learning rate by hand, an evaluation between."""
-    model = GPT(flash=True)
+    model = GPT()
     compiled = compile(model)
     optimizer = torch.optim.AdamW(model.groups(), lr=1e-3, betas=(0.9, 0.95))
     batches, count = itertools.cycle(texts()), itertools.count()
@@ -240,199 +221,7 @@ def nanogpt(compile: Compile) -> Step:
     return step
 
 
-@program
-def mingpt(compile: Compile) -> Step:
-    """karpathy/minGPT: written-out attention, the loss inside the model."""
-    model = GPT(flash=False)
-    compiled = compile(model)
-    optimizer = torch.optim.AdamW(model.groups(), lr=3e-4)
-    both = lambda batch: compiled(*batch)[1]  # noqa: E731
-    batches = [(batch, None) for batch in texts()]
-    return supervised(both, optimizer, batches, lambda loss, _: loss, model.parameters())
-
-
-class MambaBlock(nn.Module):
-    def __init__(self, states: int = 4, rank: int = 2) -> None:
-        super().__init__()
-        inner = 2 * WIDTH
-        self.states, self.rank = states, rank
-        self.into = nn.Linear(WIDTH, 2 * inner, bias=False)
-        self.conv = nn.Conv1d(inner, inner, 4, groups=inner, padding=3)
-        self.x_proj = nn.Linear(inner, rank + 2 * states, bias=False)
-        self.dt_proj = nn.Linear(rank, inner)
-        self.a_log = nn.Parameter(torch.log(torch.arange(1.0, states + 1).repeat(inner, 1)))
-        self.d, self.out = nn.Parameter(torch.ones(inner)), nn.Linear(inner, WIDTH, bias=False)
-        self.scale = nn.Parameter(torch.ones(WIDTH))
-
-    def forward(self, residual: Tensor) -> Tensor:
-        power = residual.pow(2).mean(-1, keepdim=True)
-        x = residual * torch.rsqrt(power + 1e-5) * self.scale
-        length = x.shape[1]
-        x, gate = self.into(x).chunk(2, dim=-1)
-        x = F.silu(self.conv(x.transpose(1, 2))[:, :, :length].transpose(1, 2))
-        delta, b, c = self.x_proj(x).split([self.rank, self.states, self.states], dim=-1)
-        y = self.scan(x, F.softplus(self.dt_proj(delta)), -torch.exp(self.a_log.float()), b, c)
-        return residual + self.out(y * F.silu(gate))
-
-    def scan(self, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        decay = torch.exp(torch.einsum("bld,dn->bldn", delta, a))
-        drive = torch.einsum("bld,bln,bld->bldn", delta, b, u)
-        state, outputs = torch.zeros_like(decay[:, 0]), []
-        for i in range(u.shape[1]):
-            state = decay[:, i] * state + drive[:, i]
-            outputs.append(torch.einsum("bdn,bn->bd", state, c[:, i, :]))
-        return torch.stack(outputs, dim=1) + u * self.d
-
-
-@program
-def mamba(compile: Compile) -> Step:
-    """johnma2006/mamba-minimal: a selective scan that is a loop over positions."""
-    embed, head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
-    model = nn.Sequential(embed, MambaBlock(), MambaBlock(), head)
-    head.weight = embed.weight
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return supervised(compile(model), optimizer, texts(2), token_loss)
-
-
-def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Pairs of features turned by their position's angles, as by lucidrains' rotary embeddings."""
-    one, other = x.unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([-other, one], -1).flatten(-2)
-    return x * angles.cos() + turned * angles.sin()
-
-
-class Residual(nn.Module):
-    """A layer of x-transformers: a norm, the layer, what it is added to."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.gain, self.layer = nn.Parameter(torch.ones(WIDTH)), layer
-
-    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        return x + self.layer(F.normalize(x, dim=-1) * WIDTH**0.5 * self.gain, **kwargs)
-
-
-class RotaryAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.kv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.out = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GLU())
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, angles: Any = None) -> Tensor:
-        split = lambda t, h: t.unflatten(-1, (h, -1)).transpose(1, 2)  # noqa: E731
-        q = split(self.q(x), HEADS)
-        k, v = (split(t, HEADS // 2) for t in self.kv(x).chunk(2, dim=-1))
-        k, v = (t.repeat_interleave(2, dim=1) for t in (k, v))
-        q, k = (rotated(F.normalize(t, dim=-1), angles) for t in (q, k))
-        scores = torch.einsum("bhid,bhjd->bhij", q, k) * 10
-        if mask is not None:
-            scores = scores.masked_fill(~mask[:, None, None], -torch.finfo(scores.dtype).max)
-        causal = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(causal, -torch.finfo(scores.dtype).max)
-        y = torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1, dtype=torch.float32), v)
-        return self.out(y.transpose(1, 2).flatten(2))
-
-
-class GatedFeedForward(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.out = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, gate = self.into(x).chunk(2, dim=-1)
-        return self.out(F.dropout(x * F.gelu(gate), 0.1, self.training))
-
-
-class Decoder(nn.Module):
-    rates: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
-        kinds = ("attend", "feed") * 2
-        self.layers = nn.ModuleList(
-            Residual(RotaryAttention() if kind == "attend" else GatedFeedForward())
-            for kind in kinds
-        )
-        self.kinds = kinds
-        half = WIDTH // HEADS // 2
-        self.register_buffer("rates", 1e4 ** -(torch.arange(half) / half), persistent=False)
-
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        angles = torch.arange(tokens.shape[1])[:, None] * self.rates
-        shared = {"mask": mask, "angles": angles.repeat_interleave(2, -1)}
-        x = self.embed(tokens)
-        for kind, layer in zip(self.kinds, self.layers, strict=True):
-            x = layer(x, **(shared if kind == "attend" else {}))
-        return self.head(x)
-
-
-class AutoregressiveWrapper(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        given, target = tokens[:, :-1], tokens[:, 1:]
-        kept = torch.rand(given.shape).argsort(dim=-1) >= 2
-        return F.cross_entropy(self.net(given, mask=kept).transpose(1, 2), target)
-
-
-@program
-def x_transformers(compile: Compile) -> Step:
-    """lucidrains/x-transformers: rotary, grouped keys of unit length, gated layers, masked tokens."""
-    model = AutoregressiveWrapper(Decoder())
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    batches = [(torch.cat([x, y[:, -1:]], 1), None) for x, y in texts()]
-    loss = lambda loss, _: loss  # noqa: E731
-    return supervised(compile(model), optimizer, batches, loss, model.parameters())
-
-
 # -- fits
-
-
-class GraphAttention(nn.Module):
-    def __init__(self, inputs: int, outputs: int, heads: int, mean: bool = False) -> None:
-        super().__init__()
-        self.heads, self.mean, self.outputs = heads, mean, outputs
-        self.weight = nn.Parameter(torch.empty(inputs, heads * outputs))
-        self.attention = nn.Parameter(torch.empty(heads, 2 * outputs, 1))
-        for p in self.parameters():
-            nn.init.xavier_normal_(p)
-
-    def forward(self, h: Tensor, adjacent: Tensor) -> Tensor:
-        n = h.shape[0]
-        h = torch.mm(h, self.weight).view(n, self.heads, self.outputs).permute(1, 0, 2)
-        source = torch.matmul(h, self.attention[:, : self.outputs, :])
-        target = torch.matmul(h, self.attention[:, self.outputs :, :])
-        scores = F.leaky_relu(source + target.mT, 0.2)
-        scores = torch.where(adjacent > 0, scores, -9e16 * torch.ones_like(scores))
-        h = torch.matmul(F.dropout(F.softmax(scores, dim=-1), 0.6, training=self.training), h)
-        return h.mean(dim=0) if self.mean else h.permute(1, 0, 2).reshape(n, -1)
-
-
-class GAT(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = GraphAttention(8, 8, 4), GraphAttention(32, 3, 1, mean=True)
-
-    def forward(self, x: Tensor, adjacent: Tensor) -> Tensor:
-        x = F.elu(self.one(F.dropout(x, 0.6, training=self.training), adjacent))
-        x = self.two(F.dropout(x, 0.6, training=self.training), adjacent)
-        return F.log_softmax(x, dim=1)
-
-
-@program
-def gat(compile: Compile) -> Step:
-    """pytorch/examples gat: a whole graph in each step, a loss on some of its nodes."""
-    model = GAT()
-    compiled = compile(model)
-    adjacent = ((torch.rand(200, 200) < 0.02) | torch.eye(200, dtype=torch.bool)).float()
-    trained = torch.arange(40)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
-    loss = lambda out, labels: F.nll_loss(out[trained], labels[trained])  # noqa: E731
-    batch = torch.rand(200, 8), torch.randint(3, (200,))
-    return supervised(lambda x: compiled(x, adjacent), optimizer, [batch], loss)
 
 
 class Positive(nn.Module):
@@ -471,3 +260,116 @@ def gaussian_process(compile: Compile) -> Step:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     loss_of = compile(lambda x, y: -model(x).log_prob(y) / len(y))
     return supervised(lambda x: loss_of(x, y), optimizer, [(x, y)], lambda loss, _: loss)
+
+
+# -- learning to act
+
+
+class Policy(nn.Module):
+    """Chooses actions; keeps what a finished episode needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.action, self.value = nn.Linear(4, 64), nn.Linear(64, 2), nn.Linear(64, 1)
+        self.saved: list[Any] = []
+        self.rewards: list[float] = []
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.relu(self.body(x))
+        return F.softmax(self.action(x), dim=-1), self.value(x)
+
+
+def episode(policy: Policy, choose: Callable[[Tensor], int], length: int = 6) -> Tensor:
+    """Play in a made-up world; the normalized returns."""
+    state = torch.randn(4)
+    for _ in range(length):
+        action = choose(state)
+        policy.rewards.append(float(state[action]))
+        state = 0.9 * state + torch.randn(4) * (0.1 + 0.1 * action)
+    total, returns = 0.0, []
+    for reward in policy.rewards[::-1]:
+        total = reward + 0.99 * total
+        returns.insert(0, total)
+    found = torch.tensor(returns)
+    return (found - found.mean()) / (found.std() + 1e-8)
+
+
+@program
+def actor_critic(compile: Compile) -> Step:
+    """pytorch/examples reinforcement_learning/actor_critic, with choosing and finishing compiled as well."""
+    policy = Policy()
+    optimizer = torch.optim.Adam(policy.parameters(), lr=3e-2)
+
+    @compile
+    def choose(state: Tensor) -> int:
+        probabilities, value = policy(state)
+        chances = Categorical(probabilities)
+        action = chances.sample()
+        policy.saved.append((chances.log_prob(action), value))
+        return action.item()  # type: ignore[no-any-return]
+
+    @compile
+    def finish(returns: Tensor) -> Tensor:
+        policy_losses, value_losses = [], []
+        for (log, value), total in zip(policy.saved, returns, strict=True):
+            policy_losses.append(-log * (total - value.item()))
+            value_losses.append(F.smooth_l1_loss(value, torch.stack([total])))
+        optimizer.zero_grad()
+        loss = torch.stack(policy_losses).sum() + torch.stack(value_losses).sum()
+        loss.backward()
+        optimizer.step()
+        del policy.rewards[:], policy.saved[:]
+        return loss.detach()
+
+    return lambda: finish(episode(policy, choose))
+
+
+class Agent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1))
+        self.actor = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 3))
+
+    def get_action_and_value(self, x: Tensor, action: Tensor | None = None) -> tuple[Tensor, ...]:
+        chances = Categorical(logits=self.actor(x))
+        if action is None:
+            action = chances.sample()
+        return action, chances.log_prob(action), chances.entropy(), self.critic(x)
+
+
+@program
+def ppo(compile: Compile) -> Step:
+    """vwxyzjn/cleanrl ppo.py: the acting policy and the update on a minibatch are compiled."""
+    agent = Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=1e-5)
+    act = compile(agent.get_action_and_value)
+
+    @compile
+    def update(obs: Tensor, actions: Tensor, logs: Tensor, gains: Tensor, goals: Tensor) -> Tensor:
+        _, new_logs, entropy, values = agent.get_action_and_value(obs, actions)
+        change = new_logs - logs
+        ratio = change.exp()
+        with torch.no_grad():
+            distance = ((ratio - 1) - change).mean()
+        gains = (gains - gains.mean()) / (gains.std() + 1e-8)
+        clipped = -gains * torch.clamp(ratio, 0.8, 1.2)
+        policy_loss = torch.max(-gains * ratio, clipped).mean()
+        value_loss = 0.5 * ((values.view(-1) - goals) ** 2).mean()
+        loss = policy_loss - 0.01 * entropy.mean() + 0.5 * value_loss
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+        optimizer.step()
+        return loss.detach() + 0 * distance
+
+    def step() -> Tensor:
+        obs = torch.randn(128, 4)
+        with torch.no_grad():
+            actions, logs, _, values = act(obs)
+        goals = torch.randn(128) + values.flatten()
+        for rows in torch.randperm(128).split(32):
+            parts = (x[rows] for x in (obs, actions, logs, goals - values.flatten(), goals))
+            loss = update(*parts)
+        return loss
+
+    return step

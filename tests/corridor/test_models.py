@@ -1,47 +1,130 @@
-"""Real models through the whole corridor: same loss and gradients as eager, one graph each."""
+"""Real models through the whole corridor: eager's losses and gradients, and one graph for many sizes."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import minicompile as mc
+from minicompile.api import dispatcher_of
+from minicompile.lessons.model import GPT, GPTConfig
+from tests.comparing import assert_as_eager
 from tests.corridor.zoo import ZOO, outputs
 
 pytest.importorskip("transformers")
-TOLERANCE = 1e-4
 
 
-def run_training(
-    model: torch.nn.Module, call: Any, inputs: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Loss, outputs and every gradient by name."""
-    model.zero_grad(set_to_none=True)
+class Conv(nn.Module):
+    """Halves an image, doubles it again by a factor, and counts in batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        wide = F.relu(self.norm(self.first(x)))
+        again = F.interpolate(self.second(wide), scale_factor=2.0, mode="nearest")
+        return {"loss": F.max_pool2d(wide + again, 2).square().mean()}
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    **{name: lambda make=make: make()[0] for name, make in ZOO.items()},
+    "conv": Conv,
+    "lesson": lambda: GPT(GPTConfig(n_layer=1, n_embd=16, n_head=2, block_size=8)),
+}
+Size = tuple[int, ...]
+
+
+def inputs_of(name: str, size: Size) -> tuple[dict[str, Tensor], tuple[int, ...]]:
+    """Random inputs, and which of their dimensions the sizes are."""
+    if name == "conv":
+        return {"x": torch.randn(size[0], 3, *size[1:])}, (0, 2, 3)
+    if name == "vit":
+        images = torch.randn(*size, 3, 16, 16)
+        return {"pixel_values": images, "labels": torch.randint(0, 5, size)}, (0,)
+    ids = torch.randint(1, 64, size)
+    if name == "lesson":
+        return {"idx": ids, "targets": ids.clone()}, (0,)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}, (0, 1)
+
+
+def losses(call: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Everything a model gives, of which the loss alone is differentiated."""
     result = call(**inputs)
-    result.loss.backward()
-    found = {f"output {k}": v.detach() for k, v in outputs(result).items()}
-    found.update({f"grad {k}": p.grad for k, p in model.named_parameters() if p.grad is not None})
-    return found
+    named = dict(zip(("logits", "loss"), result)) if isinstance(result, tuple) else outputs(result)
+    return {name: x if name == "loss" else x.detach() for name, x in named.items()}
 
 
-def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
-    assert got.keys() == want.keys()
-    torch.testing.assert_close(got, want, atol=TOLERANCE, rtol=TOLERANCE)
+UNEQUAL = [(2, 3), (8, 64), (7, 7), (3, 2)]
+ONES = [(2, 3), (1, 7), (7, 1), (1, 1), (1, 9)]
+Row = tuple[str, bool, list[Size], str, int]
+TABLE: dict[str, Row] = {
+    **{name: (name, True, [(2, 8)[: 1 + (name != "vit")]], "cpp", 1) for name in ZOO},
+    "gpt2, Triton": ("gpt2", True, [(2, 8)], "triton", 1),
+    "gpt2, first sizes unequal": ("gpt2", True, UNEQUAL, "cpp", 1),
+    "gpt2, first sizes equal": ("gpt2", False, [(3, 3), (7, 7), (2, 8), (8, 8)], "cpp", 2),
+    "llama, any size": ("llama", True, [(2, 3), (64, 7), (8, 8)], "cpp", 1),
+    "vit, any size": ("vit", True, [(2,), (3,), (64,), (1,), (8,)], "cpp", 2),
+    "conv, any size": ("conv", True, [(2, 8, 10), (3, 12, 8), (4, 16, 16)], "cpp", 1),
+    "lesson, any size": ("lesson", True, [(3, 8), (2, 8), (5, 8)], "triton", 1),
+    "ones apart": ("gpt2", False, ONES, "cpp", 4),
+    "gpt2, Triton, any size": ("gpt2", False, [(2, 3), (3, 2), (3, 3)], "triton", 1),
+}
+"""Model, whether it trains, the sizes of its calls, language, and how often it is to be compiled."""
+
+
+def check(row: Row, device: str = "cpu") -> None:
+    name, training, sizes, language, captures = row
+    torch.manual_seed(0)
+    model = MODELS[name]().train(training).to(device)
+    compiled = mc.compile(model, options={"device_codegen": language, "recompile_limit": 16})
+    for size in sizes:
+        inputs, symbolic = inputs_of(name, size)
+        inputs = {key: value.to(device) for key, value in inputs.items()}
+        if len(sizes) > 1:
+            for tensor in inputs.values():
+                mc.mark_dynamic(tensor, symbolic)
+        with torch.set_grad_enabled(training):
+            calls = [partial(losses, run, inputs) for run in (compiled, model)]
+            assert_as_eager(*calls, module=model, rtol=1e-4, atol=1e-4)
+    story = dispatcher_of(compiled).explanation()
+    assert (len(story.captures), len(story.breaks), story.eager_calls) == (captures, 0, 0)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", TABLE)
+def test_a_model_is_as_eager_and_compiled_as_often_as_its_sizes_need(name: str) -> None:
+    check(TABLE[name])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ZOO)
-def test_training_gives_eager_loss_and_gradients_from_one_graph(name: str) -> None:
-    torch.manual_seed(0)
-    model, inputs = ZOO[name]()
-    model.train()
+def test_models_train_on_a_gpu_as_in_eager(name: str) -> None:
+    check(TABLE[name], "cuda")
+
+
+@pytest.mark.gpu
+def test_the_lesson_model_learns_on_a_gpu_as_in_eager() -> None:
+    model = GPT(GPTConfig()).to("cuda")
     reference = copy.deepcopy(model)
-    want = run_training(reference, reference, inputs)
-    compiled = mc.compile(model, fullgraph=True)
-    got = run_training(model, compiled, inputs)
-    assert_close(got, want)
-    report = mc.explain(model)(**inputs)
-    assert (report.graph_count, len(report.breaks)) == (1, 0)
+    tokens = torch.randint(0, GPTConfig().vocab_size, (20, 8, 65), device="cuda")
+    losses = list[list[float]]()
+    for module, call in ((model, mc.compile(model, fullgraph=True)), (reference, reference)):
+        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+        losses.append([])
+        for batch in tokens:
+            _, loss = call(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    torch.testing.assert_close(losses[0][:5], losses[1][:5], rtol=0, atol=1e-5)
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-2)

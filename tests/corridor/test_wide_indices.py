@@ -19,8 +19,6 @@ PROGRAMS = {
         FEW,
         lambda x: torch.arange(x.shape[0] * 10**9, x.shape[0] * 10**9 + 3),
     ),
-    "a product of sizes": (FEW, lambda x: x.long() * (x.shape[0] * x.shape[0] * 10**8)),
-    "a size": (LINE, lambda x: x[-3:].long() + x.shape[0]),
     "positions times a size": (LINE, lambda x: torch.arange(4) * x.numel()),
     "compared with a size": (LINE, lambda x: torch.arange(4) * x.shape[0] > 2_500_000_000),
     "chosen by a size": (
@@ -48,24 +46,13 @@ def test_positions_beyond_32_bits_are_right(name, language):
     torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)
 
 
-def test_kernels_compiled_for_a_small_size_are_right_at_a_large_one():
+@pytest.mark.parametrize("language", ["cpp", "triton"])
+def test_kernels_compiled_for_a_small_size_are_right_at_a_large_one(language):
     def f(x):
         return torch.arange(x.shape[1] - 2, x.shape[1]) * 3 + x[:, -2:].long()
 
-    for language in ("cpp", "triton"):
-        options = {"device_codegen": language, "recompile_limit": 1}
-        compiled = mc.compile(f, dynamic=True, fullgraph=True, options=options)
-        for size in (5, 2**31 - 1, 2**31 + 5, FAR):
-            x = torch.arange(7.0)[:, None].expand(7, size)
-            torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)
-
-
-def test_triton_counts_as_wide_as_sizes_are_where_32_bits_are_not_proved():
-    def f(x):
-        return x * 2
-
-    for dynamic in (False, True):
-        compiled = mc.compile(f, dynamic=dynamic, options={"device_codegen": "triton"})
-        trace = mc.trace(compiled, torch.randn(16, 8))
-        assert bool(trace.plans[0].index_reach) == dynamic
-        assert ("tl.program_id(0).to(s0.dtype)" in trace.kernels[0].text) == dynamic
+    options = {"device_codegen": language, "recompile_limit": 1}
+    compiled = mc.compile(f, dynamic=True, fullgraph=True, options=options)
+    for size in (5, 2**31 - 1, 2**31 + 5, FAR):
+        x = torch.arange(7.0)[:, None].expand(7, size)
+        torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)

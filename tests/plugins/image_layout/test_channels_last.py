@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import minicompile as mc
-from tests.corridor.layouts import compare, images, results, tower
+from tests.comparing import assert_as_eager
+from tests.corridor.layouts import compare, images, tower
 
 
 class Mixed(nn.Module):
@@ -68,10 +69,9 @@ def test_a_weights_gradient_that_the_library_misreads_is_taken_of_rows(channels:
     args = images("rows", (4, 18))[0]
     moved = [str(rewrite) for rewrite in layout_record(mc.trace(model, *args)).rewrites]
     assert sum("convolution_backward" in text for text in moved) == (2 if channels == 4 else 3)
-    want, call = results(model, model, args), mc.compile(model)
+    call = mc.compile(model)
     for _ in range(5):
-        for a, b in zip(results(call, model, args), want, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+        assert_as_eager(call, model, *args, module=model, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.gpu
@@ -132,8 +132,7 @@ def test_eager_runs_graphs_whose_images_were_laid_out() -> None:
     torch.manual_seed(0)
     model, ((x,),) = Mixed(), images("rows", (4, 16))
     call = mc.compile(model, backend="aot_eager")
-    for a, b in zip(results(call, model, [x]), results(model, model, [x]), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    assert_as_eager(call, model, x, module=model, rtol=1e-3, atol=1e-3)
 
 
 def test_several_backward_calls_and_hooks_see_the_saved_images() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import minicompile as mc
 from minicompile.lessons.replay import StandIn
 from minicompile.plugins.cuda_graphs import replay as cuda_graphs
+from tests.comparing import assert_same, fresh
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
@@ -66,13 +67,55 @@ def numbers(device: str, *shape: int, seed: int = 0) -> Tensor:
     return made.to(device)
 
 
-def test_calls_are_replayed(device, counted):
-    fn = lambda x, w: (x @ w).relu().sum(1)  # noqa: E731
-    w, compiled = numbers(device, 8, 8), graphed(fn)
+def written(x: Tensor, total: Tensor) -> Tensor:
+    total.add_(x)
+    return total * 2
+
+
+def returned(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x + y
+    return x, y.t(), z, z.t(), z
+
+
+def draw(*shape: int, keep: Callable[[Tensor], Tensor] = lambda x: x) -> Callable[..., Tensor]:
+    return lambda device, step: keep(numbers(device, *shape, seed=step + 10 * len(shape)))
+
+
+CALLS: dict[str, tuple[Callable[..., Any], list[Callable[[str, int], Tensor]]]] = {
+    "new inputs": (lambda x, w: (x @ w).relu().sum(1), [draw(4, 8), draw(8, 8)]),
+    "strided and expanded": (
+        lambda x, y: x * 2 + y,
+        [
+            draw(6, 8, keep=lambda x: x[:, ::2]),
+            draw(6, 1, keep=lambda y: y.expand(6, 4)),
+        ],
+    ),
+    "unaligned": (lambda x: (x + 1).sum(0), [draw(65, keep=lambda x: x[1:])]),
+    "empty": (lambda x: (x + 1).sum(0), [draw(0, 3)]),
+    "results that are inputs": (returned, [draw(4, 4), draw(4, 4)]),
+    "written to": (written, [draw(16), draw(16)]),
+}
+
+
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_are_replayed(device, counted, name, stays):
+    """The same memory each time, or other inputs while the last ones are held."""
+    fn, make = CALLS[name]
+    compiled, held = graphed(fn, dynamic=False), []
+    given = [draw(device, 0) for draw in make]
     for step in range(6):
-        x = numbers(device, 4, 8, seed=step)
-        torch.testing.assert_close(compiled(x, w), fn(x, w))
-    assert counted.captures >= 1 and counted.replays >= 3
+        if not stays:
+            given = [draw(device, step) for draw in make]
+        copies = fresh(given)
+        held.append(given)
+        assert_same(compiled(*given), fn(*copies), rtol=1e-5, atol=1e-5)
+        assert_same(given, copies)
+    assert counted.replays >= 3 or name in ("empty", "strided and expanded")
+    if name == "results that are inputs":
+        out = compiled(*given)
+        assert out[0] is given[0] and out[1].data_ptr() == given[1].data_ptr()
+        assert out[2].data_ptr() == out[3].data_ptr() and out[2] is out[4]
 
 
 def test_what_stays_is_not_copied(device, monkeypatch):
@@ -157,11 +200,10 @@ def test_results_that_lose_their_memory(device, counted):
     assert counted.captures == 2 and counted.replays >= 4
 
 
-@pytest.mark.parametrize("order", ["inside first", "outside first"])
-def test_inference_mode(device, counted, order):
+def test_inference_mode(device, counted):
     fn = lambda x: x * 2  # noqa: E731
     compiled, held = graphed(fn), []
-    for mode in (order == "inside first", order != "inside first") * 2:
+    for mode in (True, False) * 2:
         for _ in range(4):
             held.append(numbers(device, 16))
             with torch.inference_mode(mode):
@@ -169,64 +211,6 @@ def test_inference_mode(device, counted, order):
                 assert out.is_inference() == fn(held[-1]).is_inference() == mode
                 torch.testing.assert_close(out, fn(held[-1]))
     assert counted.replays
-
-
-def test_inputs_that_are_written_to(device, counted):
-    def fn(x: Tensor, total: Tensor) -> Tensor:
-        total.add_(x)
-        return total * 2
-
-    compiled = graphed(fn)
-    stays, right = numbers(device, 16, seed=1), numbers(device, 16, seed=1)
-    for step in range(6):
-        x = numbers(device, 16, seed=step)
-        torch.testing.assert_close(compiled(x, stays), fn(x, right))
-        torch.testing.assert_close(stays, right)
-    held = []
-    for step in range(6):
-        held.append(numbers(device, 16, seed=step))
-        right = held[-1].clone()
-        torch.testing.assert_close(compiled(x, held[-1]), fn(x, right))
-        torch.testing.assert_close(held[-1], right)
-    assert counted.replays >= 4
-
-
-def test_results_that_are_inputs(device):
-    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        z = x + y
-        return x, y.t(), z, z.t(), z
-
-    compiled, held = graphed(fn), []
-    for step in range(6):
-        x, y = numbers(device, 4, 4, seed=step), numbers(device, 4, 4, seed=step + 50)
-        held.append((x, y))
-        out = compiled(x, y)
-        torch.testing.assert_close(out, fn(x, y))
-        assert out[0] is x and out[1].data_ptr() == y.data_ptr()
-        assert out[2].data_ptr() == out[3].data_ptr() and out[2] is out[4]
-
-
-def test_strided_and_expanded_inputs(device):
-    fn = lambda x, y: x * 2 + y  # noqa: E731
-    compiled, held = graphed(fn), []
-    for step in range(5):
-        x = numbers(device, 6, 8, seed=step)[:, ::2]
-        y = numbers(device, 6, 1, seed=step).expand(6, 4)
-        held += [x, y]
-        torch.testing.assert_close(compiled(x, y), fn(x, y))
-
-
-def test_unaligned_and_empty_inputs(device):
-    fn = lambda x: (x + 1).sum(0)  # noqa: E731
-    compiled, held = graphed(fn), []
-    for step in range(6):
-        held.append(numbers(device, 65, seed=step)[1:])
-        torch.testing.assert_close(compiled(held[-1]), fn(held[-1]))
-    empty = graphed(fn, dynamic=False)
-    for _ in range(4):
-        torch.testing.assert_close(
-            empty(torch.ones(0, 3, device=device)), torch.zeros(3, device=device)
-        )
 
 
 def test_sizes_and_numbers_have_their_own(device, counted):
@@ -437,22 +421,22 @@ def test_a_cpu_has_no_cuda_graphs(counted):
 
 
 @pytest.mark.gpu
-def test_random_numbers_go_on():
-    mc.reset()
-    for options in ({"fallback_random": True}, {"fallback_random": False}):
-        fn = lambda x: x + torch.rand_like(x)  # noqa: E731
-        compiled, x = graphed(fn, options=options), torch.zeros(1000, device="cuda")
+@pytest.mark.parametrize("fallback", [True, False])
+def test_random_numbers_go_on(fallback):
+    fn = lambda x: x + torch.rand_like(x)  # noqa: E731
+    compiled, x = (
+        graphed(fn, options={"fallback_random": fallback}),
+        torch.zeros(1000, device="cuda"),
+    )
+    drawn = []
+    for _ in range(3):
         torch.manual_seed(3)
-        found = [compiled(x).clone() for _ in range(8)]
-        assert all(not a.equal(b) for i, a in enumerate(found) for b in found[:i])
+        drawn.append([compiled(x).clone() for _ in range(8)])
+    assert all(not a.equal(b) for i, a in enumerate(drawn[0]) for b in drawn[0][:i])
+    assert all(map(torch.equal, drawn[1], drawn[2]))
+    if fallback:
         torch.manual_seed(3)
-        again = [compiled(x).clone() for _ in range(8)]
-        if options["fallback_random"]:
-            torch.manual_seed(3)
-            assert all(a.equal(fn(x)) for a in again)
-        third, _ = torch.manual_seed(3), [compiled(x).clone() for _ in range(8)]
-        del third
-        assert all(a.equal(b) for a, b in zip(again, _, strict=True))
+        assert all(a.equal(fn(x)) for a in drawn[1])
 
 
 @pytest.mark.gpu

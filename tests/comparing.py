@@ -1,0 +1,134 @@
+"""Comparing with eager: what a call gives, and that a compiled call gives the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def fresh(tree: Any) -> Any:
+    """A copy of all tensors: what shares memory still does, strides and bits are kept."""
+    storages: dict[int, Any] = {}
+    copies: dict[int, Tensor] = {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in copies:
+            copies[id(value)] = copy_of(value, storages).requires_grad_(value.requires_grad)
+        return copies[id(value)]
+
+    return pytree.tree_map(copy, tree)
+
+
+def copy_of(value: Tensor, storages: dict[int, Any]) -> Tensor:
+    value = value.detach()
+    if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+        return value.clone()
+    memory = value.untyped_storage()
+    if memory._cdata not in storages:
+        storages[memory._cdata] = memory.clone()
+    place = value.storage_offset(), value.size(), value.stride()
+    empty = torch.empty(0, dtype=value.dtype, device=value.device)
+    new = empty.set_(storages[memory._cdata], *place)
+    new = torch._conj(new) if value.is_conj() else new
+    return torch._neg_view(new) if value.is_neg() else new
+
+
+def strides_of(value: Tensor) -> list[int]:
+    """A tensor's strides, but of dimensions that lead to no other element."""
+    sizes = zip(value.shape, value.stride(), strict=True)
+    return [step if size > 1 and value.numel() else 0 for size, step in sizes]
+
+
+@dataclass
+class Answer:
+    """What a call gives: results, arguments and buffers afterwards, gradients; or an exception."""
+
+    results: Any = None
+    written: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor | None] = field(default_factory=list)
+    raised: Exception | None = None
+
+
+def cotangent(value: Tensor) -> Tensor:
+    """Numbers of both signs, the same ones each time."""
+    return torch.cos(torch.arange(value.numel(), dtype=torch.float64)).view(value.shape).to(value)
+
+
+ERRORS = RuntimeError, IndexError, ValueError, TypeError
+
+
+def answer(fn: Callable[..., Any], args: Sequence[Any], module: nn.Module | None = None) -> Answer:
+    """Call with copies of the arguments, and differentiate every result by every leaf.
+
+    The module's parameters are leaves as well; its buffers are put back.
+    """
+    args, parts = fresh(list(args)), [*module.parameters()] if module else []
+    state = {name: value.clone() for name, value in module.state_dict().items()} if module else {}
+    torch.manual_seed(0)
+    try:
+        results = fn(*args)
+    except ERRORS as error:
+        return Answer(raised=error)
+    found = Answer(results, tensors(args))
+    leaves = [x for x in (*found.written, *parts) if x.requires_grad and x.is_leaf]
+    outputs = [y for y in tensors(results) if y.requires_grad]
+    if leaves and outputs:
+        down = map(cotangent, outputs)
+        found.gradients = list(torch.autograd.grad(outputs, leaves, [*down], allow_unused=True))
+    if module:
+        found.written += [buffer.clone() for buffer in module.buffers()]
+        module.load_state_dict(state)
+    return found
+
+
+def assert_same(found: Any, expected: Any, strides: bool = True, **tolerance: float) -> None:
+    """The same structure, types and numbers; tensors of the same dtype, and lying the same way in memory."""
+    flat, structure = pytree.tree_flatten(found)
+    wanted, expected_structure = pytree.tree_flatten(expected)
+    assert structure == expected_structure
+    for mine, eagers in zip(flat, wanted, strict=True):
+        if not isinstance(eagers, Tensor):
+            assert type(mine) is type(eagers)
+            assert mine == eagers or (mine != mine and eagers != eagers)
+            continue
+        torch.testing.assert_close(mine, eagers, equal_nan=True, **tolerance)  # type: ignore[arg-type]
+        assert mine.requires_grad == eagers.requires_grad
+        if strides:
+            assert strides_of(mine) == strides_of(eagers)
+
+
+def assert_as_eager(
+    call: Callable[..., Any],
+    fn: Callable[..., Any],
+    *args: Any,
+    module: nn.Module | None = None,
+    gradient_strides: bool = False,
+    **tolerance: float,
+) -> None:
+    """A compiled call gives eager's results, writes, gradients and types of exceptions.
+
+    `rtol=0, atol=0` asks for equal bits.
+    """
+    expected = answer(fn, args, module)
+    if expected.raised is not None:
+        with pytest.raises(type(expected.raised)):
+            call(*fresh(list(args)))
+        return
+    found = answer(call, args, module)
+    if found.raised is not None:
+        raise found.raised
+    assert_same(found.results, expected.results, **tolerance)
+    assert_same(found.written, expected.written, **tolerance)
+    assert_same(found.gradients, expected.gradients, gradient_strides, **tolerance)
