@@ -60,9 +60,6 @@ DIFFERENCES: dict[str, Difference] = {
     "one_hot is checked where it is traced": Difference(
         (2, 12), NEVER, "2.11's one_hot of a fake tensor doesn't look whether there is such a class"
     ),
-    "all_gather takes transposed tensors": Difference(
-        (2, 12), NEVER, "in 2.11 the functional collective fails in eager too"
-    ),
 }
 
 

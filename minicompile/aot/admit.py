@@ -57,6 +57,10 @@ def admit_operator(func: OpOverload, args: Any, inputs: Collection[int]) -> None
     """An ATen operator before it is recorded; `inputs`: the storages of the graph's inputs."""
     if func._schema.name in STORAGE_SURGERY:
         raise Unsupported(f"{func} changes a tensor's storage")
+    if (
+        func.namespace == "_c10d_functional"
+    ):  # in one order for all, even where nobody reads its result
+        raise Unsupported(f"{func} exchanges tensors with other processes")
     if is_inplace_view(func) and compat.storage_id(args[0]) in inputs:
         raise Unsupported(f"{func} changes the shape of an input in place")
     if func._schema.name == "aten::mkldnn_rnn_layer_backward" and not args[18]:

@@ -404,8 +404,6 @@ def why_never_recomputed(node: fx.Node) -> str:
         return "an input of the graph"
     if is_random(call_of(node)):
         return "random: a second call would draw other numbers"
-    if compat.is_collective(call_of(node).target):
-        return "other processes take part"
     if "old_contents" in node.meta:
         return "the old contents of an input that is written to"
     return ""

@@ -29,7 +29,6 @@ from typing import Any
 import sympy
 import torch
 
-from minicompile import compat
 from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource, size_text
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, Layout, View
@@ -304,20 +303,17 @@ class _Writer:
         else:
             self._line(call, origins)
         for output in outputs:
-            self._expect(self._name(output.name), output.layout, kernel.op, origins)
+            self._expect(self._name(output.name), output.layout, origins)
 
-    def _expect(self, name: str, layout: Layout, op: Any, origins: Origins) -> None:
+    def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
         """What a library returns must lie as kernels expect it. The rest `verify` makes sure of."""
-        made = name
-        if compat.is_collective(op):  # it may still be on its way
-            made = f"{self._operator(compat.wait_tensor())}({name})"
         if self.options.verify:
             self._line(f"assert {name}.dtype is {layout.dtype}", origins)
             self._line(f"assert {name}.size() == {self._sizes(layout.size)}", origins)
         if not layout.size or 0 in layout.size:
             return
         self._line(f"if {name}.stride() != {self._sizes(layout.stride)}:", origins)
-        self._line(f"    {name} = to_layout({made}, {self._memory(layout)})", origins)
+        self._line(f"    {name} = to_layout({name}, {self._memory(layout)})", origins)
 
     # -- text
 

@@ -33,14 +33,7 @@ from minicompile.compat.dispatch import (
     torch_decompositions,
     torch_kernels_as_in_eager,
 )
-from minicompile.compat.distributed import (
-    COLLECTIVES,
-    FUNCTIONAL_COLLECTIVES,
-    group_name,
-    group_size,
-    is_collective,
-    wait_tensor,
-)
+from minicompile.compat.distributed import COLLECTIVES
 from minicompile.compat.fakes import (
     FAKE_LIMITS,
     FakeTensor,

@@ -34,7 +34,6 @@ PARTS = {
     "speed": "calls are slower; a plain Python equivalent takes its place",
     "wording": "a message is less exact",
     "recognition": "calls of some torch functions end a graph",
-    "processes": "collectives run in eager",
     "gpu": "kernels for a GPU are not launched: such calls run in eager",
     "triton": "Triton kernels are neither compiled nor interpreted",
     "comparison": "`torch_inductor`, `compare_with_torch` and the bridge to torch.compile refuse",

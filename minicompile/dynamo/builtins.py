@@ -77,7 +77,7 @@ def refuse(id: str, what: str, *functions: Any) -> None:
 
 for _id, _what, _owner, _names in FUNCTIONS:
     refuse(_id, _what, *(getattr(_owner, name) for name in _names.split()))
-refuse("several-processes", "processes exchange tensors in place", *compat.COLLECTIVES)
+refuse("several-processes", "processes exchange tensors", *compat.COLLECTIVES)
 
 
 # -- functions that are operations of the interpreter

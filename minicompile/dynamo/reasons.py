@@ -84,7 +84,7 @@ disabled: call it outside of the compiled function, or take the mark away
 allowed-function: give it all its tensors as arguments, and return tensors
     A function under mc.allow_in_graph is one opaque call of the graph: what goes in and out must be
     visible there.
-several-processes: compile what lies between, or use functional collectives
+several-processes: compile what lies between
     Processes exchange tensors at a moment that all must reach, and in the order in which they call.
 no-value-yet: assign it before the call
     A variable or slot that existed before the call is empty, and no guard can watch over nothing.

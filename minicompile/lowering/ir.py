@@ -245,7 +245,7 @@ class ExternKernel(Shown):
     def has_effect(self) -> bool:
         """Whether eager would behave differently without it, even if nobody reads its results."""
         seeded = torch.Tag.nondeterministic_seeded in self.op.tags
-        return not self.outputs or seeded or compat.is_collective(self.op)
+        return not self.outputs or seeded
 
     def views(self) -> list[View]:
         """The tensors it reads, in order."""

@@ -15,7 +15,6 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from minicompile.compat import is_collective
 from minicompile.ops.graph import output_node
 from minicompile.shapes.symnode import hint
 
@@ -76,8 +75,8 @@ def alias_root(node: fx.Node) -> fx.Node:
 
 def has_effect(node: fx.Node) -> bool:
     """Must the node stay even if nothing reads it? Assertions return nothing; random numbers that are drawn
-    and thrown away change those that come later; other processes wait for collectives."""
-    if node.op in ("placeholder", "output") or is_random(node) or is_collective(node.target):
+    and thrown away change those that come later."""
+    if node.op in ("placeholder", "output") or is_random(node):
         return True
     return isinstance(node.target, OpOverload) and not node.target._schema.returns
 

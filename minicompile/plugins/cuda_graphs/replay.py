@@ -99,8 +99,6 @@ def refusal(schedule: Schedule, kind: str) -> str:
     if len({layout.device for layout in layouts.values()}) != 1:
         return "it is on several GPUs" if layouts else "it launches nothing"
     for kernel in schedule.graph.externs:
-        if compat.is_collective(kernel.op):
-            return f"{kernel.op} exchanges tensors with other processes"
         for tag in LOOKS_AT_DATA.intersection(kernel.op.tags):
             return f"{kernel.op} has the tag {tag.name}"
     return ""
