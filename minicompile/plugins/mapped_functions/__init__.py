@@ -9,4 +9,5 @@ PLUGIN = Plugin(
     "mapped_functions",
     "Captures torch.vmap, at whose call the graph would end.",
     (f"{__name__}.vmap",),
+    cases=("mapped_norm, large, training",),
 )
