@@ -45,12 +45,10 @@ from minicompile.compat.fakes import (
     FAKE_LIMITS,
     FakeTensor,
     fake_mode,
-    fake_view,
     fakes_again,
     new_fake,
     quiet_fakes,
     silent_log,
-    symbolic_layout,
 )
 from minicompile.compat.functions import (
     BUILTINS,
