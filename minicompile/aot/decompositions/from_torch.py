@@ -1,7 +1,8 @@
 """Operators that torch's own table takes apart: no lesson shows them, and our formula would be the same.
 
-A rule is ours where its rounding is eager's and torch's is not, where torch's makes slower kernels, or where
-torch's leaves out a check of eager's. An operator that a release of torch has no rule for is called as it is.
+A rule is ours where its rounding is eager's and torch's is not, or where torch's makes slower kernels, fixes
+a size that is symbolic, or leaves out a check of eager's. An operator that a release of torch has no rule for
+is called as it is.
 
 The real compiler: torch/_decomp/decompositions.py, torch/_refs/__init__.py.
 """
