@@ -85,7 +85,6 @@ from minicompile.compat.private import PART_GONE, PARTS, require
 from minicompile.compat.versions import PYTHON_UNKNOWN, TESTED, check_capture, warn_if_untested
 from minicompile.compat.views import (
     VIEW_AS_USUAL,
-    VIEW_OF_FUNCTION,
     autograd_base,
     creation_meta,
     has_forgotten_history,

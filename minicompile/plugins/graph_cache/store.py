@@ -335,10 +335,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, OutputSpec | RuntimeMetadata):
         fields = dataclasses.fields(value)
         return {field.name: plain(getattr(value, field.name)) for field in fields}
+    if isinstance(value, Tangent):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return [dtype, str(value.device), list(value.order), value.bytes]
     if isinstance(value, tuple):
         return list(map(plain, value))
-    if isinstance(value, torch.dtype | torch.device):
-        return str(value).removeprefix("torch.")
     if type(value) not in (type(None), bool, int, float, str):
         raise NoText
     return value
