@@ -244,33 +244,22 @@ class Tracer(compat.TorchDispatchMode):
         return result
 
     def evaluate(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The call's result on fakes. A tensor's layout is remembered: it depends on nothing but the
+        """The call's result on fakes. The layout of a new tensor is remembered: it depends on nothing but the
         arguments' types and layouts, and asking a FakeTensor costs a hundred microseconds and more
         (milliseconds with symbolic sizes).
         """
         key = (func, frozen(args), frozen(kwargs)) if gives_tensor(func) else None
+        if layout := self.answers.get(key):
+            return compat.new_fake(self.mode, *layout)
         try:
-            is_view, layout = self.answers.get(key, (False, ()))
-            if layout and not is_view:
-                return compat.new_fake(self.mode, *layout)
-            if layout and not compat.symbolic_layout(args[0]):
-                return compat.fake_view(self.mode, args[0], *layout)
             value = func(*args, **kwargs)
         except (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as error:
             text = str(error).partition("\nException raised from")[0]  # without torch's own stack
             raise Unsupported(f"{func} raises {type(error).__name__}: {text}") from error
-        first = args[0] if args else None
-        if key is None or value is first or value.is_complex() or value.is_neg():
-            return value
-        if not isinstance(first, torch.Tensor) or compat.storage_id(first) != compat.storage_id(
-            value
-        ):
-            self.answers[key] = False, (value.shape, value.stride(), value.dtype, value.device)
-        elif first.dtype == value.dtype:
-            layout = value.shape, value.stride(), value.storage_offset()
-            numbers = (*layout[0], *layout[1], layout[2], *first.shape, *first.stride())
-            if all(type(number) is int for number in numbers):
-                self.answers[key] = True, layout
+        if key is not None and not (value.is_complex() or value.is_neg()):
+            read = {compat.storage_id(x) for x in args if isinstance(x, torch.Tensor)}
+            if compat.storage_id(value) not in read:
+                self.answers[key] = value.shape, value.stride(), value.dtype, value.device
         return value
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:

@@ -38,12 +38,10 @@ from minicompile.compat.fakes import (
     FAKE_LIMITS,
     FakeTensor,
     fake_mode,
-    fake_view,
     fakes_again,
     new_fake,
     quiet_fakes,
     silent_log,
-    symbolic_layout,
 )
 from minicompile.compat.functions import (
     BUILTINS,
@@ -80,7 +78,6 @@ from minicompile.compat.private import PART_GONE, PARTS, require
 from minicompile.compat.versions import PYTHON_UNKNOWN, TESTED, check_capture, warn_if_untested
 from minicompile.compat.views import (
     VIEW_AS_USUAL,
-    VIEW_OF_FUNCTION,
     autograd_base,
     creation_meta,
     has_forgotten_history,

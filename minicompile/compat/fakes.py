@@ -65,6 +65,8 @@ class EagerFakes(FakeTensorMode):
             self.cache_clear()
         self.static_shapes = not symbolic
         self.cache_enabled = self.cache_enabled and not symbolic
+        self.answers: dict[Any, tuple[Any, ...]] = {}
+        """(operator, arguments by type and layout) -> the layout of a new tensor that it returns."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
@@ -134,19 +136,6 @@ def new_fake(
             meta = torch.empty((offset + 1 + last,), dtype=dtype, device="meta")
             meta = meta.as_strided(size, stride, offset)
         return FakeTensor(mode, meta, device)
-
-
-def fake_view(
-    mode: Any, base: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any
-) -> torch.Tensor:
-    """Return a fake view, of a given layout, of a fake tensor's memory and dtype."""
-    with without_dispatch():
-        return FakeTensor(mode, base.as_strided(size, stride, offset), base.device)
-
-
-def symbolic_layout(fake: torch.Tensor) -> bool:
-    """Is a fake tensor's layout kept as symbols, which may stand for known numbers by now?"""
-    return bool(fake._has_symbolic_sizes_strides)  # type: ignore[attr-defined]
 
 
 def fakes_again(mode: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -59,7 +59,6 @@ class Pattern:
     examples: tuple[Any, ...]
     stage: str
     when: Callable[[Match], bool]
-    option: str
     traced: dict[bool, TracedPattern | None] = field(default_factory=dict, compare=False)
     """The search on its examples, with gradients or without: made when first needed."""
 
@@ -91,10 +90,9 @@ def register_pattern(
     examples: Sequence[Any],
     stage: str = "joint",
     when: Callable[[Match], bool] = lambda match: True,
-    option: str = "",
 ) -> Callable[[Function], Function]:
-    """Decorator: the function replaces what `search` matches. `option`: the field of `Options` that asks
-    for it. A pattern that can't be raises OptionError, for its stage here, else when compiling.
+    """Decorator: the function replaces what `search` matches. A pattern that can't be raises OptionError, for
+    its stage here, else when compiling.
     """
 
     def add(replace: Function) -> Function:
@@ -102,7 +100,7 @@ def register_pattern(
         numbers = (
             e + i * math.ulp(e) if isinstance(e, float) else e for i, e in enumerate(examples, 1)
         )
-        entry = Pattern(name, search, replace, tuple(numbers), stage, when, option)
+        entry = Pattern(name, search, replace, tuple(numbers), stage, when)
         if stage not in PATTERN_STAGES:
             entry.fail(f"no stage {stage!r}; known: {', '.join(PATTERN_STAGES)}")
         patterns(name)(entry)

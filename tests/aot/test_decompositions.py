@@ -532,7 +532,7 @@ def test_a_rule_that_gives_another_shape_is_refused_by_name():
             compile_aot(F.silu, [randn(3)])
 
 
-@pytest.mark.parametrize("fn", [F.gelu, F.silu, F.softplus, torch.frac, torch.var, F.hardswish])
+@pytest.mark.parametrize("fn", [F.gelu, F.silu, F.softplus, torch.frac, torch.var])
 def test_formulas_over_real_numbers_leave_integers_to_the_library(fn):
     """Eager's kernels refuse them, which a formula would not."""
     for x in (torch.arange(4), torch.arange(0), torch.tensor(True)):
@@ -596,3 +596,21 @@ def test_a_number_in_a_vmap_of_scalars() -> None:
 
     x = torch.randn(4)
     torch.testing.assert_close(mc.compile(doubled, fullgraph=True)(x), doubled(x))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: F.mse_loss(x, x.cos()) + F.huber_loss(x, x.cos()) + F.smooth_l1_loss(x, x.sin()),
+        lambda x: F.batch_norm(x, None, None, training=True) + F.normalize(x),
+        lambda x: x.repeat(2, 3).lerp(x.new_ones(1), 0.3) + torch.eye(3 * x.shape[1])[0],
+        lambda x: F.elu(F.mish(F.hardswish(x))).index_fill(1, torch.arange(2), 3.0),
+    ],
+)
+def test_no_rule_asks_how_large_symbolic_sizes_are(fn) -> None:
+    compiled = mc.compile(fn, backend="aot_eager", dynamic=True, options={"recompile_limit": 1})
+    for rows, columns in ((4, 6), (5, 8), (9, 12)):
+        x = torch.randn(rows, columns, requires_grad=True)
+        found = [call(x) for call in (compiled, fn)]
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x) for y in found])

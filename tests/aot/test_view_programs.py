@@ -12,6 +12,8 @@ LEFT_TO_EAGER = (
     "several inputs share memory that is written to",
     "was made without grad mode",
     "the conjugate or the negative",
+    "come from an input with a history",
+    "is not computed from the gradient",
 )
 """Reasons of which these programs have more than people's."""
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, clamp, erf, exp, expm1, log1p, sigmoid, tanh, where
+from torch import Tensor, erf, exp, sigmoid, tanh, where
 
 from minicompile.aot.decompositions.registry import decompose, formulas
 
@@ -42,26 +42,10 @@ def gelu_backward(grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
 formulas(
     {
         aten.silu.default: lambda x: x * sigmoid(x),
-        aten.sigmoid_backward.default: lambda grad, y: grad * (1 - y) * y,
-        aten.tanh_backward.default: lambda grad, y: grad * (1 - y * y),
-        aten.log_sigmoid_backward.default: lambda grad, x, scratch: grad * sigmoid(-x),
-        aten.softplus.default: lambda x, beta=1.0, limit=20.0: where(
-            x * beta > limit, x, log1p(exp(x * beta)) / beta
-        ),
-        aten.elu.default: lambda x, alpha=1.0, scale=1.0, input_scale=1.0: where(
-            x > 0, x * scale, expm1(x * input_scale) * (alpha * scale)
-        ),
-        aten.hardsigmoid.default: lambda x: clamp(x + 3, 0, 6) / 6,
         aten.hardsigmoid_backward.default: lambda grad, x: where(
             x.abs() < 3, grad * ONE_SIXTH, 0.0
         ),
-        aten.hardswish.default: lambda x: x * clamp(x + 3, 0, 6) / 6,
-        aten.hardswish_backward.default: lambda grad, x: where(
-            x <= -3, 0.0, where(x < 3, grad * (x / 3 + 0.5), grad)
-        ),
-        aten.mish.default: lambda x: x * tanh(log1p(exp(x))),
-        aten.leaky_relu.default: lambda x, slope=0.01: where(x > 0, x, x * slope),
-        aten.native_dropout_backward.default: lambda grad, mask, scale: grad * mask * scale,
+        aten.log_sigmoid_backward.default: lambda grad, x, scratch: grad * sigmoid(-x),
     }
 )
 
@@ -83,10 +67,6 @@ formulas(
     {
         aten.threshold.default: lambda x, limit, value: where(x <= limit, value, x),
         aten.threshold_backward.default: lambda grad, x, limit: where(x <= limit, 0.0, grad),
-        aten.hardtanh.default: lambda x, low=-1.0, high=1.0: clamp(x, low, high),
-        aten.hardtanh_backward.default: lambda grad, x, low, high: where(
-            (x <= low) | (x >= high), 0.0, grad
-        ),
     },
     wide=False,
 )

@@ -34,27 +34,14 @@ def filled_like(value: Any) -> Rule:
 # `empty` too: what it holds is nobody's business, and zeros are the same in every run.
 formulas(
     {
-        aten.zeros_like.default: filled_like(0),
         aten.empty_like.default: filled_like(0),
-        aten.ones_like.default: filled_like(1),
-        aten.new_zeros.default: filled_like(0),
         aten.new_empty.default: filled_like(0),
         aten.new_empty_strided.default: filled_like(0),
-        aten.new_ones.default: filled_like(1),
-        aten.zeros.default: filled_with(0),
         aten.empty.memory_format: filled_with(0),
         aten.empty_strided.default: filled_with(0),
         aten.empty_permuted.default: filled_with(0),
-        aten.zero.default: filled_like(0),
-        aten.ones.default: filled_with(1),
         aten.full_like.default: lambda x, value, **kw: filled_like(value)(x, **kw),
-        aten.fill.Scalar: lambda x, value: filled_like(value)(x),
-        aten.fill.Tensor: lambda x, value: aten.copy.default(x, value),
-        aten.new_full.default: lambda x, size, value, **kw: filled_like(value)(x, size, **kw),
         aten.scalar_tensor.default: lambda value, **kw: filled_with(value)([], **kw),
-        aten.arange.default: lambda end, **kw: aten.arange.start_step(0, end, 1, **kw),
-        aten.arange.start: lambda start, end, **kw: aten.arange.start_step(start, end, 1, **kw),
-        aten.eye.default: lambda n, **kw: eye(n, n, **kw),
         aten.lift_fresh_copy.default: lambda x: x.clone(),
         aten.copy.default: lambda x, source, non_blocking=False: (
             source.to(dtype=x.dtype, device=x.device).expand(x.shape).clone()
@@ -89,12 +76,6 @@ def arange_start_step(
     length = (end - start + step - (1 if step > 0 else -1)) // step
     options = {"dtype": dtype, "device": torch.device(device or "cpu"), "requires_grad": False}
     return prims.iota.default(length, start=start, step=step, **options)
-
-
-@decompose(aten.eye.m, to="core")
-def eye(n: Any, m: Any, *, dtype: Dtype = None, device: Any = None, **_: Any) -> Tensor:
-    diagonal = torch.arange(n, device=device).unsqueeze(-1) == torch.arange(m, device=device)
-    return diagonal.to(dtype or torch.get_default_dtype())
 
 
 @decompose(aten._to_copy.default, to="core")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile.aot.decompositions.pointwise import constant, scaled
+from minicompile.aot.decompositions.pointwise import scaled
 from minicompile.aot.decompositions.registry import decompose, formulas
 from minicompile.ops.dtypes import HALF_TYPES
 
@@ -49,14 +49,6 @@ def index_copy(x: Tensor, dim: int, at: Tensor, source: Tensor) -> Tensor:
     return x.scatter(dim, column(x, dim, at, source), source)
 
 
-@decompose(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, to="prims")
-def index_fill(x: Tensor, dim: int, at: Tensor, value: Any) -> Tensor:
-    value = constant(value, x.dtype, x.device).to(x.dtype)
-    rows = x.reshape([1]) if x.dim() == 0 else x
-    place = [*[None] * (dim % rows.dim()), at.reshape([-1])]
-    return index_put(rows, place, value).reshape(x.shape)
-
-
 @decompose(aten.masked_scatter.default, to="prims")
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Where the mask holds, the next element of `source`."""
@@ -91,7 +83,6 @@ def within(x: Tensor, places: list[Any]) -> list[Any]:
 
 formulas(
     {
-        aten.take.default: lambda x, at: index(x.reshape([-1]), [at]),
         aten.put.default: lambda x, at, source, accumulate=False: index_put(
             x.reshape([-1]), [at.reshape([-1])], source.reshape([-1]), accumulate
         ).reshape(x.shape),
@@ -101,8 +92,6 @@ formulas(
         aten._unsafe_masked_index_put_accumulate.default: lambda x, mask, at, values: index_put(
             x, within(x, at), torch.where(mask, values, values.new_zeros([])), True
         ),
-        aten._unsafe_index.Tensor: lambda x, at: index(x, at),
-        aten._unsafe_index_put.default: lambda x, at, values, *add: index_put(x, at, values, *add),
     },
     wide=False,
 )

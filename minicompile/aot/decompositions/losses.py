@@ -98,11 +98,6 @@ def reduce(losses: Tensor, reduction: int) -> Tensor:
     return losses.sum() if reduction == SUM else losses
 
 
-def slope(grad: Tensor, x: Tensor, reduction: int) -> Tensor:
-    """The incoming gradient of each element's loss."""
-    return grad / x.numel() if reduction == MEAN else grad
-
-
 @decompose(aten.binary_cross_entropy.default, to="core", wide=True)
 def bce(x: Tensor, y: Tensor, weight: Maybe = None, reduction: int = MEAN) -> Tensor:
     for name, value in (("input", x), ("target", y)):
@@ -123,19 +118,9 @@ def huber(x: Tensor, y: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Te
     return reduce(where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
 
 
-@decompose(aten.huber_loss_backward.default, to="core", wide=True)
-def huber_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int, delta: float) -> Tensor:
-    return (x - y).clamp(-delta, delta) * slope(grad, x, reduction)
-
-
-@decompose(aten.smooth_l1_loss.default, to="core", wide=True)
-def smooth_l1(x: Tensor, y: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
-    """Return the smooth L1 loss; its lines have slope 1. Eager refuses a negative beta."""
-    if beta < 0:
-        return NotImplemented
-    z = (x - y).abs()
-    near = 0.5 * z * z / beta if beta else z
-    return reduce(where(z < beta, near, z - 0.5 * beta), reduction)
+def slope(grad: Tensor, x: Tensor, reduction: int) -> Tensor:
+    """The incoming gradient of each element's loss."""
+    return grad / x.numel() if reduction == MEAN else grad
 
 
 @decompose(aten.smooth_l1_loss_backward.default, to="core", wide=True)
@@ -153,7 +138,9 @@ formulas(
         aten._log_softmax_backward_data.default: lambda grad, y, dim, dtype: (
             grad - exp(y) * grad.sum(dim, keepdim=True)
         ),
-        aten.mse_loss.default: lambda x, y, reduction=MEAN: reduce(torch.square(x - y), reduction),
+        aten.huber_loss_backward.default: lambda grad, x, y, reduction, delta: (
+            (x - y).clamp(-delta, delta) * slope(grad, x, reduction)
+        ),
         aten.mse_loss_backward.default: lambda grad, x, y, reduction: (
             (x - y) * (slope(grad, x, reduction) * 2)
         ),

@@ -36,22 +36,18 @@ def total(x: Tensor, dims: list[int]) -> Tensor:
 
 
 def gradients(
-    grad: Tensor, normal: Tensor, rstd: Tensor, weight: Maybe, along: list[int] | None,
-    shared: list[int], mask: list[bool], centred: bool = True,
+    grad: Tensor, normal: Tensor, rstd: Tensor, weight: Maybe, along: list[int],
+    shared: list[int], mask: list[bool],
 ) -> tuple[Maybe, ...]:  # fmt: skip
     """Of input, weight and bias, as far as `mask` wants them; every argument broadcasts against `grad`.
 
-    The input was normalized over the dimensions `along` (None: by constants), `centred` by their mean too; a
-    weight counts for all elements along `shared`.
+    The input was normalized over the dimensions `along`; a weight counts for all elements along `shared`.
     """
-    to_input = scaled = affine(grad, weight, None)
-    if along is not None:
-        n = count(grad, along)
-        steep = (scaled * normal).sum(along, keepdim=True)
-        middle = scaled - scaled.sum(along, keepdim=True) / n if centred else scaled
-        to_input = middle - normal * (steep / n)
+    scaled, n = affine(grad, weight, None), count(grad, along)
+    steep = (scaled * normal).sum(along, keepdim=True)
+    middle = scaled - scaled.sum(along, keepdim=True) / n
     return (
-        rstd * to_input if mask[0] else None,
+        rstd * (middle - normal * (steep / n)) if mask[0] else None,
         total(grad * normal, shared) if mask[1] else None,
         total(grad, shared) if mask[2] else None,
     )
@@ -82,15 +78,6 @@ def layer_norm_backward(
     outer, inner = outer_and_inner(x, shape)
     wanted = [mask[0], mask[1] and weight is not None, mask[2] and bias is not None]
     return gradients(grad, (x - mean) * rstd, rstd, weight, inner, outer, wanted)
-
-
-@decompose(aten._fused_rms_norm_backward.default, to="core", wide=True)
-def rms_norm_backward(
-    grad: Tensor, x: Tensor, shape: list[Any], rstd: Tensor, weight: Maybe, mask: list[bool]
-) -> tuple[Maybe, ...]:
-    outer, inner = outer_and_inner(x, shape)
-    wanted = [mask[0], mask[1] and weight is not None, False]
-    return gradients(grad, x * rstd, rstd, weight, inner, outer, wanted, centred=False)[:2]
 
 
 # Over groups of channels -------------------------------------------------------------------------

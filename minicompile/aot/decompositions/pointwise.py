@@ -17,7 +17,7 @@ from minicompile.aot.decompositions.registry import (
     formulas,
     wide,
 )
-from minicompile.ops.dtypes import HALF_TYPES, promote
+from minicompile.ops.dtypes import HALF_TYPES
 
 aten = torch.ops.aten
 Number = int | float | bool
@@ -34,48 +34,6 @@ def constant(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     if isinstance(value, Tensor):
         return value
     return torch.full([], value, dtype=dtype, device=device)
-
-
-@decompose(aten.rsub.Scalar, aten.rsub.Tensor, to="core")
-def rsub(x: Tensor, y: Any, alpha: Number = 1) -> Tensor:
-    """y - alpha * x; a number y is added to the negative (`1 - x` would be `rsub` again)."""
-    if isinstance(y, Tensor):
-        return torch.sub(y, x, alpha=alpha)
-    x = x.to(torch.result_type(x, y))
-    return torch.add(torch.neg(scaled(x, alpha)), y)
-
-
-def promoted(*tensors: Tensor) -> list[Tensor]:
-    """The tensors in their common dtype, in which eager's kernels compute from the first step on."""
-    dtype = promote(torch.result_type(tensors[0], t) for t in tensors)
-    return [t.to(dtype) for t in tensors]
-
-
-def added(combined: Rule) -> Rule:
-    """x + value * a * b, or / b; among integers the value is cut to one too."""
-
-    def rule(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
-        if any(t.is_complex() for t in (x, a, b)):
-            return NotImplemented
-        x, a, b = map(wide, promoted(x, a, b))
-        return x + combined(scaled(a, value if x.is_floating_point() else int(value)), b)
-
-    return rule
-
-
-@decompose(aten.lerp.Scalar, aten.lerp.Tensor, to="core", wide=True)
-def lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
-    """From the nearer end, so that weight 1 gives `end` exactly."""
-    difference = end - start
-    if isinstance(weight, Tensor):
-        near = weight.abs() < 0.5
-        return where(near, start + difference * weight, end - difference * (1 - weight))
-    return start + difference * weight if abs(weight) < 0.5 else end - difference * (1 - weight)
-
-
-@decompose(aten.masked_fill.Scalar, aten.masked_fill.Tensor, to="core")
-def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    return where(mask, constant(value, x.dtype, x.device).to(x.dtype), x)
 
 
 POWERS: dict[float, Callable[[Tensor], Tensor]] = {
@@ -118,19 +76,12 @@ def clamp_tensor(x: Tensor, low: Maybe = None, high: Maybe = None) -> Tensor:
     return x if high is None else torch.minimum(x, high)
 
 
-formulas({aten.frac.default: lambda x: x - torch.trunc(x)})
-
-
 formulas(
     {
-        aten.addcmul.default: added(torch.mul),
-        aten.addcdiv.default: added(torch.div),
         aten.add.Scalar: lambda x, y, alpha=1: aten.add.Tensor(x, y, alpha=alpha),
         aten.sub.Scalar: lambda x, y, alpha=1: aten.sub.Tensor(x, y, alpha=alpha),
         aten.mul.Scalar: lambda x, y: aten.mul.Tensor(x, y),
         aten.div.Scalar: lambda x, y: aten.div.Tensor(x, y),
-        aten.floor_divide.default: lambda x, y: torch.div(x, y, rounding_mode="floor"),
-        aten.floor_divide.Scalar: lambda x, y: torch.div(x, y, rounding_mode="floor"),
     },
     wide=False,
 )
@@ -178,10 +129,3 @@ formulas(
 
 
 formulas({aten.mv.default: lambda a, b: torch.mm(a, b.unsqueeze(1)).squeeze(1)}, wide=False)
-
-
-@decompose(aten.dot.default, to="core")
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    if a.is_complex() or a.dtype in HALF_TYPES:
-        return NotImplemented
-    return (a * b).sum()

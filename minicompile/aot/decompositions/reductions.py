@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from minicompile.aot.decompositions.registry import Dtype, Rule, decompose, formulas
+from minicompile.compat import torch_decompositions
 from minicompile.ops.dtypes import computation_dtype, sum_dtype
 
 aten = torch.ops.aten
@@ -54,6 +55,19 @@ def mean(x: Tensor, dims: Any, keepdim: bool = False, *, dtype: Dtype = None) ->
     return x.to(computation_dtype(dtype or x.dtype)).sum(dims, keepdim) / count(x, dims)
 
 
+@decompose(aten.linalg_vector_norm.default, to="core")
+def vector_norm(
+    x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Dtype = None
+) -> Tensor:
+    """torch's formula, but for one number, which may have no finite power."""
+    dims = all_dims(x, dim)
+    one = order != 0 and x.is_floating_point() and dtype in (None, x.dtype)
+    if one and (x.dim() == 0 or all(x.shape[d] == 1 for d in dims)):
+        return x.abs().sum(dims, keepdim)
+    formula = torch_decompositions[aten.linalg_vector_norm.default]
+    return formula(x, order, dim, keepdim, dtype=dtype)
+
+
 @decompose(aten.var_mean.correction, to="prims", wide=True)
 def var_mean(
     x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
@@ -65,36 +79,13 @@ def var_mean(
     return variance.squeeze(dims), middle.squeeze(dims)
 
 
-@decompose(aten.linalg_vector_norm.default, to="core", wide=True)
-def vector_norm(
-    x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Dtype = None
-) -> Tensor:
-    dims = all_dims(x, dim)
-    if not x.is_floating_point() or dtype not in (None, x.dtype) or x.numel() == 0:
-        return NotImplemented
-    if order == 0:
-        return (x != 0).to(x.dtype).sum(dims, keepdim)
-    if order == 1 or x.dim() == 0 or all(x.shape[d] == 1 for d in dims):
-        return x.abs().sum(dims, keepdim)
-    if order == 2:
-        return torch.sqrt((x * x).sum(dims, keepdim))
-    if abs(order) == math.inf:
-        return (x.abs().amax if order > 0 else x.abs().amin)(dims, keepdim)
-    return x.abs().pow(order).sum(dims, keepdim).pow(1 / order)
-
-
 formulas(
     {
         aten.dist.default: lambda x, y, order=2: aten.linalg_vector_norm.default(x - y, order),
-        aten.trace.default: lambda x: x.diagonal().sum(),
         aten.sum.default: lambda x, **kw: aten.sum.dim_IntList(x, all_dims(x, None), **kw),
         aten.mean.default: lambda x, **kw: aten.mean.dim(x, all_dims(x, None), **kw),
         aten.max.default: lambda x: x.amax(all_dims(x, None)),
         aten.min.default: lambda x: x.amin(all_dims(x, None)),
-        aten.aminmax.default: lambda x, *, dim=None, keepdim=False: (
-            x.amin(all_dims(x, dim), keepdim),
-            x.amax(all_dims(x, dim), keepdim),
-        ),
     },
     wide=False,
 )

@@ -38,16 +38,6 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
     return aten.split_with_sizes.default(x, [*sizes, length - size * (count - 1)], dim)
 
 
-@decompose(aten.repeat.default, to="prims")
-def repeat(x: Tensor, times: list[Any]) -> Tensor:
-    """Insert a dimension before each, expand it, and merge the pairs."""
-    shape = [1] * (len(times) - x.dim()) + list(x.shape)
-    pairs = x.reshape([part for size in shape for part in (1, size)])
-    wide = pairs.expand([part for n, size in zip(times, shape) for part in (n, size)])
-    copied = wide.clone(memory_format=torch.contiguous_format)
-    return copied.view([n * size for n, size in zip(times, shape)])
-
-
 @decompose(aten.roll.default, to="core")
 def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     if not dims:
@@ -111,4 +101,3 @@ formulas(
 
 
 decompose(aten.t_copy.default, to="core")(lambda x: x.permute([*reversed(range(x.dim()))]).clone())
-decompose(aten.unsafe_split.Tensor, to="core")(copied(aten.split.Tensor))

@@ -51,8 +51,7 @@ TORCH = ("torch", "_operator", "None")
 def pattern_passes(patterns: Mapping[str, Pattern]) -> list[Pass]:
     """Each pattern as a pass of its own."""
     return [
-        Pass(f"pattern:{name}", p.stage, 50, partial(rewrite, p), p.option)
-        for name, p in patterns.items()
+        Pass(f"pattern:{name}", p.stage, 50, partial(rewrite, p)) for name, p in patterns.items()
     ]
 
 
@@ -300,7 +299,7 @@ def replace_nodes(
     name: str, gm: fx.GraphModule, mode: Any, match: Match, function: Function, stage: str
 ) -> Rewrite | None:
     """A match that a pass found by itself: the function computes its results from its arguments."""
-    entry = Pattern(name, function, function, tuple(match.values), stage, lambda match: True, "")
+    entry = Pattern(name, function, function, tuple(match.values), stage, lambda match: True)
     return Rewriter(entry, gm, mode, TracedPattern(gm.graph)).replaced(match)
 
 

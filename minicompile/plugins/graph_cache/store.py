@@ -21,6 +21,7 @@ import operator
 import sys
 import types
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from minicompile.compat.settings import global_facts
 from minicompile.dynamo.result import Capture
 from minicompile.ops.cache import Cache, digest
 from minicompile.ops.events import observer
-from minicompile.ops.graph import argument_text
+from minicompile.ops.graph import Graph, argument_text
 from minicompile.ops.registry import ALL, key_name
 from minicompile.options import Options, triton_variables
 from minicompile.pipeline import Compile, Program, around_compile, differentiate
@@ -104,7 +105,13 @@ def load_kept(kept: Kept, capture: Capture, options: Options) -> Program:
     capture.watch.tell("building", [])
     waits = [triton.start_kernels(graph.kernels, options) for graph in kept.graphs]
     calls = [load_wrapper(graph.wrapper, wait()) for graph, wait in zip(kept.graphs, waits)]
-    return Program(kept.metadata, calls, lambda: differentiate(capture, options).backward, [])
+
+    def backward() -> Graph | None:
+        """The graph, made anew in a thread of its own: no mode of the user's is active there."""
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(differentiate, capture, options).result().backward
+
+    return Program(kept.metadata, calls, backward, [])
 
 
 # The key
@@ -335,10 +342,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, OutputSpec | RuntimeMetadata):
         fields = dataclasses.fields(value)
         return {field.name: plain(getattr(value, field.name)) for field in fields}
+    if isinstance(value, Tangent):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return [dtype, str(value.device), list(value.order), value.bytes]
     if isinstance(value, tuple):
         return list(map(plain, value))
-    if isinstance(value, torch.dtype | torch.device):
-        return str(value).removeprefix("torch.")
     if type(value) not in (type(None), bool, int, float, str):
         raise NoText
     return value

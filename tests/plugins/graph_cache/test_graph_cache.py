@@ -295,7 +295,7 @@ def test_what_runs_around_the_graphs_comes_back_as_it_was() -> None:
     specs = tuple(OutputSpec(**tuples(spec)) for spec in kept.pop("outputs"))
     found = RuntimeMetadata(specs, **tuples(kept))
     assert repr(found) == repr(made)
-    for odd in (OutputSpec("constant", value=object()), OutputSpec("view", creation=torch.int32)):
+    for odd in (OutputSpec("constant", value=object()), OutputSpec("view", size=(torch.int32, 2))):
         with pytest.raises(NoText):
             plain(RuntimeMetadata((odd,)))
     with pytest.raises(NoText):
