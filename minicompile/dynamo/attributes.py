@@ -97,9 +97,8 @@ class Attributes(Outside):
         return self.call(wrapped, (value, *args), kwargs)
 
     def no_attribute(self, value: Any, name: str) -> NoReturn:
-        cls = value if isinstance(value, type) else self.type_of(value)
-        kind = f"type object {cls.__name__!r}" if cls is value else f"{cls.__name__!r} object"
-        raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=value)
+        kind = self.type_of(value).__name__
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=value)
 
     def generic_attribute(self, value: Any, name: str) -> Any:
         """Look an attribute up as `object.__getattribute__` does."""
@@ -220,9 +219,7 @@ class Attributes(Outside):
                 return types.MethodType(definition, value)
             if issubclass(kind, property) and find(kind, "__get__") is property.__get__:
                 if definition.fget is None:
-                    raise AttributeError(
-                        f"property {name!r} of {cls.__name__!r} object has no getter"
-                    )
+                    self.no_attribute(value, name)
                 return self.call(self.wrap_part(where, name, definition, "fget"), (value,), {})
             if kind in READERS:
                 return self.slot_attribute(value, name, definition)
@@ -348,9 +345,7 @@ class Attributes(Outside):
         compute = self.dict_get(namespace, "__getattr__")
         if compute is not MISSING and not is_fixed(module):
             return self.call(compute, (name,), {})
-        raise AttributeError(
-            f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module
-        )
+        return self.no_attribute(module, name)
 
     @staticmethod
     def is_python_descriptor(definition: Any) -> bool:
@@ -400,7 +395,10 @@ class Attributes(Outside):
 
     def store_attr(self, value: Any, name: str, new: Any) -> None:
         if isinstance(value, torch.Tensor):
-            self.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
+            if name != "requires_grad":
+                self.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
+            self.recorder.switch_gradient(value, new)
+            return
         if isinstance(value, type):
             what = f"the class attribute {value.__name__}.{name} is set"
             self.unsupported("class-change", what)
@@ -427,9 +425,9 @@ class Attributes(Outside):
         cls, owner = type(value), self.tracker(value)
         definition, deleted = find(cls, name), new is DELETED
         if isinstance(definition, property):
-            part, role = ("fdel", "deleter") if deleted else ("fset", "setter")
+            part = "fdel" if deleted else "fset"
             if getattr(definition, part) is None:
-                raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no {role}")
+                self.no_attribute(value, name)
             setter = self.wrap_part(cls, name, definition, part)
             self.call(setter, (value,) if deleted else (value, new), {})
         elif isinstance(definition, types.MemberDescriptorType) and owner and not deleted:

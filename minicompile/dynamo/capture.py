@@ -89,8 +89,6 @@ class CapturedFrame:
     """Whether the lines give what remains to be done, to whom that is no result."""
     stopped_by: Unsupported | None = None
     """Why the capture ends before the frame does."""
-    cut_at: int | None = None
-    """The unit before which the captured function's own frame is cut."""
     asked_compiling: bool = False
     """Whether the frame, as far as it was captured, asks `torch.compiler.is_compiling()`."""
 
@@ -133,8 +131,6 @@ def capture_frame(
                 traced = trace(tracer, values, request.resume)
                 captured = finished(tracer, traced, values, request)
             captured.asked_compiling = tracer.asked_compiling
-            if (cut := tracer.frame_at_cut) is not None and cut.parent is None:
-                captured.cut_at = cut.program.instructions[cut.pc].unit
             return captured
         except Unsupported as error:
             raise error.with_traceback(None) from error.__cause__

@@ -29,7 +29,7 @@ from minicompile.compat import settings
 from minicompile.compat.inference import without_inference_mode
 from minicompile.compat.settings import restored_modes
 from minicompile.dynamo.arguments import fingerprint, is_large, signature_of
-from minicompile.dynamo.breaks import GoOn, Resume
+from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import CapturedFrame, Request, capture_frame, deep_stack
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
@@ -155,11 +155,8 @@ class Dispatcher:
     def clear(self) -> None:
         """Forget every compiled version and all counts."""
         self.entries.clear()
-        self.native: Callable[..., Any] | None = None
-        """What runs the function in place of any version, as Python does."""
-        self.entrances: dict[Any, Callable[..., Any]] = {}
-        self.resumed: dict[Any, Dispatcher] = {}
-        """What goes on after graph breaks, by bytecode and state."""
+        self.resumed: dict[Any, Callable[..., Any]] = {}
+        """Compiled functions that go on after graph breaks, by bytecode and state."""
         self.own_watchers: list[FrameWatcher] | None = None
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
@@ -226,7 +223,7 @@ class Dispatcher:
             finally:
                 _lock.release()
             if made is None:
-                return MISS if self.native is None else GoOn(self.native, arguments)
+                return MISS
             found = made.call(*arguments)
             if found is not MISS:
                 return found
@@ -349,8 +346,6 @@ class Dispatcher:
             if frame.stopped_by is not None and frame.asked_compiling:
                 root.compiling = False
             capture = frame.capture
-            if resumed and resume is not None and self.goes_natively(frame, resume):
-                return None
             capture.watch = watch
             watch.tell("capture", capture)
             capture.continues = frame.stopped_by is not None or self.is_inner
@@ -399,19 +394,6 @@ class Dispatcher:
         entry = Entry(frame, compiled, tuple(values), weakref.WeakMethod(raised), checks)
         self.entries.append(entry)
         return entry
-
-    def goes_natively(self, frame: CapturedFrame, resume: Resume) -> bool:
-        """Whether what goes on after a break records nothing up to the next one: then Python runs it, which
-        takes less time than guards."""
-        why = frame.stopped_by
-        if why is None or frame.cut_at is None or frame.capture.graph.op_count:
-            return False
-        _, shift, _ = self.function.__dict__["_minicompile_uncut"]
-        self.native = resume.run_natively(self.function, frame.cut_at - shift)
-        if self.native is not None:
-            self.last_refusal = graph_break(why, "instruction")
-            self.breaks[self.last_refusal] = None
-        return self.native is not None
 
     def fixed_modules(self, values: dict[str, Any]) -> list[str]:
         """Arguments whose modules are guarded by identity, which is quick to check: the module that is
@@ -471,7 +453,7 @@ class Dispatcher:
 
         `again`: the second one in a row; the first capture may have filled caches. Such calls run in eager.
         """
-        failure = entry.failure(self.values(arguments))
+        failure, _ = entry.misfit(self.values(arguments))
         self.entries.remove(entry)
         why: Unsupported = refusal(
             "guards-changed", f"the guards changed while capturing: {failure}"
@@ -501,9 +483,10 @@ class Dispatcher:
 
     def explanation(self) -> Explanation:
         """Calls are those of the function; the rest includes resume functions and nested frames."""
-        below = [part for watcher in self.own_watchers or () for part in watcher.dispatchers]
+        below = [resumed.__dict__["_minicompile"] for resumed in self.resumed.values()]
+        below += [part for watcher in self.own_watchers or () for part in watcher.dispatchers]
         own = Timeline(self.name, tuple(self.misses), self.answered())
-        rest = [dispatcher.explanation() for dispatcher in (*self.resumed.values(), *below)]
+        rest = [dispatcher.explanation() for dispatcher in below]
         return Explanation(
             name=self.name,
             captures=sum((r.captures for r in rest), [e.capture for e in self.entries]),

@@ -130,10 +130,6 @@ class Entry:
             *("hits[0] += 1", *captured.lines),
         ]
 
-    def failure(self, values: dict[str, Any]) -> GuardFailure | None:
-        """The first guard that a call's arguments fail."""
-        return self.misfit(values)[0]
-
     def misfit(self, values: dict[str, Any]) -> tuple[GuardFailure | None, dict[Source, str]]:
         """The first guard that a call's arguments fail, and the sizes and numbers in which they differ,
         if they differ in nothing before these."""

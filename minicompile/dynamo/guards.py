@@ -293,7 +293,7 @@ def items_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     return f"same_items(items_of({values[0]}), {code.constant(guard.expected)})"
 
 
-@guard_rules("distinct")
+@guard_rules("distinct", "different")
 def distinct_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     return f"len({{{', '.join(f'id({value})' for value in values)}}}) == {len(values)}"
 
@@ -385,7 +385,7 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
     text = condition(code, guard)
     if text is None:
         return True, None
-    found, *others = fetched(guard.sources, code, scope)
+    found, *_ = fetched(guard.sources, code, scope)
     if guard.kind == "tensor":
         if not isinstance(found, torch.Tensor):
             return False, found
@@ -393,8 +393,6 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
         facts = [compat.tensor_facts(tensor, free) for tensor in (guard.expected, found)]
         changed = changes(*(dict(zip(compat.TENSOR_FACTS, each, strict=True)) for each in facts))
         return not changed, changed
-    if guard.kind == "different":
-        return two_alike(guard.sources, [found, *others])
     holds, shown = bool(eval(text, code.names, scope)), GUARD_KINDS[guard.kind].found
     if "{0}" not in shown:
         return holds, Description(shown)
@@ -415,13 +413,3 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> Description:
     return Description(
         ", ".join(f"{name} {describe(now[name])} (was {describe(before[name])})" for name in differ)
     )
-
-
-def two_alike(sources: tuple[Source, ...], values: list[Any]) -> tuple[bool, Any]:
-    """Whether all values are different objects; if not, which two are one."""
-    seen: dict[int, Source] = {}
-    for source, value in zip(sources, values, strict=True):
-        other = seen.setdefault(id(value), source)
-        if other is not source:
-            return False, Description(f"{source} is {other}")
-    return True, None

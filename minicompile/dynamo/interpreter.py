@@ -247,7 +247,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "~": operator.invert,
 }
 Operation = Callable[..., Any]
-CONVERSIONS: dict[int, Callable[[Any], str]] = {1: str, 2: repr, 3: ascii}
+CONVERSIONS: dict[int, Callable[[Any], str]] = {1: str, 2: repr}
 
 
 class Interpreter:

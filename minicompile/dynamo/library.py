@@ -30,7 +30,7 @@ from minicompile.compat import settings
 from minicompile.dynamo.builtins import builtin_getattr, means
 from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
 from minicompile.dynamo.containers import python_method
-from minicompile.dynamo.result import Source, computed
+from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     HOOKS,
     MISSING,
@@ -84,7 +84,7 @@ def exc_info(tracer: Calls) -> Any:
 def signature(tracer: Calls, function: Any) -> Any:
     """A function's signature: its code and its defaults, which are guarded, decide what it shows."""
     inner = function.__func__ if isinstance(function, types.MethodType) else function
-    if not isinstance(inner, types.FunctionType | type):
+    if not isinstance(inner, types.FunctionType):
         tracer.unsupported_kind("unusual-arguments", "inspect.signature of a {}", function)
     found = inspect.signature(function)
     read_defaults(tracer, inner)
@@ -96,10 +96,7 @@ def signature(tracer: Calls, function: Any) -> Any:
 
 
 def read_defaults(tracer: Calls, function: Any) -> None:
-    """Guard all defaults of a function, of what it wraps, or of how a class makes its instances."""
-    if isinstance(function, type):
-        for name in ("__init__", "__new__"):
-            read_defaults(tracer, tracer.load_attr(function, name))
+    """Guard all defaults of a function, and of what it wraps."""
     while isinstance(function, types.FunctionType):
         for index in range(len(function.__defaults__ or ())):
             tracer.default(function, index)
@@ -248,14 +245,6 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 
 
 # -- classes
-
-
-@means(type.__subclasses__)
-def subclasses(tracer: Calls, cls: type) -> Any:
-    """The subclasses of a class, guarded: a program may define another one between two calls."""
-    parts = (tracer.class_tracker(cls).source,)
-    source = computed("{0}.__subclasses__()", parts, type.__subclasses__)
-    return tracer.imported(tracer.wrap(type.__subclasses__(cls), source, "its subclasses are read"))
 
 
 means(type.__instancecheck__, type.__subclasscheck__, named=True)(

@@ -162,8 +162,6 @@ class Rebuild:
             return self.expression(value.iterator)
         if cls in ITERATORS:
             return self.iterator(value)
-        if isinstance(value, BaseException) and value.__traceback__ is None:
-            return self.exception(value)
         if cls is types.CellType:
             name = self.assign(value, "types.CellType()")
             with contextlib.suppress(ValueError):  # empty
@@ -241,15 +239,6 @@ class Rebuild:
         if tracker is not None and tracker.writes:  # it changes its size after the iterator is made
             self.refuse(value)
         return self.expression(value) if tracker is None else self.outside(tracker)
-
-    def exception(self, value: BaseException) -> str:
-        """An exception that was made, but not raised."""
-        cls, given = self.expression(type(value)), self.sequence(value.args)
-        name = self.assign(value, f"{cls}.__new__({cls}, *{given})")
-        self.lines.append(f"{name}.args = {given}")
-        self.fill_in(name, value, "__cause__", "__context__", "__dict__")
-        self.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
-        return name
 
     def made_object(self, value: Any) -> str:
         """A container, or an instance of a Python class: made without running its code, then filled in."""

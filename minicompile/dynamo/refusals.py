@@ -59,7 +59,6 @@ OF_TENSORS = (
     ("numpy", "`.{}()` needs the tensor's data", "numpy"),
     ("numpy", "`.{}()` exports the tensor's memory", "__array__ __dlpack__"),
     ("autograd-state", "`.{}()` changes how autograd treats a tensor", "retain_grad detach_"),
-    ("autograd-state", "`.{}()` changes how autograd treats a tensor", "requires_grad_"),
     ("autograd-state", "`.{}` is read inside the captured function", "grad grad_fn data _version"),
     ("autograd-state", "`.{}()`: a hook on a tensor", "register_hook"),
     ("backward", "`.{}()` runs inside the captured function", "backward"),

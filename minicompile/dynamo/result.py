@@ -215,7 +215,7 @@ GUARD_KINDS = {
     "strides": GuardKind("{0}.stride() == {e}"),
     # of all inputs at once, in C++ where torch has it
     "tensor": GuardKind("{0} is {e}", "True"),
-    "different": GuardKind("different tensors: {all}", "True"),
+    "different": GuardKind("different tensors: {all}", found="one tensor under two names"),
     "global_state": GuardKind("global state is as it was", "True"),
 }
 WHOLE = ("tensor", "global_state", "different")

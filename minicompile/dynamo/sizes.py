@@ -192,18 +192,12 @@ class Sizes:
 
     def symbol(self, value: float, source: Source, wish: str) -> Any:
         """A symbol for a number. None for those whose sign or size kernels would treat in their own way."""
-        limits = SMALLEST_SIZE, LARGEST_INT
         if type(value) is float and 0 < abs(value) <= LARGEST_FLOAT:
             made: Any = self.env.create_float(value, source, wish)
             bounds = NumberRange(float, -LARGEST_FLOAT, LARGEST_FLOAT)
         elif type(value) is int and SMALLEST_SIZE <= value <= LARGEST_INT:
-            made = self.env.create_symbol(value, source, wish, *limits)
-            bounds = NumberRange(int, *limits)
-        elif type(value) is int and SMALLEST_SIZE <= -value <= LARGEST_INT:
-            positive = computed("-{0}", (source,))
-            self.numbers[positive] = self.env.create_symbol(-value, positive, wish, *limits)
-            made = -self.numbers[positive]
-            bounds = NumberRange(int, -LARGEST_INT, -SMALLEST_SIZE)
+            made = self.env.create_symbol(value, source, wish, SMALLEST_SIZE, LARGEST_INT)
+            bounds = NumberRange(int, SMALLEST_SIZE, LARGEST_INT)
         else:
             return None
         self.numbers[source] = made

@@ -18,7 +18,6 @@ from __future__ import annotations
 import collections
 import enum
 import functools
-import operator
 import re
 import sys
 import types
@@ -160,9 +159,6 @@ IDENTITY_TYPES: tuple[type, ...] = (
     classmethod,
     types.GenericAlias,
     types.UnionType,
-    operator.attrgetter,
-    operator.itemgetter,
-    operator.methodcaller,
     enum.Enum,
     torch.nn.Module,
 )
