@@ -308,9 +308,6 @@ def hashed_items(tracer: Calls, items: Any) -> list[Any]:
 
 
 means(tuple.__new__)(lambda tracer, cls, items=(): tuple.__new__(cls, tracer.items(items)))
-means(frozenset.__new__)(
-    lambda tracer, cls, items=(): frozenset.__new__(cls, hashed_items(tracer, items))
-)
 means(dict)(Calls.pairs)
 means(ORDERED)(lambda tracer, /, *args, **kwargs: ORDERED(tracer.pairs(*args, **kwargs)))
 
@@ -418,16 +415,11 @@ def builtin_hash(tracer: Calls, value: Any) -> int:
 def builtin_abs(tracer: Calls, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tracer.torch_call(torch.abs, (value,), {})
-    if isinstance(value, SYMBOLIC):
-        return tracer.computed("abs({0})", value, function=abs)
-    return abs(tracer.operand(value))
+    return tracer.run_native(abs, (value,), {})
 
 
 @means(round)
-def builtin_round(tracer: Calls, value: Any, ndigits: Any = None) -> Any:
+def builtin_round(tracer: Calls, value: Any, *ndigits: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        decimals = {} if ndigits is None else {"decimals": ndigits}
-        return tracer.torch_call(torch.round, (value,), decimals)
-    if isinstance(value, SYMBOLIC) and ndigits is None:
-        return tracer.computed("round({0})", value, function=round)
-    return round(*map(tracer.pinned, (tracer.operand(value), tracer.operand(ndigits))))
+        return tracer.torch_call(torch.round, (value,), dict(zip(["decimals"], ndigits)))
+    return tracer.run_native(round, (value, *ndigits), {})

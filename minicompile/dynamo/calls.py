@@ -69,7 +69,7 @@ PURE_MODULES = words(
 )
 """C functions of these modules have no effects and depend on nothing but their arguments."""
 IMPURE = words(
-    "print open input exec eval compile breakpoint globals locals vars dir __import__ id hash random "
+    "print open input exec eval compile breakpoint globals locals vars dir __import__ id hash ascii random "
     "seed getrandbits"
 )
 KEEPS_ITEMS = words(
@@ -254,12 +254,9 @@ class Calls(Containers):
             if is_constant(value) or isinstance(value, FIXED_TYPES):
                 continue
             owner = self.tracker(value)
-            tensor = isinstance(value, torch.Tensor)
-            if owner is None or tensor or type(value).__hash__ is not OBJECT_HASH:
-                self.unsupported(
-                    "cached-function",
-                    f"{function.__qualname__}, a cached function, is called with a {type(value).__name__}",
-                )
+            if owner is None or type(value).__hash__ is not OBJECT_HASH:
+                what = f"{function.__qualname__}, a cached function, is called with a {{}}"
+                self.unsupported_kind("cached-function", what, value)
             self.guard("identity", owner.source, value, "argument of a cached function")
         found = function(*map(self.pinned, args), **kwargs)
         if not is_constant(found):
@@ -392,7 +389,7 @@ class Calls(Containers):
         if tracker is not None and builtin_base(owner) is not None:
             if name in MUTATING:
                 done = {"add": True, "discard": False}.get(name) if isinstance(owner, set) else None
-                if done is not None and self.contains(owner, *rest) is done:
+                if done is not None and self.holds(owner, *rest) is done:
                     return None  # nothing changes: nn.Module does this where a buffer is set
                 return method(self.mutable(owner), *rest, **kwargs)
             owner = self.inside(owner)
@@ -418,8 +415,6 @@ class Calls(Containers):
         if issubclass(cls, torch.Tensor):
             what = f"a {cls.__name__} is made inside the captured function"
             self.unsupported("tensor-kind", what, "make it before the call")
-        if issubclass(cls, torch.autograd.Function):
-            self.unsupported("autograd-function", "a custom autograd.Function")
         if isinstance(cls, enum.EnumType):
             if kwargs or not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args):
                 what = f"the enum {cls.__name__} is called with more than a constant"

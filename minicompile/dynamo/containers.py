@@ -21,7 +21,6 @@ from minicompile.dynamo.attributes import Attributes
 from minicompile.dynamo.interpreter import (
     BINARY,
     COMPARE,
-    CONVERSIONS,
     METHOD_OF,
     UNARY,
     Operation,
@@ -84,19 +83,6 @@ def unless_defined(name: str) -> Callable[[Method], Method]:
     return decorate
 
 
-class Lazily:
-    """An iterator for native code; the interpreter advances what lies behind it."""
-
-    def __init__(self, world: Containers, iterator: Any) -> None:
-        self.world, self.iterator = world, iterator
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self.world.advance(self.iterator)
-
-
 class Containers(Attributes):
     """Operations of the expression language other than calls."""
 
@@ -157,17 +143,15 @@ class Containers(Attributes):
     def selected(self, tensor: Any, key: Any) -> tuple[Any, Any]:
         """A tensor and a key for `tensor[key]`: by `select` for symbolic ints, which torch would fix."""
         parts = list(key) if type(key) is tuple else [key]
-        basic = {int, slice, torch.SymInt, types.EllipsisType}
-        taken = [place for place, part in enumerate(parts) if part is not ...]
-        skipped = tensor.dim() - len(taken)
-        symbolic = any(type(part) is torch.SymInt for part in parts)
-        if not symbolic or skipped < 0 or not all(type(part) in basic for part in parts):
+        kinds = list(map(type, parts))
+        if torch.SymInt not in kinds or {*kinds} - {int, slice, torch.SymInt, types.EllipsisType}:
             return tensor, key
-        end = next((place for place, part in enumerate(parts) if part is ...), len(parts))
-        for dim, place in reversed(list(enumerate(taken))):
-            if type(parts[place]) is torch.SymInt:
-                where = dim if place < end else dim + skipped
-                tensor = self.torch_call(torch.Tensor.select, (tensor, where, parts.pop(place)), {})
+        if types.EllipsisType in kinds:
+            place = kinds.index(types.EllipsisType)
+            parts[place : place + 1] = [slice(None)] * (tensor.dim() - len(parts) + 1)
+        for dim in reversed(range(len(parts))):
+            if type(parts[dim]) is torch.SymInt:
+                tensor = self.torch_call(torch.Tensor.select, (tensor, dim, parts.pop(dim)), {})
         return tensor, tuple(parts) or ...
 
     def sequence_item(self, value: Any, key: Any) -> Any:
@@ -271,7 +255,18 @@ class Containers(Attributes):
 
     def lazily(self, value: Any) -> Iterator[Any]:
         """An iterator for native code whose steps the interpreter runs."""
-        return Lazily(self, self.iterate(value))
+        iterator = self.iterate(value)
+        if self.tracker(iterator) is None and python_method(iterator, "__next__") is None:
+            return iterator
+        return self.steps(iterator)
+
+    def steps(self, iterator: Any) -> Iterator[Any]:
+        while True:
+            try:
+                item = self.advance(iterator)
+            except StopIteration:
+                return
+            yield item
 
     def mapping(self, value: Any) -> dict[Any, Any]:
         if isinstance(value, dict) and find(type(value), "__iter__") is DICT_ITER:
@@ -410,7 +405,8 @@ class Containers(Attributes):
         elif symbol == "+=":
             self.extend(left, self.items(right))
         else:
-            getattr(base, name)(self.mutable(left), self.operand(right))
+            found = getattr(base, name)(self.mutable(left), self.operand(right))
+            return NotImplemented if found is NotImplemented else left
         return left
 
     def fill_dict(self, owner: Any, items: Any = (), /, **kwargs: Any) -> None:
@@ -492,6 +488,9 @@ class Containers(Attributes):
             return False
         if isinstance(left, dict):
             others = dict(theirs)
+            ordered = raw_base(left) is raw_base(right) is collections.OrderedDict
+            if ordered and list(dict(ours)) != list(others):
+                return False
             return all(key in others and self.equal(item, others[key]) for key, item in ours)
         return all(map(self.equal, ours, theirs))
 
@@ -510,12 +509,14 @@ class Containers(Attributes):
     # -- text
 
     def convert(self, kind: int, value: Any) -> str:
+        if kind == 3:
+            self.unsupported("unusual-arguments", "text is written in ASCII (`!a`)")
         name = "__str__" if kind == 1 else "__repr__"
         shows_itself = find(type(value), name) is object.__str__  # which calls __repr__
         for method in (name, "__repr__") if shows_itself else (name,):
             if python_method(value, method) is not None and not isinstance(value, type):
                 return str(self.call(self.special(value, method), (), {}))
-        return CONVERSIONS[kind](self.as_text(value))
+        return (str if kind == 1 else repr)(self.as_text(value))
 
     def format(self, value: Any, spec: str = "") -> str:
         if python_method(value, "__format__") is not None:
@@ -536,7 +537,7 @@ class Containers(Attributes):
             return value
         if is_constant(value) or isinstance(value, type | types.ModuleType):
             return self.pinned(value)
-        if builtin_base(value) in (None, types.MappingProxyType):
+        if builtin_base(value) is None:
             self.unsupported_kind("object-as-text", "a {} is turned into text", value)
         self.check_overrides(value, ("__repr__", "__iter__", "items"))
         if isinstance(value, collections.defaultdict):

@@ -262,9 +262,6 @@ def check(code: CodeType, state: State) -> None:
     if is_generator(code) or is_coroutine(code):
         what = f"{code.co_qualname} is a generator or coroutine and can't be cut"
         raise refusal("generator-or-coroutine", what)
-    if not code.co_flags & inspect.CO_OPTIMIZED:
-        what = f"{code.co_qualname} is a class body or module and can't be cut"
-        raise refusal("place-of-cut", what)
     first = code.co_varnames[:1] if code.co_argcount else ()
     if "__class__" in code.co_freevars and (not first or first != state.bound[:1]):
         # super() reads the first parameter from the first slot

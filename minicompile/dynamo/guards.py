@@ -60,8 +60,11 @@ guard_rules: Registry[GuardRule] = Registry("guard", "guard kind -> Python text 
 quick_checks: Registry[Callable[..., Any]] = Registry(
     "quick_check", "held or global_state -> checks all guards of that kind at once"
 )
-"""What makes a quicker check of guards: on objects that an entry holds (`held`: see `entry.HeldCheck`), or on
-the settings of torch (`global_state`: takes the settings, gives a function that says whether they hold)."""
+"""What makes a quicker check of guards: on the settings of torch (`global_state`: takes the settings, gives a
+function that says whether they hold), or on objects that an entry holds (`held`: takes the SourceCode, the
+guards, the sources of the tensors found there, and a list of one number: how many calls the entry answered).
+The latter gives an object with `unchanged()`, whether everything is as when its `tensors` were found, and
+`check()`, which evaluates the guards and finds the tensors anew."""
 
 FETCH_ERRORS = (LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError)
 """What fetching a source may raise when the program has changed; the guard has failed then."""
@@ -97,7 +100,7 @@ def namespace_of(value: Any) -> dict[str, Any]:
 
 def container_base(value: Any) -> Any:
     base = builtin_base(value)
-    if base is None or base is types.MappingProxyType:
+    if base is None:
         raise TypeError("no container")
     return base
 
@@ -279,16 +282,7 @@ def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     return f"{'len' if exact else 'base_length'}({values[0]}) == {guard.expected}"
 
 
-@guard_rules("keys")
-def keys_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    slow, expected = items_rule(code, guard, values), code.constant(guard.expected)
-    if guard.sources[0].kind == "local" and code.types_of.get(guard.sources[0]) is dict:
-        length = f"len({values[0]}) == {len(guard.expected)}"  # **kwargs: mostly the same strings
-        return f"{length} and (all(map(is_, {values[0]}, {expected})) or {slow})"
-    return slow
-
-
-@guard_rules("members")
+@guard_rules("keys", "members")
 def items_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     return f"same_items(items_of({values[0]}), {code.constant(guard.expected)})"
 
@@ -300,7 +294,7 @@ def distinct_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
 
 @guard_rules("number")
 def number_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return str(guard.expected.condition(*values))
+    return str(guard.expected.format(*values))
 
 
 def form_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:

@@ -19,7 +19,6 @@ import itertools
 import re
 import sys
 import types
-import typing
 from typing import Any
 
 import torch
@@ -61,7 +60,6 @@ def change_first(tracer: Calls, function: Any, items: Any, *rest: Any, **options
     return tracer.run_native(functools.partial(function, tracer.mutable(items)), rest, options)
 
 
-means(typing.cast)(lambda tracer, kind, value: value)
 # The fields of a dataclass are fixed when the class is made.
 means(dataclasses.fields)(lambda tracer, owner: dataclasses.fields(owner))
 
@@ -295,13 +293,6 @@ def set_setting(tracer: Calls, setter: Any, value: Any) -> Any:
     return set_state(tracer, setter, value)
 
 
-@means(torch.set_grad_enabled)
-def set_grad_enabled(tracer: Calls, mode: Any) -> Any:
-    made = object.__new__(torch.set_grad_enabled)
-    tracer.call(torch.set_grad_enabled.__init__, (made, mode), {})
-    return made
-
-
 class Unrecorded(contextlib.ContextDecorator):
     """Stands for `record_function(name)` in a frame: a fused kernel lies in no range of a profile."""
 
@@ -330,14 +321,3 @@ call_rules(*settings.TRACING_PREDICATES, torch.overrides.has_torch_function)(
 call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(
     lambda tracer, args, kwargs: isinstance(args[0], torch.Tensor)
 )
-
-
-@means(torch._assert, torch._check)
-def check(tracer: Calls, condition: Any, message: Any = "") -> None:
-    """A condition that must hold, and is known now."""
-    if isinstance(condition, torch.Tensor):
-        hint = "check it outside of the compiled function"
-        tracer.unsupported("branch-on-tensor", "torch._check on a tensor's data", hint)
-    if not condition:
-        text = tracer.call(message, (), {}) if callable(message) else message
-        raise (type(text) if isinstance(text, BaseException) else RuntimeError)(str(text))
