@@ -19,7 +19,6 @@ import dis
 import itertools
 import opcode
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -57,6 +56,7 @@ class Handler(Generic[Place]):
 
 
 JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+exception_entries: Any = getattr(dis, "_parse_exception_table", None)
 _CACHES: Any = getattr(opcode, "_inline_cache_entries", {})
 
 
@@ -89,31 +89,19 @@ def disassemble(code: CodeType) -> list[Op]:
         offset = after
     for op, target in jumps:
         op.target = at[target]
-    attach_handlers(ops, at, code.co_exceptiontable)
+    attach_handlers(ops, at, code)
     return ops
 
 
-def attach_handlers(ops: list[Op], at: dict[int, Op], table: bytes) -> None:
+def attach_handlers(ops: list[Op], at: dict[int, Op], code: CodeType) -> None:
     """One Handler object for each entry of the table, on every op that the entry covers."""
     position = 0
-    for start, length, target, depth_lasti in exception_entries(table):
-        handler = Handler(at[2 * target], depth_lasti >> 1, bool(depth_lasti & 1))
-        while position < len(ops) and ops[position].offset < 2 * (start + length):
-            if ops[position].offset >= 2 * start:
+    for entry in exception_entries(code):
+        handler = Handler(at[entry.target], entry.depth, entry.lasti)
+        while position < len(ops) and ops[position].offset < entry.end:
+            if ops[position].offset >= entry.start:
                 ops[position].handler = handler
             position += 1
-
-
-def exception_entries(table: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Start, length and target in code units, then `depth << 1 | lasti`, of each entry."""
-    numbers: list[int] = []
-    value = 0
-    for byte in table:
-        value = value << 6 | byte & 63
-        if not byte & 64:
-            numbers.append(value)
-            value = 0
-    yield from zip(*[iter(numbers)] * 4)
 
 
 # -- to a code object

@@ -97,9 +97,8 @@ class Attributes(Outside):
         return self.call(wrapped, (value, *args), kwargs)
 
     def no_attribute(self, value: Any, name: str) -> NoReturn:
-        cls = value if isinstance(value, type) else self.type_of(value)
-        kind = f"type object {cls.__name__!r}" if cls is value else f"{cls.__name__!r} object"
-        raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=value)
+        kind = self.type_of(value).__name__
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
     def generic_attribute(self, value: Any, name: str) -> Any:
         """Look an attribute up as `object.__getattribute__` does."""
@@ -220,9 +219,7 @@ class Attributes(Outside):
                 return types.MethodType(definition, value)
             if issubclass(kind, property) and find(kind, "__get__") is property.__get__:
                 if definition.fget is None:
-                    raise AttributeError(
-                        f"property {name!r} of {cls.__name__!r} object has no getter"
-                    )
+                    self.no_attribute(value, name)
                 return self.call(self.wrap_part(where, name, definition, "fget"), (value,), {})
             if kind in READERS:
                 return self.slot_attribute(value, name, definition)
@@ -348,9 +345,7 @@ class Attributes(Outside):
         compute = self.dict_get(namespace, "__getattr__")
         if compute is not MISSING and not is_fixed(module):
             return self.call(compute, (name,), {})
-        raise AttributeError(
-            f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module
-        )
+        return self.no_attribute(module, name)
 
     @staticmethod
     def is_python_descriptor(definition: Any) -> bool:
@@ -400,36 +395,29 @@ class Attributes(Outside):
 
     def store_attr(self, value: Any, name: str, new: Any) -> None:
         if isinstance(value, torch.Tensor):
-            self.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
+            if name != "requires_grad":
+                self.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
+            self.recorder.switch_gradient(value, new)
+            return
         if isinstance(value, type):
             what = f"the class attribute {value.__name__}.{name} is set"
             self.unsupported("class-change", what)
         setter = find(type(value), "__setattr__")
-        if setter is torch.nn.Module.__setattr__ and self.plain_module_store(value, name, new):
-            self.store_instance(value, name, new)
-        elif isinstance(setter, types.FunctionType):
+        if isinstance(setter, types.FunctionType):
             self.call_defined(value, "__setattr__", setter, name, new)
         else:
             self.generic_store(value, name, new)
 
-    def plain_module_store(self, module: torch.nn.Module, name: str, new: Any) -> bool:
-        """Whether nn.Module would just put the value into the instance's `__dict__`."""
-        if isinstance(new, torch.nn.Module | torch.nn.Parameter):
-            return False
-        tables = [module.__dict__.get(table) or {} for table in MODULE_TABLES]
-        return not any(name in table for table in tables) and self.tracker(module) is not None
-
     def generic_store(self, value: Any, name: str, new: Any) -> None:
         """What `object.__setattr__` does, and `object.__delattr__` where `new` is DELETED."""
         if isinstance(value, OWN_LOOKUP):
-            what = f"the attribute {name!r} of a {{}} is changed"
-            self.unsupported_kind("outside-change", what, value)
+            self.looks_up_itself(value, name)
         cls, owner = type(value), self.tracker(value)
         definition, deleted = find(cls, name), new is DELETED
         if isinstance(definition, property):
-            part, role = ("fdel", "deleter") if deleted else ("fset", "setter")
+            part = "fdel" if deleted else "fset"
             if getattr(definition, part) is None:
-                raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no {role}")
+                self.no_attribute(value, name)
             setter = self.wrap_part(cls, name, definition, part)
             self.call(setter, (value,) if deleted else (value, new), {})
         elif isinstance(definition, types.MemberDescriptorType) and owner and not deleted:
@@ -437,8 +425,7 @@ class Attributes(Outside):
             owner.slots[name] = new
         elif definition is not MISSING and self.is_data_descriptor(definition):
             if owner is not None or self.is_python_descriptor(definition):
-                how = "deleted" if deleted else "set"
-                what = f"the attribute {name!r} is {how} by a {type(definition).__name__}"
+                what = f"the attribute {name!r} is changed by a {type(definition).__name__}"
                 self.unsupported("attribute-kind", what)
             write_now(value, name, new)
         else:
@@ -466,8 +453,7 @@ class Attributes(Outside):
     def delete_attr(self, value: Any, name: str) -> None:
         deleter = find(type(value), "__delattr__")
         if isinstance(value, torch.Tensor | type):
-            id = "class-change" if isinstance(value, type) else "tensor-attribute"
-            self.unsupported(id, f"the attribute {name!r} is deleted")
+            self.unsupported("class-change", f"the attribute {name!r} is deleted")
         if isinstance(deleter, types.FunctionType):
             self.call_defined(value, "__delattr__", deleter, name)
         else:

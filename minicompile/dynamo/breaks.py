@@ -32,13 +32,11 @@ from minicompile.dynamo.continuation import (
     bind,
     break_at,
     continuation,
-    straight,
     successors,
     units,
 )
 from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame
 from minicompile.dynamo.reasons import refusal
-from minicompile.errors import Unsupported
 
 if TYPE_CHECKING:
     from minicompile.dynamo.dispatch import Dispatcher
@@ -176,7 +174,7 @@ def resume_after(
 def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     """Go on from instruction `index` of one frame, its stack as given."""
     # a resume function's bytecode is another's behind a prologue, which shifts its units
-    function, shift, _ = frame.function.__dict__.get("_minicompile_uncut", (frame.function, 0, 0))
+    function, shift = frame.function.__dict__.get("_minicompile_uncut", (frame.function, 0))
     code, point = function.__code__, frame.program.instructions[index].unit - shift
     fast = dict(zip(frame.program.slots, frame.fast, strict=True))
     cells = (*code.co_cellvars, *code.co_freevars)
@@ -217,30 +215,6 @@ def native_step(
     return resume.watched(bind(code, function, closure))
 
 
-def native_piece(
-    function: types.FunctionType, closure: Cells, resume: Resume, state: State, last: int
-) -> Callable[..., Any]:
-    """What runs a frame natively from a state on to unit `last`. That runs alone, when what only the units
-    before it need has been dropped.
-
-    Raises Unsupported where Python may branch before that unit.
-    """
-    code = function.__code__
-    *before, end = straight(code, state, last)
-    names = live_names(code, last)
-    bound = tuple(name for name in end.bound if name in names)
-    step = native_step(function, closure, resume, State(last, end.stack, bound))
-    kept = [number for number, name in enumerate(end.bound) if name in names]
-
-    def to_step(*values: Any) -> GoOn:
-        return GoOn(step, (*map(values.__getitem__, kept), *values[len(end.bound) :]))
-
-    if not before:
-        return to_step
-    piece = break_at(code, state, lambda number, closure: to_step, before[-1].point)
-    return resume.watched(bind(piece, function, closure))
-
-
 @dataclass(frozen=True)
 class Resume:
     """Finds or makes what goes on after graph breaks of a dispatcher. Code refers to it, so it holds none."""
@@ -257,30 +231,13 @@ class Resume:
     ) -> Callable[..., Any]:
         before = self.owner()
         key = id(function.__code__), state, tuple(map(id, closure))
-        if before is not None and key in before.entrances:
-            return before.entrances[key]
+        if before is not None and key in before.resumed:
+            return before.resumed[key]
         rest = resume_function(function, state, closure)
         if before is None or len(before.resumed) >= MAX_RESUMED:
             return rest
-        before.resumed[key] = before.another(rest, f"{before.name}, resumed", before)
-        before.entrances[key] = before.resumed[key].entrance
-        return before.entrances[key]
-
-    def run_natively(self, function: types.FunctionType, last: int) -> Callable[..., Any] | None:
-        """What takes a resume function's place, and runs it natively up to unit `last`; None if Python may
-        branch before that."""
-        before = self.owner()
-        uncut, _, state = function.__dict__["_minicompile_uncut"]
-        closure = function.__closure__ or ()
-        key = id(uncut.__code__), state, tuple(map(id, closure))
-        if before is None or key not in before.entrances:
-            return None
-        try:
-            piece = native_piece(uncut, closure, self, state, last)
-        except Unsupported:
-            return None
-        before.entrances[key] = piece
-        return piece
+        resumed = before.another(rest, f"{before.name}, resumed", before)
+        return before.resumed.setdefault(key, resumed.entrance)
 
 
 MAX_RESUMED = 256
@@ -294,7 +251,7 @@ def resume_function(
     code = continuation(function.__code__, state)
     made = bind(code, function, closure)
     shift = len(units(code)) - len(units(function.__code__))
-    made.__dict__["_minicompile_uncut"] = function, shift, state
+    made.__dict__["_minicompile_uncut"] = function, shift
     return made
 
 

@@ -91,7 +91,6 @@ OPERATIONS: dict[Any, tuple[Any, ...]] = {
     object.__delattr__: ("generic_delete",),
     len: ("length",),
     repr: ("convert", 2),
-    ascii: ("convert", 3),
     format: ("format",),
     operator.getitem: ("subscript",),
     operator.setitem: ("store_subscript",),
@@ -139,11 +138,7 @@ means(operator.not_)(lambda tracer, value: not tracer.truth(value))
 means(operator.is_not)(lambda tracer, a, b: not tracer.same(a, b))
 means(bool)(lambda tracer, value=False: tracer.truth(value))
 means(divmod)(lambda tracer, a, b: (tracer.binary("//", a, b), tracer.binary("%", a, b)))
-means(pow)(
-    lambda tracer, a, b, *mod: (
-        pow(*map(tracer.pinned, (a, b, *mod))) if mod else tracer.binary("**", a, b)
-    )
-)
+means(pow)(lambda tracer, a, b: tracer.binary("**", a, b))
 
 
 # -- attributes and types
@@ -286,10 +281,8 @@ def list_sort(tracer: Calls, items: Any, key: Any = None, reverse: Any = False) 
 def extreme(tracer: Calls, choose: Any, *args: Any, key: Any = None, default: Any = UNBOUND) -> Any:
     """The first item that no other beats."""
     items = tracer.items(args[0]) if len(args) == 1 else list(args)
-    if not items and default is UNBOUND:
-        raise ValueError(f"{choose.__name__}() arg is an empty sequence")
     if not items:
-        return default
+        return choose(()) if default is UNBOUND else default
     keys, best = sort_keys(tracer, items, key), 0
     for index in range(1, len(items)):
         if tracer.truth(tracer.compare("<" if choose is min else ">", keys[index], keys[best])):
@@ -315,9 +308,6 @@ def hashed_items(tracer: Calls, items: Any) -> list[Any]:
 
 
 means(tuple.__new__)(lambda tracer, cls, items=(): tuple.__new__(cls, tracer.items(items)))
-means(frozenset.__new__)(
-    lambda tracer, cls, items=(): frozenset.__new__(cls, hashed_items(tracer, items))
-)
 means(dict)(Calls.pairs)
 means(ORDERED)(lambda tracer, /, *args, **kwargs: ORDERED(tracer.pairs(*args, **kwargs)))
 
@@ -342,23 +332,19 @@ KEYED = words("get pop setdefault")
     *(cls.__dict__[name] for cls in (dict, ORDERED) for name in KEYED & vars(cls).keys()),
     named=True,
 )
-def dict_method(tracer: Calls, method: Any, owner: Any, *args: Any, **default: Any) -> Any:
-    """A method that looks at one key of an outside dict; on the frame's own it is Python's."""
-    tracker, name = tracer.tracker(owner), method.__name__
+def dict_method(tracer: Calls, method: Any, owner: Any, key: Any, default: Any = MISSING) -> Any:
+    """A method that looks at one key."""
+    name = method.__name__
     if name != "get" and raw_base(owner) is ORDERED:
         tracer.check_overrides(owner)
-    args = (tracer.pinned(args[0]), *args[1:]) if args else ()
-    if tracker is None or not 0 < len(args) < 3:
-        return method(owner if tracker is None else {}, *args, **default)  # may raise TypeError
-    key, *others = (*args, *default.values())
-    found = tracer.dict_get(tracker, key)
-    if name == "pop" and (found is not MISSING or not others):
-        tracer.dict_delete(tracker, key)  # may raise KeyError
+    found = tracer.dict_find(owner, key)
+    if name == "pop" and (found is not MISSING or default is MISSING):
+        BY_METHOD["__delitem__"](tracer, owner, key)  # may raise KeyError
     if found is not MISSING:
         return found
-    made = others[0] if others else None
+    made = None if default is MISSING else default
     if name == "setdefault":
-        tracer.dict_set(tracker, key, made)
+        tracer.store_dict_item(owner, key, made)
     return made
 
 
@@ -379,19 +365,17 @@ means(
 
 
 @means(list.index, list.count, list.remove, tuple.index, tuple.count, named=True)
-def search(tracer: Calls, method: Any, owner: Any, item: Any, *bounds: Any) -> Any:
+def search(tracer: Calls, method: Any, owner: Any, item: Any) -> Any:
     """A method that looks for an item."""
     name, items = method.__name__, raw_items(tracer.inside(owner))
     if name == "count":
         return sum(tracer.equal(other, item) for other in items)
-    limits = slice(*(*map(tracer.pinned, bounds), None, None)[:2]).indices(len(items))
-    index = next((i for i in range(*limits) if tracer.equal(items[i], item)), None)
-    if index is None:
-        return method(method.__objclass__(), item)  # raises ValueError
-    if name == "remove":
-        list.__delitem__(tracer.mutable(owner), index)
-        return None
-    return index
+    for index, other in enumerate(items):
+        if tracer.equal(other, item):
+            if name == "index":
+                return index
+            return list.__delitem__(tracer.mutable(owner), index)
+    return method(method.__objclass__(), item)  # raises ValueError
 
 
 # -- numbers and text
@@ -419,12 +403,10 @@ def builtin_str(tracer: Calls, *args: Any, **kwargs: Any) -> str:
 
 
 @means(hash)
+@unless_defined("__hash__")
 def builtin_hash(tracer: Calls, value: Any) -> int:
-    if python_method(value, "__hash__") is not None:
-        return int(tracer.call(tracer.special(value, "__hash__"), (), {}))
     if not is_constant(value):
         tracer.unsupported("memory-address", "hash() depends on memory addresses")
-    tracer.pin_module(value)
     return hash(tracer.pinned(value))
 
 
@@ -433,16 +415,11 @@ def builtin_hash(tracer: Calls, value: Any) -> int:
 def builtin_abs(tracer: Calls, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tracer.torch_call(torch.abs, (value,), {})
-    if isinstance(value, SYMBOLIC):
-        return tracer.computed("abs({0})", value, function=abs)
-    return abs(tracer.operand(value))
+    return tracer.run_native(abs, (value,), {})
 
 
 @means(round)
-def builtin_round(tracer: Calls, value: Any, ndigits: Any = None) -> Any:
+def builtin_round(tracer: Calls, value: Any, *ndigits: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        decimals = {} if ndigits is None else {"decimals": ndigits}
-        return tracer.torch_call(torch.round, (value,), decimals)
-    if isinstance(value, SYMBOLIC) and ndigits is None:
-        return tracer.computed("round({0})", value, function=round)
-    return round(*map(tracer.pinned, (tracer.operand(value), tracer.operand(ndigits))))
+        return tracer.torch_call(torch.round, (value,), dict(zip(["decimals"], ndigits)))
+    return tracer.run_native(round, (value, *ndigits), {})

@@ -64,12 +64,12 @@ TORCH_FUNCTION_MODULES = words("torch.functional torch.nn.functional torch._tens
 """Python functions defined there are single graph nodes, not inlined."""
 
 PURE_MODULES = words(
-    "math cmath _operator operator _bisect _heapq itertools _functools builtins _struct numpy "
+    "math cmath _operator _bisect _heapq itertools _functools builtins _struct numpy "
     "unicodedata _string re _sre _abc fractions numbers string textwrap keyword"
 )
 """C functions of these modules have no effects and depend on nothing but their arguments."""
 IMPURE = words(
-    "print open input exec eval compile breakpoint globals locals vars dir __import__ id hash random "
+    "print open input exec eval compile breakpoint globals locals vars dir __import__ id hash ascii random "
     "seed getrandbits"
 )
 KEEPS_ITEMS = words(
@@ -82,7 +82,7 @@ MUTATING = words("append insert pop popitem clear reverse add discard remove mov
 """Methods that change a container, and read no other: `builtins.py` has the rest."""
 MAKES_ANOTHER = words("copy __copy__ __or__ __ror__ popitem")
 """Methods of a dict in which C code calls the class of their owner, or methods of that."""
-SAFE_OBJECT_METHODS = words("__eq__ __ne__ mro __subclasses__ __instancecheck__")
+SAFE_OBJECT_METHODS = words("__eq__ __ne__ mro __instancecheck__")
 RAW_CLASSES: tuple[type, ...] = (
     *(functools.partial, types.MethodType, types.SimpleNamespace),
     *(property, staticmethod, classmethod),
@@ -239,23 +239,6 @@ class Calls(Containers):
         keywords = self.mapping(self.part(partial, "keywords"))
         return self.call(self.part(partial, "func"), (*own, *args), {**keywords, **kwargs})
 
-    def call_methodcaller(self, caller: Any, args: Args, kwargs: Kwargs) -> Any:
-        maker, given = caller.__reduce__()
-        if isinstance(maker, functools.partial):  # it holds the name and the keywords
-            given, kwargs = (*maker.args, *given), maker.keywords
-        name, *rest = given
-        (owner,) = args
-        return self.call(self.load_attr(owner, name), tuple(rest), kwargs)
-
-    def call_getter(self, getter: Any, args: Args, kwargs: Kwargs) -> Any:
-        kind, names = getter.__reduce__()
-        (owner,) = args
-        if kind is operator.itemgetter:
-            values = [self.subscript(owner, key) for key in names]
-        else:
-            values = [functools.reduce(self.load_attr, name.split("."), owner) for name in names]
-        return tuple(values) if len(values) > 1 else values[0]
-
     def call_wrapper(self, method: Any, args: Args, kwargs: Kwargs) -> Any:
         definition = method.__objclass__.__dict__[method.__name__]
         return self.call(definition, (method.__self__, *args), kwargs)
@@ -271,12 +254,9 @@ class Calls(Containers):
             if is_constant(value) or isinstance(value, FIXED_TYPES):
                 continue
             owner = self.tracker(value)
-            tensor = isinstance(value, torch.Tensor)
-            if owner is None or tensor or type(value).__hash__ is not OBJECT_HASH:
-                self.unsupported(
-                    "cached-function",
-                    f"{function.__qualname__}, a cached function, is called with a {type(value).__name__}",
-                )
+            if owner is None or type(value).__hash__ is not OBJECT_HASH:
+                what = f"{function.__qualname__}, a cached function, is called with a {{}}"
+                self.unsupported_kind("cached-function", what, value)
             self.guard("identity", owner.source, value, "argument of a cached function")
         found = function(*map(self.pinned, args), **kwargs)
         if not is_constant(found):
@@ -315,6 +295,9 @@ class Calls(Containers):
             function, swapped = TENSOR_OPERATORS[name]
             operands = args[::-1] if swapped else args
             return self.recorder.record("call_function", function, operands, {})
+        if name == "requires_grad_":
+            self.recorder.switch_gradient(*args, **kwargs)
+            return args[0]
         return self.recorder.record("call_method", name, args, kwargs)
 
     # -- builtins and C functions
@@ -397,8 +380,6 @@ class Calls(Containers):
 
     def call_descriptor(self, method: Any, args: Args, kwargs: Kwargs) -> Any:
         """A method that C code defines: of tensors, containers, strings, object."""
-        if not args:
-            raise TypeError(f"unbound method {method.__qualname__}() needs an argument")
         if is_tensor_method(method):
             return self.torch_call(method, args, kwargs)
         owner, rest = args[0], args[1:]
@@ -407,9 +388,9 @@ class Calls(Containers):
             self.check_overrides(owner)
         if tracker is not None and builtin_base(owner) is not None:
             if name in MUTATING:
-                if isinstance(owner, set) and name in ("add", "discard"):
-                    if self.contains(owner, *rest) is (name == "add"):
-                        return None  # nothing changes: nn.Module does this where a buffer is set
+                done = {"add": True, "discard": False}.get(name) if isinstance(owner, set) else None
+                if done is not None and self.holds(owner, *rest) is done:
+                    return None  # nothing changes: nn.Module does this where a buffer is set
                 return method(self.mutable(owner), *rest, **kwargs)
             owner = self.inside(owner)
         elif tracker is not None and name not in SAFE_OBJECT_METHODS:
@@ -421,8 +402,6 @@ class Calls(Containers):
             where = f"{module}.{method.__qualname__}"
             self.unsupported("unknown-c-function", f"the method {where}")
         if method.__objclass__ is str and name in ("format", "format_map"):
-            for value in (*rest, *kwargs.values()):
-                self.check_text(value)
             rest = tuple(map(self.as_text, rest))
             kwargs = {key: self.as_text(value) for key, value in kwargs.items()}
         if name in KEEPS_ITEMS:
@@ -436,8 +415,6 @@ class Calls(Containers):
         if issubclass(cls, torch.Tensor):
             what = f"a {cls.__name__} is made inside the captured function"
             self.unsupported("tensor-kind", what, "make it before the call")
-        if issubclass(cls, torch.autograd.Function):
-            self.unsupported("autograd-function", "a custom autograd.Function")
         if isinstance(cls, enum.EnumType):
             if kwargs or not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args):
                 what = f"the enum {cls.__name__} is called with more than a constant"
@@ -451,7 +428,7 @@ class Calls(Containers):
     def construct(self, cls: type, args: Args, kwargs: Kwargs) -> Any:
         """What `type.__call__` does."""
         if issubclass(cls, BaseException):  # they are turned into text
-            args = tuple(map(self.as_text, args))
+            args = tuple(map(self.pinned, args))
         if any("__del__" in owner.__dict__ for owner in cls.__mro__):
             what = f"{cls.__name__} objects do something when they die (`__del__`)"
             self.unsupported("class-change", what)
@@ -466,9 +443,6 @@ class Calls(Containers):
         initializer = lookup(type(made), "__init__")
         if isinstance(initializer, types.FunctionType):
             self.call_defined(made, "__init__", initializer, *args, **kwargs)
-        elif initializer is object.__init__:
-            if (args or kwargs) and maker is object.__new__:
-                raise TypeError(f"{cls.__name__}() takes no arguments")
         elif isinstance(made, BaseException):
             initializer(made, *args, **kwargs)
         else:
@@ -479,7 +453,7 @@ class Calls(Containers):
         """`cls.__new__` as C code defines it."""
         cls, rest = args[0], args[1:]
         if maker is object.__new__:
-            return object.__new__(cls)
+            return maker(cls, *rest, **kwargs)
         if maker is type.__new__:
             self.unsupported("class-change", "a class is made")
         if issubclass(cls, BaseException):
@@ -503,9 +477,6 @@ CALL_KINDS: dict[type, Callable[..., Any]] = {
     types.MethodWrapperType: Calls.call_wrapper,
     **dict.fromkeys(C_METHODS, Calls.call_descriptor),
     functools.partial: Calls.call_partial,
-    operator.methodcaller: Calls.call_methodcaller,
-    operator.attrgetter: Calls.call_getter,
-    operator.itemgetter: Calls.call_getter,
     weakref.ReferenceType: lambda self, ref, *_: self.below(ref, "referent", None, ref()),
     CACHED: Calls.call_cached,
 }

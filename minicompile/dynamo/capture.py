@@ -89,8 +89,6 @@ class CapturedFrame:
     """Whether the lines give what remains to be done, to whom that is no result."""
     stopped_by: Unsupported | None = None
     """Why the capture ends before the frame does."""
-    cut_at: int | None = None
-    """The unit before which the captured function's own frame is cut."""
     asked_compiling: bool = False
     """Whether the frame, as far as it was captured, asks `torch.compiler.is_compiling()`."""
 
@@ -133,8 +131,6 @@ def capture_frame(
                 traced = trace(tracer, values, request.resume)
                 captured = finished(tracer, traced, values, request)
             captured.asked_compiling = tracer.asked_compiling
-            if (cut := tracer.frame_at_cut) is not None and cut.parent is None:
-                captured.cut_at = cut.program.instructions[cut.pc].unit
             return captured
         except Unsupported as error:
             raise error.with_traceback(None) from error.__cause__
@@ -241,8 +237,7 @@ def finished(
 ) -> CapturedFrame:
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
-    check_generators(tracer)
-    check_tokens(tracer)
+    check_left(tracer)
     guard_aliases(tracer)
     fakes = pristine_fakes(tracer)
     for tracker, fake in fakes.items():
@@ -326,9 +321,9 @@ def or_in_eager(
     call: list[str], recorder: Recorder, code: SourceCode, parameters: Iterable[str], acts: bool
 ) -> list[str]:
     """Run the graph; if it raises, run the frame in eager, outside of our handler: that raises in the right
-    place, under its handlers. If memory ran out, or somebody's own backend raised, only a frame that `acts`:
-    that changes something outside before, or may handle the exception; if a hook on saved tensors raised,
-    none, for it has been called.
+    place, under its handlers. If somebody's own backend raised, only a frame that `acts`: that changes
+    something outside before, or may handle the exception; if a hook on saved tensors raised, none, for it has
+    been called.
 
     Nothing of the frame has happened by then, since writes are replayed afterwards. But the graph itself may
     have drawn random numbers, which are given back, or changed its inputs: then its exception is the call's.
@@ -398,21 +393,15 @@ def pristine_fakes(tracer: Tracer) -> dict[VariableTracker, Any]:
     return fakes
 
 
-def check_generators(tracer: Tracer) -> None:
-    """One that is left half way inside a try or with block would be closed when it is dropped."""
-    for made, steps in tracer.natives:
-        if not isinstance(made, TracedGenerator) or not made.inside_try:
-            continue
-        if is_users(made.frame):
-            what = f"the generator {made.__name__} is left inside a try or with block"
-            raise refusal("generator-or-coroutine", what, places=[steps])
-
-
-def check_tokens(tracer: Tracer) -> None:
-    """Refuse a frame that sets a context variable and leaves it set, even to the same value."""
+def check_left(tracer: Tracer) -> None:
+    """Refuse a frame that leaves a generator half way inside a try or with block, which would be closed when
+    it is dropped; or a context variable set, even to the same value."""
     for made, steps in tracer.natives:
         if isinstance(made, contextvars.Token):
             raise refusal("context-variable", "a ContextVar is left set", places=[steps])
+        if isinstance(made, TracedGenerator) and made.inside_try and is_users(made.frame):
+            what = f"the generator {made.__name__} is left inside a try or with block"
+            raise refusal("generator-or-coroutine", what, places=[steps])
 
 
 def guard_aliases(tracer: Tracer) -> None:
@@ -436,17 +425,9 @@ def guard_aliases(tracer: Tracer) -> None:
 
 def family(tracer: Tracer, tracker: VariableTracker) -> type | None:
     """Outside objects of one family could become one object; None for those whose identity is guarded."""
-    source, value = tracker.source, tracker.value
-    if source.kind == "namespace":
-        owners = (other for other in tracer.trackers.values() if other.source is source.base)
-        value = next((owner.value for owner in owners), None)
-        if value is None or tracer.is_guarded_by_identity(value, source):
-            return None
-        return dict
-    # the tables of a module that is guarded by identity
-    module_table = source.kind == "attribute" and source.key in MODULE_TABLES
-    module_table &= source.root.kind != "local" or source.root.key in tracer.fixed_modules
-    identical = tracer.is_guarded_by_identity(value, source)
-    guarded = source.kind == "held" or module_table or identical
-    kinds = (*CONTAINERS, types.CellType)
-    return type(value) if isinstance(value, kinds) and not guarded else None
+    owner, value = tracker.source, tracker.value
+    if owner.base is not None and (owner.kind == "namespace" or owner.key in MODULE_TABLES):
+        owner = owner.base  # the object, or the module, that the dict belongs to
+    if owner.kind == "held" or ("identity", owner, None) in tracer.guards:
+        return None
+    return type(value) if isinstance(value, (*CONTAINERS, types.CellType)) else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import itertools
 import operator
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -22,7 +21,6 @@ from minicompile.dynamo.attributes import Attributes
 from minicompile.dynamo.interpreter import (
     BINARY,
     COMPARE,
-    CONVERSIONS,
     METHOD_OF,
     UNARY,
     Operation,
@@ -85,19 +83,6 @@ def unless_defined(name: str) -> Callable[[Method], Method]:
     return decorate
 
 
-class Lazily:
-    """An iterator for native code; the interpreter advances what lies behind it."""
-
-    def __init__(self, world: Containers, iterator: Any) -> None:
-        self.world, self.iterator = world, iterator
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self.world.advance(self.iterator)
-
-
 class Containers(Attributes):
     """Operations of the expression language other than calls."""
 
@@ -158,17 +143,15 @@ class Containers(Attributes):
     def selected(self, tensor: Any, key: Any) -> tuple[Any, Any]:
         """A tensor and a key for `tensor[key]`: by `select` for symbolic ints, which torch would fix."""
         parts = list(key) if type(key) is tuple else [key]
-        basic = {int, slice, torch.SymInt, types.EllipsisType}
-        taken = [place for place, part in enumerate(parts) if part is not ...]
-        skipped = tensor.dim() - len(taken)
-        symbolic = any(type(part) is torch.SymInt for part in parts)
-        if not symbolic or skipped < 0 or not all(type(part) in basic for part in parts):
+        kinds = list(map(type, parts))
+        if torch.SymInt not in kinds or {*kinds} - {int, slice, torch.SymInt, types.EllipsisType}:
             return tensor, key
-        end = next((place for place, part in enumerate(parts) if part is ...), len(parts))
-        for dim, place in reversed(list(enumerate(taken))):
-            if type(parts[place]) is torch.SymInt:
-                where = dim if place < end else dim + skipped
-                tensor = self.torch_call(torch.Tensor.select, (tensor, where, parts.pop(place)), {})
+        if types.EllipsisType in kinds:
+            place = kinds.index(types.EllipsisType)
+            parts[place : place + 1] = [slice(None)] * (tensor.dim() - len(parts) + 1)
+        for dim in reversed(range(len(parts))):
+            if type(parts[dim]) is torch.SymInt:
+                tensor = self.torch_call(torch.Tensor.select, (tensor, dim, parts.pop(dim)), {})
         return tensor, tuple(parts) or ...
 
     def sequence_item(self, value: Any, key: Any) -> Any:
@@ -179,11 +162,8 @@ class Containers(Attributes):
             return base.__getitem__(self.inside(value), key)
         size = base.__len__(value)
         self.guard("length", tracker.source, size, "an item is read by position")
-        index = operator.index(key)
-        if not -size <= index < size:
-            raise IndexError(f"{base.__name__} index out of range")
-        index %= size
-        return self.wrap(base.__getitem__(value, index), Source("item", index, tracker.source))
+        found = base.__getitem__(value, key)  # may raise IndexError
+        return self.wrap(found, Source("item", range(size)[key], tracker.source))
 
     def dict_item(self, value: Any, key: Any) -> Any:
         """`dict.__getitem__`, with `__missing__` and default factories."""
@@ -250,8 +230,6 @@ class Containers(Attributes):
     @unless_defined("__iter__")
     def iterate(self, value: Any) -> Iterator[Any]:
         if isinstance(value, torch.Tensor):
-            if value.ndim == 0:
-                raise TypeError("iteration over a 0-d tensor")
             return iter(self.torch_call(torch.Tensor.unbind, (value,), {}))
         base = raw_base(value)
         if base is not None:
@@ -260,17 +238,9 @@ class Containers(Attributes):
         if self.tracker(value) is not None:
             self.unsupported_kind("outside-object", "iteration over a {} from outside", value)
         if python_method(value, "__getitem__") is not None:
-            return self.by_position(value)
+            what = "iteration over a {} by its __getitem__"
+            self.unsupported_kind("outside-object", what, value)
         return iter(value)
-
-    def by_position(self, value: Any) -> Iterator[Any]:
-        """The old protocol: `value[0]`, `value[1]`, ... until IndexError."""
-        for index in itertools.count():
-            try:
-                item = self.subscript(value, index)
-            except IndexError:
-                return
-            yield item
 
     @unless_defined("__next__")
     def advance(self, iterator: Any) -> Any:
@@ -285,7 +255,18 @@ class Containers(Attributes):
 
     def lazily(self, value: Any) -> Iterator[Any]:
         """An iterator for native code whose steps the interpreter runs."""
-        return Lazily(self, self.iterate(value))
+        iterator = self.iterate(value)
+        if self.tracker(iterator) is None and python_method(iterator, "__next__") is None:
+            return iterator
+        return self.steps(iterator)
+
+    def steps(self, iterator: Any) -> Iterator[Any]:
+        while True:
+            try:
+                item = self.advance(iterator)
+            except StopIteration:
+                return
+            yield item
 
     def mapping(self, value: Any) -> dict[Any, Any]:
         if isinstance(value, dict) and find(type(value), "__iter__") is DICT_ITER:
@@ -411,28 +392,21 @@ class Containers(Attributes):
         if found is not NotImplemented:
             return found
         if plain == "%" and isinstance(left, str):
-            self.check_text(right)
             right = self.as_text(right)
         return BINARY[symbol](self.operand(left), self.operand(right))
 
     def in_place(self, symbol: str, left: Any, right: Any) -> Any:
         """`left += right` and its like, as C code defines them for containers that can change."""
         base, name = raw_base(left), f"__i{METHOD_OF[symbol.removesuffix('=')]}__"
-        if base in (tuple, None) or not hasattr(base, name):
+        if (base not in (list, set) and not isinstance(left, dict)) or not hasattr(base, name):
             return NotImplemented
         if isinstance(left, dict):
             self.fill_dict(left, right)
-            return left
-        if base is set:
-            if not isinstance(right, set | frozenset):
-                return NotImplemented
-            right = self.imported(right)
+        elif symbol == "+=":
+            self.extend(left, self.items(right))
         else:
-            right = self.items(right) if symbol == "+=" else self.operand(right)
-        if name == "__iadd__" and base is list:
-            self.extend(left, right)
-        else:
-            getattr(base, name)(self.mutable(left), right)
+            found = getattr(base, name)(self.mutable(left), self.operand(right))
+            return NotImplemented if found is NotImplemented else left
         return left
 
     def fill_dict(self, owner: Any, items: Any = (), /, **kwargs: Any) -> None:
@@ -509,17 +483,16 @@ class Containers(Attributes):
 
     def alike(self, left: Any, right: Any) -> bool:
         """Whether two lists, tuples or dicts are equal, as C code defines it."""
-        inside = self.inside(left), self.inside(right)
-        ours, theirs = map(raw_items, inside)
-        if len(ours) != len(theirs) and not isinstance(left, tuple):
+        ours, theirs = raw_items(self.inside(left)), raw_items(self.inside(right))
+        if len(ours) != len(theirs):
             return False
         if isinstance(left, dict):
             others = dict(theirs)
-            if not all(key in others and self.equal(item, others[key]) for key, item in ours):
+            ordered = raw_base(left) is raw_base(right) is collections.OrderedDict
+            if ordered and list(dict(ours)) != list(others):
                 return False
-            both_ordered = raw_base(left) is raw_base(right) is collections.OrderedDict
-            return not both_ordered or list(dict(ours)) == list(others)
-        return all(map(self.equal, ours, theirs)) and len(ours) == len(theirs)
+            return all(key in others and self.equal(item, others[key]) for key, item in ours)
+        return all(map(self.equal, ours, theirs))
 
     def unary(self, symbol: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -535,45 +508,40 @@ class Containers(Attributes):
 
     # -- text
 
-    def check_text(self, value: Any) -> None:
-        """Only what prints the same at compile time and at run time may be turned into text."""
-        if isinstance(value, torch.Tensor):
-            self.unsupported("tensor-as-text", "a tensor is turned into text")
-        if isinstance(value, BaseException):
-            if self.tracker(value) is not None:
-                self.unsupported("object-as-text", "an exception from outside is turned into text")
-            value = value.args
-        if is_constant(value) or isinstance(value, type | types.ModuleType):
-            return
-        if builtin_base(value) in (None, types.MappingProxyType):
-            self.unsupported_kind("object-as-text", "a {} is turned into text", value)
-        self.check_overrides(value, ("__repr__", "__iter__", "items"))
-        if isinstance(value, collections.defaultdict):
-            self.check_text(FACTORY.__get__(value))
-        for item in raw_items(self.inside(value)):
-            self.check_text(item)
-
     def convert(self, kind: int, value: Any) -> str:
+        if kind == 3:
+            self.unsupported("unusual-arguments", "text is written in ASCII (`!a`)")
         name = "__str__" if kind == 1 else "__repr__"
         shows_itself = find(type(value), name) is object.__str__  # which calls __repr__
         for method in (name, "__repr__") if shows_itself else (name,):
             if python_method(value, method) is not None and not isinstance(value, type):
-                found: str = self.call(self.special(value, method), (), {})
-                return found if kind != 3 else found.encode("ascii", "backslashreplace").decode()
-        self.check_text(value)
-        return CONVERSIONS[kind](self.as_text(value))
+                return str(self.call(self.special(value, method), (), {}))
+        return (str if kind == 1 else repr)(self.as_text(value))
 
     def format(self, value: Any, spec: str = "") -> str:
         if python_method(value, "__format__") is not None:
             return str(self.call(self.special(value, "__format__"), (spec,), {}))
         if not spec:
             return self.convert(1, value)
-        self.check_text(value)
         return format(self.as_text(value), spec)
 
     def as_text(self, value: Any) -> Any:
-        """A value to be turned into text, in which symbolic numbers have become plain ones."""
-        inside = self.deep(value)
-        if builtin_base(inside) in (None, set, frozenset) or is_constant(inside):
-            return self.pinned(inside)
-        return refilled(inside, map(self.as_text, raw_items(inside)))
+        """A value to be turned into text, in which symbolic numbers have become plain ones. Refuses what may
+        print otherwise at run time."""
+        if isinstance(value, torch.Tensor):
+            self.unsupported("tensor-as-text", "a tensor is turned into text")
+        if isinstance(value, BaseException):
+            if self.tracker(value) is not None:
+                self.unsupported("object-as-text", "an exception from outside is turned into text")
+            self.as_text(value.args)
+            return value
+        if is_constant(value) or isinstance(value, type | types.ModuleType):
+            return self.pinned(value)
+        if builtin_base(value) is None:
+            self.unsupported_kind("object-as-text", "a {} is turned into text", value)
+        self.check_overrides(value, ("__repr__", "__iter__", "items"))
+        if isinstance(value, collections.defaultdict):
+            self.as_text(FACTORY.__get__(value))
+        inside = self.inside(value)
+        items = [self.as_text(item) for item in raw_items(inside)]
+        return inside if isinstance(inside, set | frozenset) else refilled(inside, items)

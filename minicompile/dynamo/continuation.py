@@ -96,22 +96,7 @@ def natively(unit: list[Op]) -> list[Op]:
 
 def successors(code: CodeType, state: State) -> list[State]:
     """The states after one unit: at the next unit, then at the jump's target; none after a return."""
-    return reached(units(code), slot_names(code), state)
-
-
-def straight(code: CodeType, state: State, last: int) -> list[State]:
-    """The states before each unit from one on to unit `last`. Raises Unsupported where Python may branch."""
-    states, all_units, names = [state], units(code), slot_names(code)
-    while states[-1].point != last:
-        after = reached(all_units, names, states[-1])
-        if len(after) != 1 or len(states) > len(all_units):
-            raise refusal("place-of-cut", "a branch before the end of a piece")
-        states += after
-    return states
-
-
-def reached(all_units: list[list[Op]], names: tuple[str, ...], state: State) -> list[State]:
-    """`successors` in a code object of which these are the units and the slots."""
+    all_units, names = units(code), slot_names(code)
     unit = all_units[state.point]
     last = unit[-1]
     ways = [] if last.opname in _JUMPS | _LEAVES else [(state.point + 1, False)]  # point, by jump
@@ -164,18 +149,16 @@ def continuation(code: CodeType, state: State) -> CodeType:
     return writer.finish([*writer.restore(), enter], with_body=True)
 
 
-def break_at(code: CodeType, state: State, transfer: Transfer, last: int | None = None) -> CodeType:
+def break_at(code: CodeType, state: State, transfer: Transfer) -> CodeType:
     """Code that restores `state`, runs one unit and hands over to `transfer(number, closure)(*values)`.
 
-    `last`: run the units up to that one. `number` counts the successors, whose parameters the values are.
-    When a unit raises, the frame's own handlers run; the transfer lies outside them, so an `__exit__` never
-    runs twice. The code holds `transfer`, and code objects are not garbage-collected in cycles: let it refer
-    weakly to its owner.
+    `number` counts the successors, whose parameters the values are. When the unit raises, the frame's own
+    handlers run; the transfer lies outside them, so an `__exit__` never runs twice. The code holds
+    `transfer`, and code objects are not garbage-collected in cycles: let it refer weakly to its owner.
     """
-    run = straight(code, state, state.point if last is None else last)
-    after = successors(code, run[-1])
+    after = successors(code, state)
     writer = _Writer(code, state, max(len(s.stack) for s in (state, *after)))
-    step = [op for before in run for op in natively(writer.units[before.point])]
+    step = natively(writer.units[state.point])
     ops = writer.restore()
     if step:  # 3.13 looks for the handler of a call one unit ahead of it
         ops.append(Op("NOP", handler=step[0].handler, position=writer.position))
@@ -279,9 +262,6 @@ def check(code: CodeType, state: State) -> None:
     if is_generator(code) or is_coroutine(code):
         what = f"{code.co_qualname} is a generator or coroutine and can't be cut"
         raise refusal("generator-or-coroutine", what)
-    if not code.co_flags & inspect.CO_OPTIMIZED:
-        what = f"{code.co_qualname} is a class body or module and can't be cut"
-        raise refusal("place-of-cut", what)
     first = code.co_varnames[:1] if code.co_argcount else ()
     if "__class__" in code.co_freevars and (not first or first != state.bound[:1]):
         # super() reads the first parameter from the first slot

@@ -20,7 +20,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,8 +28,8 @@ from minicompile import compat
 from minicompile.compat import settings
 from minicompile.compat.inference import without_inference_mode
 from minicompile.compat.settings import restored_modes
-from minicompile.dynamo.arguments import fingerprint, is_large, signature_of
-from minicompile.dynamo.breaks import GoOn, Resume
+from minicompile.dynamo.arguments import LARGE_MODULE, fingerprint, signature_of
+from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import CapturedFrame, Request, capture_frame, deep_stack
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
@@ -43,7 +43,6 @@ from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError
 from minicompile.errors import (
     BackendError,
-    MinicompileError,
     OptionError,
     RejectedKernel,
     Unsupported,
@@ -59,19 +58,11 @@ Backend = Callable[[Capture], BoxedGraph]
 """Compiles a capture."""
 
 
-class FrameWatcher(Protocol):
-    """Sees what eager code of a compiled function calls, and may run something compiled instead."""
-
-    dispatchers: list[Dispatcher]
-    """Those of the functions that it captures."""
-
-    def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function as it is, but what it calls is seen."""
-
-
-frame_watchers: Registry[Callable[[Dispatcher], FrameWatcher]] = Registry(
+frame_watchers: Registry[Callable[[Dispatcher], Any]] = Registry(
     "frame_watcher", "name -> sees what eager code of a compiled function calls"
 )
+"""What a rule makes of a dispatcher has `watched(function)`, which gives the function as it is, but sees what
+that calls and may run something compiled instead; and `dispatchers`: those of functions that it captures."""
 
 _all: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 _all_lock = threading.Lock()
@@ -106,6 +97,7 @@ def captured(
     function: types.FunctionType, values: dict[str, Any], request: Request
 ) -> CapturedFrame:
     """Call `capture_frame` while the lock is held. Raises Unsupported where no frame can be captured."""
+    compat.check_capture()
     if active := settings.active_modes():
         if device := settings.default_device():
             what = f"{device} is the default device: a torch function mode is active"
@@ -155,12 +147,9 @@ class Dispatcher:
     def clear(self) -> None:
         """Forget every compiled version and all counts."""
         self.entries.clear()
-        self.native: Callable[..., Any] | None = None
-        """What runs the function in place of any version, as Python does."""
-        self.entrances: dict[Any, Callable[..., Any]] = {}
-        self.resumed: dict[Any, Dispatcher] = {}
-        """What goes on after graph breaks, by bytecode and state."""
-        self.own_watchers: list[FrameWatcher] | None = None
+        self.resumed: dict[Any, Callable[..., Any]] = {}
+        """Compiled functions that go on after graph breaks, by bytecode and state."""
+        self.own_watchers: list[Any] | None = None
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
 
@@ -214,7 +203,7 @@ class Dispatcher:
                 found = entry.call(*arguments)
                 if found is not MISS:
                     return found
-            if getattr(_thread, "capturing", False) or not self.can_capture():
+            if getattr(_thread, "capturing", False):
                 return MISS
             if not _lock.acquire(wait):
                 return MISS
@@ -226,27 +215,20 @@ class Dispatcher:
             finally:
                 _lock.release()
             if made is None:
-                return MISS if self.native is None else GoOn(self.native, arguments)
+                return MISS
             found = made.call(*arguments)
             if found is not MISS:
                 return found
-            self.disown(made, arguments, dropped)
+            failure, _ = made.misfit(self.values(arguments))
+            why: Unsupported = refusal(
+                "guards-changed", f"the guards changed while capturing: {failure}"
+            )
+            self.entries.remove(made)
+            self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=graph_break(why))
             if dropped:
+                self.refuse(fingerprint(arguments), why)
                 return MISS
-            dropped = True
-
-    def can_capture(self) -> bool:
-        """Can anything be captured with this Python and this torch? Raises Unsupported under `fullgraph`."""
-        try:
-            compat.check_capture()
-        except Unsupported as error:
-            if self.fullgraph:
-                raise
-            if not self.stopped:  # no warning here: `mc.compile` gave one for the process
-                self.stopped = True
-                self.note(error)
-            return False
-        return True
+            dropped = True  # the first capture may have filled caches
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function run as it is, while what it calls may be captured."""
@@ -256,7 +238,7 @@ class Dispatcher:
         return function
 
     @property
-    def watchers(self) -> list[FrameWatcher]:
+    def watchers(self) -> list[Any]:
         """What sees functions that eager code calls, for all parts of this compiled function."""
         if self.own_watchers is None:
             makers = {} if self.fullgraph else rules(frame_watchers, self.options.plugins)
@@ -282,15 +264,9 @@ class Dispatcher:
     def graph_raised(self, raised: Raised, arguments: tuple[Any, ...]) -> Any:
         """The frame in eager: the exception comes up in the user's line, under the frame's handlers."""
         self.eager_calls += 1
-        kind, text = raised
-        reason = f"a graph raised {kind}: calls that raise run the frame again in eager"
+        reason = f"a graph raised {raised.kind}: calls that raise run the frame again in eager"
         self.breaks[graph_break(refusal("exception", reason))] = None
-        try:
-            return self.eager(arguments)
-        except Exception as error:
-            if type(error).__name__ == kind and text != str(error):
-                error.add_note(f"In the graph: {text}")
-            raise
+        return self.eager(arguments)
 
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
@@ -349,8 +325,6 @@ class Dispatcher:
             if frame.stopped_by is not None and frame.asked_compiling:
                 root.compiling = False
             capture = frame.capture
-            if resumed and resume is not None and self.goes_natively(frame, resume):
-                return None
             capture.watch = watch
             watch.tell("capture", capture)
             capture.continues = frame.stopped_by is not None or self.is_inner
@@ -367,14 +341,6 @@ class Dispatcher:
                 self.eager(arguments)  # raises what the user should see
             self.refuse(key, error)
             return None
-        except BackendError as error:  # this machine lacks something
-            failure = Failure(error)
-            if isinstance(error, RejectedKernel):
-                watch.tell("error", failure)
-            if self.fullgraph:
-                failure.annotate()
-            self.stop(refusal(error.reason, "\n".join([str(error), *failure.advice])), error)
-            return None
         except OptionError:
             raise
         except RecursionError:
@@ -382,12 +348,16 @@ class Dispatcher:
             return None
         except Exception as error:
             failure = Failure(error)
-            watch.tell("error", failure)
+            if not isinstance(error, BackendError) or isinstance(error, RejectedKernel):
+                watch.tell("error", failure)
             if self.fullgraph:
                 failure.annotate()
                 raise
-            warnings.warn(failure.told(f"; {self.name} runs in eager"), stacklevel=6)
-            self.refuse(key, refusal("internal-error", failure.told()))
+            if isinstance(error, BackendError):  # this machine lacks something
+                self.stop(refusal(error.reason, "\n".join([str(error), *failure.advice])))
+            else:
+                warnings.warn(failure.told(f"; {self.name} runs in eager"), stacklevel=6)
+                self.refuse(key, refusal("internal-error", failure.told()))
             return None
         if capture.stopped_by is not None:
             self.breaks[capture.stopped_by] = None
@@ -400,19 +370,6 @@ class Dispatcher:
         self.entries.append(entry)
         return entry
 
-    def goes_natively(self, frame: CapturedFrame, resume: Resume) -> bool:
-        """Whether what goes on after a break records nothing up to the next one: then Python runs it, which
-        takes less time than guards."""
-        why = frame.stopped_by
-        if why is None or frame.cut_at is None or frame.capture.graph.op_count:
-            return False
-        _, shift, _ = self.function.__dict__["_minicompile_uncut"]
-        self.native = resume.run_natively(self.function, frame.cut_at - shift)
-        if self.native is not None:
-            self.last_refusal = graph_break(why, "instruction")
-            self.breaks[self.last_refusal] = None
-        return self.native is not None
-
     def fixed_modules(self, values: dict[str, Any]) -> list[str]:
         """Arguments whose modules are guarded by identity, which is quick to check: the module that is
         compiled, a method's own, and large ones until another one comes in their place."""
@@ -421,7 +378,7 @@ class Dispatcher:
             name
             for name, value in values.items()
             if isinstance(value, torch.nn.Module)
-            and (name == one or is_large(value))
+            and (name == one or sum(1 for _ in torch.nn.Module.modules(value)) >= LARGE_MODULE)
             and name not in self.varied_modules
         ]
 
@@ -452,33 +409,14 @@ class Dispatcher:
         self.last_refusal = graph_break(why)
         self.breaks[self.last_refusal] = None
 
-    def stop(
-        self,
-        why: Unsupported,
-        error: MinicompileError | None = None,
-        failures: Sequence[GuardFailure] = (),
-    ) -> None:
-        """Compile nothing more, and say so once. `error` is what to raise, if not `why`."""
+    def stop(self, why: Unsupported, failures: Sequence[GuardFailure] = ()) -> None:
+        """Compile nothing more, and say so once."""
         if self.fullgraph:
-            raise error or why
+            raise why
         self.stopped = True
         self.note(why)
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
         warnings.warn("\n".join([*lines, *failure_lines(failures)]), stacklevel=7)
-
-    def disown(self, entry: Entry, arguments: tuple[Any, ...], again: bool) -> None:
-        """Drop an entry whose guards do not even hold for the call it was made for.
-
-        `again`: the second one in a row; the first capture may have filled caches. Such calls run in eager.
-        """
-        failure = entry.failure(self.values(arguments))
-        self.entries.remove(entry)
-        why: Unsupported = refusal(
-            "guards-changed", f"the guards changed while capturing: {failure}"
-        )
-        self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=graph_break(why))
-        if again:
-            self.refuse(fingerprint(arguments), why)
 
     def another(
         self,
@@ -499,19 +437,24 @@ class Dispatcher:
         versions = enumerate(self.entries, 1)
         return {0: self.eager_calls, **{number: entry.hits for number, entry in versions}}
 
+    @property
+    def parts(self) -> list[Dispatcher]:
+        """This one, what goes on after its breaks, and what watchers capture below it."""
+        below = [resumed.__dict__["_minicompile"] for resumed in self.resumed.values()]
+        below += [part for watcher in self.own_watchers or () for part in watcher.dispatchers]
+        return [self, *(part for dispatcher in below for part in dispatcher.parts)]
+
     def explanation(self) -> Explanation:
         """Calls are those of the function; the rest includes resume functions and nested frames."""
-        below = [part for watcher in self.own_watchers or () for part in watcher.dispatchers]
-        own = Timeline(self.name, tuple(self.misses), self.answered())
-        rest = [dispatcher.explanation() for dispatcher in (*self.resumed.values(), *below)]
+        parts = self.parts
         return Explanation(
             name=self.name,
-            captures=sum((r.captures for r in rest), [e.capture for e in self.entries]),
-            breaks=list(dict.fromkeys(sum((r.breaks for r in rest), list(self.breaks)))),
+            captures=[entry.capture for part in parts for entry in part.entries],
+            breaks=list(dict.fromkeys(found for part in parts for found in part.breaks)),
             eager_calls=self.eager_calls,
             compiled_calls=sum(entry.hits for entry in self.entries),
-            limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
-            timelines=sum((r.timelines for r in rest), (own,)),
+            limit_reached=any(part.limit_reached for part in parts),
+            timelines=tuple(Timeline(p.name, tuple(p.misses), p.answered()) for p in parts),
         )
 
 

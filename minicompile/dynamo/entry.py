@@ -3,17 +3,15 @@
     entry.call(*arguments) -> the frame's result, or MISS if a guard does not hold
 
 Guards on objects that the entry holds (the module's own attributes, globals) are checked apart from those on
-the call's arguments where a plug-in brings a `HeldCheck`: that may know a quicker way than to evaluate them
-at each call. Inputs are fetched once, for the guards and for the graph.
+the call's arguments where a plug-in brings a quicker check than to evaluate them at each call (`held` of
+`guards.quick_checks`). Inputs are fetched once, for the guards and for the graph.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from minicompile.dynamo.breaks import run
 from minicompile.dynamo.capture import CapturedFrame
@@ -27,29 +25,13 @@ from minicompile.dynamo.guards import (
 )
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.modes import Raised
-from minicompile.dynamo.result import SHAPE_KINDS, WHOLE, GraphInput, Guard, GuardFailure, Source
+from minicompile.dynamo.result import SHAPE_KINDS, WHOLE, Guard, GuardFailure, Source
 
 MISS = Marker("MISS")
 """What an entry gives when a guard does not hold."""
 
 BoxedGraph = Callable[[list[Any]], Sequence[Any]]
 """A compiled graph: takes a list of inputs in placeholder order, may empty it, gives the outputs in order."""
-
-
-class HeldCheck(Protocol):
-    """A quicker check of guards on what the entry holds, and the tensors found there.
-
-    Made by the rule `held` of `quick_checks` from (SourceCode, guards, sources of the tensors, hits): `hits`
-    is a list of one number, how many calls the entry has answered.
-    """
-
-    tensors: list[Any]
-
-    def unchanged(self) -> bool:
-        """Is everything as when `tensors` were found?"""
-
-    def check(self) -> bool:
-        """Evaluate the guards, and find the tensors anew."""
 
 
 class Entry:
@@ -94,7 +76,7 @@ class Entry:
         """How many calls it has answered."""
         return self.counter[0]
 
-    def lines(self, held_check: Callable[..., HeldCheck] | None) -> list[str]:
+    def lines(self, held_check: Callable[..., Any] | None) -> list[str]:
         """Check the guards, run the graph, rebuild the result."""
         captured, code = self.captured, self.captured.code.part()
         guards = [
@@ -102,8 +84,8 @@ class Entry:
             for guard in self.capture.guards
             if guard.kind not in WHOLE and guard.kind in guard_rules
         ]
-        tensors = [given.source for given in self.capture.inputs if is_tensor(given)]
-        numbers = [given.source for given in self.capture.inputs if not is_tensor(given)]
+        tensors = [given.source for given in self.capture.inputs if given.real]
+        numbers = [given.source for given in self.capture.inputs if not given.real]
         held: list[Guard] = []
         fetched: list[Source] = []
         if held_check is not None:
@@ -130,10 +112,6 @@ class Entry:
             *("hits[0] += 1", *captured.lines),
         ]
 
-    def failure(self, values: dict[str, Any]) -> GuardFailure | None:
-        """The first guard that a call's arguments fail."""
-        return self.misfit(values)[0]
-
     def misfit(self, values: dict[str, Any]) -> tuple[GuardFailure | None, dict[Source, str]]:
         """The first guard that a call's arguments fail, and the sizes and numbers in which they differ,
         if they differ in nothing before these."""
@@ -155,7 +133,3 @@ def is_live(guard: Guard, code: SourceCode) -> bool:
     """Is it about the call's arguments or a symbolic number, not only about what the entry holds?"""
     held = guard.kind not in SHAPE_KINDS and all(map(code.holds, guard.sources))
     return on_argument(guard) or not held
-
-
-def is_tensor(given: GraphInput) -> bool:
-    return isinstance(given.fake, torch.Tensor)

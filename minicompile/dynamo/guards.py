@@ -60,8 +60,11 @@ guard_rules: Registry[GuardRule] = Registry("guard", "guard kind -> Python text 
 quick_checks: Registry[Callable[..., Any]] = Registry(
     "quick_check", "held or global_state -> checks all guards of that kind at once"
 )
-"""What makes a quicker check of guards: on objects that an entry holds (`held`: see `entry.HeldCheck`), or on
-the settings of torch (`global_state`: takes the settings, gives a function that says whether they hold)."""
+"""What makes a quicker check of guards: on the settings of torch (`global_state`: takes the settings, gives a
+function that says whether they hold), or on objects that an entry holds (`held`: takes the SourceCode, the
+guards, the sources of the tensors found there, and a list of one number: how many calls the entry answered).
+The latter gives an object with `unchanged()`, whether everything is as when its `tensors` were found, and
+`check()`, which evaluates the guards and finds the tensors anew."""
 
 FETCH_ERRORS = (LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError)
 """What fetching a source may raise when the program has changed; the guard has failed then."""
@@ -97,7 +100,7 @@ def namespace_of(value: Any) -> dict[str, Any]:
 
 def container_base(value: Any) -> Any:
     base = builtin_base(value)
-    if base is None or base is types.MappingProxyType:
+    if base is None:
         raise TypeError("no container")
     return base
 
@@ -279,28 +282,19 @@ def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     return f"{'len' if exact else 'base_length'}({values[0]}) == {guard.expected}"
 
 
-@guard_rules("keys")
-def keys_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    slow, expected = items_rule(code, guard, values), code.constant(guard.expected)
-    if guard.sources[0].kind == "local" and code.types_of.get(guard.sources[0]) is dict:
-        length = f"len({values[0]}) == {len(guard.expected)}"  # **kwargs: mostly the same strings
-        return f"{length} and (all(map(is_, {values[0]}, {expected})) or {slow})"
-    return slow
-
-
-@guard_rules("members")
+@guard_rules("keys", "members")
 def items_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     return f"same_items(items_of({values[0]}), {code.constant(guard.expected)})"
 
 
-@guard_rules("distinct")
+@guard_rules("distinct", "different")
 def distinct_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     return f"len({{{', '.join(f'id({value})' for value in values)}}}) == {len(values)}"
 
 
 @guard_rules("number")
 def number_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return str(guard.expected.condition(*values))
+    return str(guard.expected.format(*values))
 
 
 def form_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
@@ -385,7 +379,7 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
     text = condition(code, guard)
     if text is None:
         return True, None
-    found, *others = fetched(guard.sources, code, scope)
+    found, *_ = fetched(guard.sources, code, scope)
     if guard.kind == "tensor":
         if not isinstance(found, torch.Tensor):
             return False, found
@@ -393,8 +387,6 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
         facts = [compat.tensor_facts(tensor, free) for tensor in (guard.expected, found)]
         changed = changes(*(dict(zip(compat.TENSOR_FACTS, each, strict=True)) for each in facts))
         return not changed, changed
-    if guard.kind == "different":
-        return two_alike(guard.sources, [found, *others])
     holds, shown = bool(eval(text, code.names, scope)), GUARD_KINDS[guard.kind].found
     if "{0}" not in shown:
         return holds, Description(shown)
@@ -415,13 +407,3 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> Description:
     return Description(
         ", ".join(f"{name} {describe(now[name])} (was {describe(before[name])})" for name in differ)
     )
-
-
-def two_alike(sources: tuple[Source, ...], values: list[Any]) -> tuple[bool, Any]:
-    """Whether all values are different objects; if not, which two are one."""
-    seen: dict[int, Source] = {}
-    for source, value in zip(sources, values, strict=True):
-        other = seen.setdefault(id(value), source)
-        if other is not source:
-            return False, Description(f"{source} is {other}")
-    return True, None

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from minicompile.dynamo.reasons import REASONS
-from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphBreak, Guard, GuardFailure
+from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphBreak, GuardFailure
 from minicompile.errors import Unsupported
 from minicompile.ops.display import Several, Shown, count_text, listed
 from minicompile.ops.graph import target_name, unpacks
@@ -159,16 +159,11 @@ class Explanation(Shown):
             lines += ["", f"===== capture {number}: {capture.name}, {about}", "", capture.flow]
             if capture.graph.op_count:
                 lines += ["", str(capture.graph)]
-            lines += ["", *guard_lines(capture.guards), *capture.size_lines]
+            short = len(capture.guards) <= MANY_GUARDS
+            lines += ["", "guards:", *(f"  {guard}" for guard in capture.guards if short)]
+            lines += capture.size_lines
         return "\n".join(lines)
 
 
-def guard_lines(guards: Sequence[Guard]) -> list[str]:
-    """The guards one by one, or counted by kind where there are many."""
-    if len(guards) <= MANY_GUARDS:
-        return ["guards:", *(f"  {guard}" for guard in guards)]
-    kinds = Counter(guard.kind for guard in guards).most_common()
-    return [f"{len(guards)} guards: {', '.join(f'{count} {kind}' for kind, count in kinds)}"]
-
-
 MANY_GUARDS = 40
+"""More guards are only counted."""

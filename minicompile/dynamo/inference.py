@@ -14,7 +14,8 @@ import torch
 
 from minicompile.compat import settings
 from minicompile.compat.inference import InferenceMode
-from minicompile.dynamo.calls import Calls, call_rules
+from minicompile.dynamo.builtins import means
+from minicompile.dynamo.calls import Calls
 
 
 class InferenceBlock:
@@ -29,15 +30,13 @@ class InferenceBlock:
     def __exit__(self, *error: object) -> None: ...
 
 
-@call_rules(InferenceMode)
-def make_block(tracer: Calls, args: Any, kwargs: Any) -> InferenceBlock:
-    return InferenceBlock(*args, **kwargs)
+means(InferenceMode)(lambda tracer, inference: InferenceBlock(inference))
 
 
-@call_rules(InferenceBlock.__enter__)
-def enter_block(tracer: Calls, args: Any, kwargs: Any) -> None:
+@means(InferenceBlock.__enter__)
+def enter_block(tracer: Calls, block: InferenceBlock) -> None:
     """Switch the mode. Graphs record no grad mode for inference mode: they run in it as a whole."""
-    block, recorder = args[0], tracer.recorder
+    recorder = tracer.recorder
     block.before = recorder.inference, torch.is_grad_enabled()
     if not block.inference:
         if recorder.inference:
@@ -49,9 +48,9 @@ def enter_block(tracer: Calls, args: Any, kwargs: Any) -> None:
     settings.set_grad_enabled(False)
 
 
-@call_rules(InferenceBlock.__exit__)
-def exit_block(tracer: Calls, args: Any, kwargs: Any) -> None:
-    block, recorder = args[0], tracer.recorder
+@means(InferenceBlock.__exit__)
+def exit_block(tracer: Calls, block: InferenceBlock, *error: Any) -> None:
+    recorder = tracer.recorder
     inference, grad = block.before
     if not block.inference:
         tracer.call(settings.set_grad_enabled, (grad,), {})
@@ -61,11 +60,7 @@ def exit_block(tracer: Calls, args: Any, kwargs: Any) -> None:
     settings.set_grad_enabled(grad)
 
 
-@call_rules(torch.is_inference_mode_enabled)
-def is_inference_mode_enabled(tracer: Calls, args: Any, kwargs: Any) -> bool:
-    return tracer.recorder.inference
-
-
-@call_rules(torch.is_inference, torch.Tensor.is_inference)
-def is_inference(tracer: Calls, args: Any, kwargs: Any) -> bool:
-    return tracer.recorder.is_inference(args[0])
+means(torch.is_inference_mode_enabled)(lambda tracer: tracer.recorder.inference)
+means(torch.is_inference, torch.Tensor.is_inference)(
+    lambda tracer, tensor: tracer.recorder.is_inference(tensor)
+)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from minicompile.dynamo.assembler import Op, assemble
-from minicompile.dynamo.bytecode import Instruction, Program, is_coroutine, is_generator, parameters
+from minicompile.dynamo.bytecode import Instruction, is_coroutine, is_generator, parameters
 from minicompile.errors import MinicompileError
 from minicompile.ops.origin import SourceLine
 from minicompile.ops.registry import Registry
@@ -68,13 +68,7 @@ bytecode: Registry[Handler] = Registry("bytecode", "normalised opname -> what th
 class Frame:
     """One activation of a Python function inside the interpreter."""
 
-    __slots__ = (
-        *("world", "function", "program", "fast", "stack", "pc", "current", "result", "finished"),
-        *("handled", "parent", "depth", "module_path"),
-        *("called", "steps", "before_raise"),
-    )
-
-    def __init__(self, world: Interpreter, function: types.FunctionType, fast: list[Any]) -> None:
+    def __init__(self, world: Any, function: types.FunctionType, fast: list[Any]) -> None:
         self.world, self.function, self.fast = world, function, fast
         self.program = program = world.program(function.__code__)
         self.parent = parent = world.frame
@@ -131,10 +125,9 @@ class Frame:
                 self.current = instruction
                 self.pc += 1
                 try:
+                    what = f"the instruction {instruction.opname} is not supported"
                     handler = handlers.get(instruction.opname)
-                    if handler is None:
-                        what = f"the instruction {instruction.opname} is not supported"
-                        world.unsupported("instruction", what)
+                    handler = handler or world.unsupported("instruction", what)
                     left = handler(self, instruction)
                 except BaseException as raised:
                     world.frame = self
@@ -247,11 +240,11 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "~": operator.invert,
 }
 Operation = Callable[..., Any]
-CONVERSIONS: dict[int, Callable[[Any], str]] = {1: str, 2: repr, 3: ascii}
 
 
 class Interpreter:
-    """Runs Python functions instruction by instruction. What operations mean is a subclass's to say."""
+    """Runs Python functions instruction by instruction. What operations mean is a subclass's to say: those
+    that `opcodes.EFFECTS` calls as `world.name(...)`."""
 
     max_depth = 200
 
@@ -259,51 +252,11 @@ class Interpreter:
     """(id, what, hint): give up on this frame for the reason of that id; raises Unsupported."""
     user_line: Callable[[], SourceLine | None]
     call: Operation
-    special: Operation
-    """A dunder method looked up on the type, bound; UNBOUND if the type has none."""
-    pinned: Operation
-    """A value that is hashed or read by C code, where it may stand for any number."""
-    program: Callable[[types.CodeType], Program]
-    default: Operation
-    """(function, index): a positional default."""
-    keyword_default: Operation
-    """(function, name): a keyword-only default, UNBOUND if there is none."""
-    tracker: Operation
-    """Where an outside object came from; None for others."""
-    realize: Operation
-    """A Lazy argument at its first use; other values unchanged."""
-    load_global: Operation
-    store_global: Operation
-    delete_global: Operation
     load_cell: Operation
     """What a cell holds; raises ValueError when it is empty."""
-    closure: Operation
-    import_name: Operation
+    realize: Operation
+    """A Lazy argument at its first use; other values unchanged."""
     load_attr: Operation
-    store_attr: Operation
-    delete_attr: Operation
-    subscript: Operation
-    store_subscript: Operation
-    delete_subscript: Operation
-    truth: Operation
-    contains: Operation
-    same: Operation
-    iterate: Operation
-    advance: Operation
-    length: Operation
-    format: Operation
-    convert: Operation
-    binary: Operation
-    unary: Operation
-    compare: Operation
-    mutable: Operation
-    """What to change in place of a list or set."""
-    extend: Operation
-    """(list, items): put items at the end of a list."""
-    items: Operation
-    """Everything an iterable gives, as unpacking, `*args` and `list.extend` want it."""
-    mapping: Operation
-    """A mapping as a dict, as `**kwargs` wants it."""
 
     def __init__(self) -> None:
         self.frame: Frame | None = None
@@ -343,8 +296,6 @@ class Interpreter:
     def zero_argument_super(self) -> Any:
         frame = self.frame
         assert frame is not None
-        if "__class__" not in frame.program.slots:
-            raise RuntimeError("super(): __class__ cell not found")
         cls = self.load_cell(frame.fast[frame.program.slots.index("__class__")])
         first = frame.fast[0]
         # The first parameter lives in a cell when a nested function uses it.
@@ -365,11 +316,11 @@ class Interpreter:
             full = f"{module.__name__}.{name}"
             if full in sys.modules:
                 return sys.modules[full]
-            where = module.__name__
-            raise ImportError(f"cannot import name {name!r} from {where!r}", name=name) from None
+            text = f"cannot import name {name!r} from {module.__name__!r}"
+            raise ImportError(text) from None
 
 
-def bind(world: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> list[Any]:
+def bind(world: Any, function: types.FunctionType, args: Args, kwargs: Kwargs) -> list[Any]:
     """Arguments in fast slots, bound by CPython itself. Raises TypeError as it does."""
     plain, named = function.__defaults__ or (), function.__kwdefaults__ or {}
     binder = types.FunctionType(binder_of(function.__code__), {})

@@ -19,7 +19,6 @@ import itertools
 import re
 import sys
 import types
-import typing
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from minicompile.compat import settings
 from minicompile.dynamo.builtins import builtin_getattr, means
 from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
 from minicompile.dynamo.containers import python_method
-from minicompile.dynamo.result import Source, computed
+from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     HOOKS,
     MISSING,
@@ -61,7 +60,6 @@ def change_first(tracer: Calls, function: Any, items: Any, *rest: Any, **options
     return tracer.run_native(functools.partial(function, tracer.mutable(items)), rest, options)
 
 
-means(typing.cast)(lambda tracer, kind, value: value)
 # The fields of a dataclass are fixed when the class is made.
 means(dataclasses.fields)(lambda tracer, owner: dataclasses.fields(owner))
 
@@ -84,7 +82,7 @@ def exc_info(tracer: Calls) -> Any:
 def signature(tracer: Calls, function: Any) -> Any:
     """A function's signature: its code and its defaults, which are guarded, decide what it shows."""
     inner = function.__func__ if isinstance(function, types.MethodType) else function
-    if not isinstance(inner, types.FunctionType | type):
+    if not isinstance(inner, types.FunctionType):
         tracer.unsupported_kind("unusual-arguments", "inspect.signature of a {}", function)
     found = inspect.signature(function)
     read_defaults(tracer, inner)
@@ -96,10 +94,7 @@ def signature(tracer: Calls, function: Any) -> Any:
 
 
 def read_defaults(tracer: Calls, function: Any) -> None:
-    """Guard all defaults of a function, of what it wraps, or of how a class makes its instances."""
-    if isinstance(function, type):
-        for name in ("__init__", "__new__"):
-            read_defaults(tracer, tracer.load_attr(function, name))
+    """Guard all defaults of a function, and of what it wraps."""
     while isinstance(function, types.FunctionType):
         for index in range(len(function.__defaults__ or ())):
             tracer.default(function, index)
@@ -250,14 +245,6 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 # -- classes
 
 
-@means(type.__subclasses__)
-def subclasses(tracer: Calls, cls: type) -> Any:
-    """The subclasses of a class, guarded: a program may define another one between two calls."""
-    parts = (tracer.class_tracker(cls).source,)
-    source = computed("{0}.__subclasses__()", parts, type.__subclasses__)
-    return tracer.imported(tracer.wrap(type.__subclasses__(cls), source, "its subclasses are read"))
-
-
 means(type.__instancecheck__, type.__subclasscheck__, named=True)(
     lambda tracer, check, cls, value: (
         type.__subclasscheck__(cls, tracer.type_of(value))
@@ -306,13 +293,6 @@ def set_setting(tracer: Calls, setter: Any, value: Any) -> Any:
     return set_state(tracer, setter, value)
 
 
-@means(torch.set_grad_enabled)
-def set_grad_enabled(tracer: Calls, mode: Any) -> Any:
-    made = object.__new__(torch.set_grad_enabled)
-    tracer.call(torch.set_grad_enabled.__init__, (made, mode), {})
-    return made
-
-
 class Unrecorded(contextlib.ContextDecorator):
     """Stands for `record_function(name)` in a frame: a fused kernel lies in no range of a profile."""
 
@@ -341,14 +321,3 @@ call_rules(*settings.TRACING_PREDICATES, torch.overrides.has_torch_function)(
 call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(
     lambda tracer, args, kwargs: isinstance(args[0], torch.Tensor)
 )
-
-
-@means(torch._assert, torch._check)
-def check(tracer: Calls, condition: Any, message: Any = "") -> None:
-    """A condition that must hold, and is known now."""
-    if isinstance(condition, torch.Tensor):
-        hint = "check it outside of the compiled function"
-        tracer.unsupported("branch-on-tensor", "torch._check on a tensor's data", hint)
-    if not condition:
-        text = tracer.call(message, (), {}) if callable(message) else message
-        raise (type(text) if isinstance(text, BaseException) else RuntimeError)(str(text))

@@ -60,15 +60,17 @@ def changed(facts: dict[str, object], before: Modes, set_before: dict[Any, Any])
 
 
 def random_states() -> list[tuple[torch.Generator, torch.Tensor]]:
-    """Where each default generator stands."""
-    return [(generator, generator.get_state()) for generator in generators()]
+    """Where each default generator stands; a CUDA graph that is being recorded lets nobody ask."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        generators += torch.cuda.default_generators
+    return [(generator, generator.get_state()) for generator in generators]
 
 
 class Raised(NamedTuple):
-    """The exception of a graph whose frame is to run in eager: its kind, and what it says."""
+    """The kind of the exception of a graph whose frame is to run in eager."""
 
     kind: str
-    text: str
 
 
 def raised(
@@ -80,22 +82,14 @@ def raised(
 ) -> Raised:
     """What a graph raised, once random numbers that it drew are put back. Raised again where eager may not
     run the frame: a hook has been called, inputs have other versions than these; and, unless the frame
-    `acts`, memory ran out or code raised that is neither torch's nor ours, nor an operator's."""
+    `acts`, code raised that is neither torch's nor ours, nor an operator's."""
     frames = traceback.walk_tb(error.__traceback__)  # generated code is in no module
     names = [frame.f_globals.get("__name__", "minicompile") for frame, _ in frames]
     foreign = names[-1].partition(".")[0] not in ("torch", "minicompile")
-    aside = (foreign and "torch._ops" not in names) or isinstance(error, torch.OutOfMemoryError)
+    aside = foreign and "torch._ops" not in names
     late = any(x.is_inference() for x in written) or tuple(map(version, written)) != versions
     if compat.of_hook(error) or (aside and not acts) or late:
         raise error
     for generator, state in states:
         generator.set_state(state)
-    return Raised(type(error).__name__, str(error))
-
-
-def generators() -> list[torch.Generator]:
-    """The default generators of all devices in use; a CUDA graph that is being recorded lets nobody ask."""
-    found = [torch.default_generator]
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        found += torch.cuda.default_generators
-    return found
+    return Raised(type(error).__name__)

@@ -15,7 +15,6 @@ import torch
 
 from minicompile.dynamo.calls import DISABLED, Calls, call_rules
 from minicompile.dynamo.dispatch import Dispatcher
-from minicompile.dynamo.entry import MISS
 from minicompile.errors import OptionError, Unsupported
 
 
@@ -30,7 +29,11 @@ class WrappedModule(torch.nn.Module):
     __slots__ = ("_again", "_orig_mod")
 
     _orig_mod: torch.nn.Module
+    _word: str
     _again: Callable[[torch.nn.Module], torch.nn.Module]
+
+    def __repr__(self) -> str:
+        return f"{self._word} {self._orig_mod!r}"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._again, (self._orig_mod,)
@@ -39,20 +42,15 @@ class WrappedModule(torch.nn.Module):
 class CompiledModule(WrappedModule):
     """Goes through a dispatcher when called."""
 
-    __slots__ = ("_minicompile",)
+    __slots__ = ("_entrance", "_minicompile")
 
     _minicompile: Dispatcher
+    _entrance: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        original, dispatcher = self._orig_mod, self._minicompile
-        for entry in dispatcher.entries:
-            found = entry.call(original, args, kwargs)
-            if found is not MISS:
-                return found
-        return dispatcher.miss(original, args, kwargs)
+        return self._entrance(self._orig_mod, *args, **kwargs)
 
-    def __repr__(self) -> str:
-        return f"compiled {self._orig_mod!r}"
+    _word = "compiled"
 
 
 class DisabledModule(WrappedModule):
@@ -65,8 +63,7 @@ class DisabledModule(WrappedModule):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._orig_mod(*args, **kwargs)
 
-    def __repr__(self) -> str:
-        return f"disabled {self._orig_mod!r}"
+    _word = "disabled"
 
 
 @functools.cache
@@ -88,15 +85,17 @@ def wrap(original: torch.nn.Module, kind: Any, **slots: Any) -> torch.nn.Module:
     return wrapper
 
 
-@call_rules(CompiledModule.__call__)
-def compiled_module_call(tracer: Calls, args: Any, kwargs: Any) -> Any:
-    """A compiled module called while capturing: the original becomes part of this graph."""
-    return tracer.call(tracer.load_attr(args[0], "_orig_mod"), args[1:], kwargs)
-
-
-@call_rules(DisabledModule.__call__)
-def disabled_module_call(tracer: Calls, args: Any, kwargs: Any) -> Any:
-    tracer.disabled(type(args[0]._orig_mod).__qualname__, args[0]._reason)
+# a compiled module called while capturing: the original becomes part of this graph
+call_rules(CompiledModule.__call__)(
+    lambda tracer, args, kwargs: tracer.call(
+        tracer.load_attr(args[0], "_orig_mod"), args[1:], kwargs
+    )
+)
+call_rules(DisabledModule.__call__)(
+    lambda tracer, args, kwargs: tracer.disabled(
+        type(args[0]._orig_mod).__qualname__, args[0]._reason
+    )
+)
 
 
 # -- what a program says about its own functions
@@ -140,7 +139,9 @@ def behind(target: Any, make: Callable[..., Dispatcher], again: Callable[..., An
     if isinstance(target, torch.nn.Module):
         frame = cast(types.FunctionType, call_module)
         made = make(frame, name=type(target).__qualname__, one_module=True)
-        return wrap(target, CompiledModule, _minicompile=made, _again=again)
+        return wrap(
+            target, CompiledModule, _minicompile=made, _entrance=made.entrance, _again=again
+        )
     if isinstance(target, types.MethodType):
         return types.MethodType(behind(target.__func__, make, again), target.__self__)
     if not isinstance(target, types.FunctionType):
@@ -188,13 +189,12 @@ def opaque_call(function: Callable[..., Any], tracer: Calls, args: Any, kwargs: 
     owner = tracer.tracker(function)
     if owner is not None:
         tracer.guard("identity", owner.source, function, "allowed in the graph")
-    recorder, name = tracer.recorder, function.__qualname__
-    arguments, keywords = tracer.deep_arguments(args, kwargs)
+    recorder, arguments = tracer.recorder, tracer.deep_arguments(args, kwargs)
     recorder.mode.allow_non_fake_inputs = False  # gradients could not reach tensors that it hides
     try:
-        return recorder.record("call_function", cast(Any, function), arguments, keywords)
+        return recorder.record("call_function", cast(Any, function), *arguments)
     except Unsupported as error:
-        what = f"{name}, allowed in the graph: {error.reason}"
+        what = f"{function.__qualname__}, allowed in the graph: {error.reason}"
         tracer.unsupported("allowed-function", what)
     finally:
         recorder.mode.allow_non_fake_inputs = True

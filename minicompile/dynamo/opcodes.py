@@ -20,7 +20,6 @@ from minicompile.dynamo.interpreter import (
     UNBOUND,
     Frame,
     Handler,
-    Interpreter,
     Lazy,
     bytecode,
 )
@@ -38,11 +37,12 @@ LOAD_ASSERTION_ERROR       (-- AssertionError)
 LOAD_BUILD_CLASS           (-- __build_class__)
 
 # names; what LOAD_FAST_AND_CLEAR found unbound is unbound again: after a graph break NULL stands for it
+LOAD_FAST                  (-- local(frame, ins))
+DELETE_FAST                (--) local(frame, ins); fast[arg] = UNBOUND
 STORE_FAST                 (value --) fast[arg] = UNBOUND if value is NULL else value
 LOAD_FAST_AND_CLEAR        (--) stack.append(world.realize(fast[arg])); fast[arg] = UNBOUND
 LOAD_GLOBAL                (-- world.load_global(frame, named))
 STORE_GLOBAL               (new --) world.store_global(frame, named, new)
-DELETE_GLOBAL              (--) world.delete_global(frame, named)
 COPY_FREE_VARS             (--) fast[-arg:] = world.closure(frame.function)
 LOAD_DEREF                 (-- cell_contents(frame, ins))
 STORE_DEREF                (new --) world.store_cell(fast[arg], new)
@@ -144,7 +144,7 @@ def under(frame: Frame, ins: Instruction) -> Any:
     return frame.world.mutable(frame.stack[-ins.arg])
 
 
-def update(world: Interpreter, target: dict[Any, Any], items: Any, once: bool = False) -> None:
+def update(world: Any, target: dict[Any, Any], items: Any, once: bool = False) -> None:
     for key, item in world.mapping(items).items():
         if once and world.contains(target, key):
             raise TypeError(f"got multiple values for keyword argument {key!r}")
@@ -155,32 +155,24 @@ def cell_contents(frame: Frame, ins: Instruction) -> Any:
     try:
         return frame.world.load_cell(frame.fast[ins.arg])
     except ValueError:
-        raise unbound(frame, ins.value) from None
+        raise unbound(ins.value) from None
 
 
 # -- stack and locals
 
 
-def unbound(frame: Frame, name: str) -> NameError:
-    kind = NameError if name in frame.program.code.co_freevars else UnboundLocalError
-    return kind(f"cannot access local variable {name!r} where it is not associated with a value")
+def unbound(name: str) -> NameError:
+    text = f"cannot access local variable {name!r} where it is not associated with a value"
+    return UnboundLocalError(text)
 
 
-@bytecode("LOAD_FAST")
-def load_fast(frame: Frame, ins: Instruction) -> None:
+def local(frame: Frame, ins: Instruction) -> Any:
     value = frame.fast[ins.arg]
     if value is UNBOUND:
-        raise unbound(frame, ins.value)
+        raise unbound(ins.value)
     if value.__class__ is Lazy:
         value = frame.fast[ins.arg] = frame.world.realize(value)
-    frame.stack.append(value)
-
-
-@bytecode("DELETE_FAST")
-def delete_fast(frame: Frame, ins: Instruction) -> None:
-    if frame.fast[ins.arg] is UNBOUND:
-        raise unbound(frame, ins.value)
-    frame.fast[ins.arg] = UNBOUND
+    return value
 
 
 # -- cells
@@ -372,8 +364,7 @@ def before_with(frame: Frame, ins: Instruction) -> None:
     world, manager = frame.world, frame.stack.pop()
     enter, leave = world.special(manager, "__enter__"), world.special(manager, "__exit__")
     if enter is UNBOUND or leave is UNBOUND:
-        kind = type(manager).__name__
-        raise TypeError(f"{kind!r} object does not support the context manager protocol")
+        raise TypeError(f"a {type(manager).__name__} is no context manager")
     frame.stack.extend((leave, world.call(enter, (), {})))
 
 
@@ -411,8 +402,7 @@ def match_class(frame: Frame, ins: Instruction) -> None:
     if not own and count == 1 and cls.__flags__ & MATCH_SELF:
         itself, count = (subject,), 0
     if count > len(own):
-        allowed = f"accepts {len(own)} positional sub-patterns ({count} given)"
-        raise TypeError(f"{cls.__name__}() {allowed}")
+        raise TypeError(f"{cls.__name__}() accepts {len(own)} positional sub-patterns")
     with contextlib.suppress(AttributeError):
         values = [world.load_attr(subject, name) for name in (*own[:count], *names)]
         frame.stack[-1] = (*itself, *values)

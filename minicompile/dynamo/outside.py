@@ -90,13 +90,6 @@ class Outside(Interpreter):
         """`what` has {} where the class of the value is named."""
         self.unsupported(id, what.format(type(value).__name__))
 
-    def catches(self, error: BaseException) -> bool:
-        if self.abort is not None:
-            raise self.abort
-        if isinstance(error, Unsupported):
-            self.abort = error
-        return super().catches(error)
-
     def user_line(self) -> SourceLine | None:
         """The innermost line of the user's code, or of a library other than torch and Python's."""
         if self.frame is None:
@@ -276,12 +269,6 @@ class Outside(Interpreter):
             return start.kind != "local" or start.key in self.fixed_modules
         return isinstance(value, IDENTITY_TYPES)
 
-    def pin_module(self, value: Any) -> None:
-        """Rely on which module it is, because it is hashed."""
-        tracker = self.tracker(value) if isinstance(value, torch.nn.Module) else None
-        if tracker is not None:
-            self.guard("identity", tracker.source, value, "hashed")
-
     def guard_known(self, known: VariableTracker, value: Any, source: Source, reason: str) -> None:
         if source == known.source:
             return
@@ -390,7 +377,9 @@ class Outside(Interpreter):
     def check_key(self, key: Any) -> None:
         """Only keys whose hash and equality are the built-in ones may be looked up natively."""
         cls = type(key)
-        self.pin_module(key)
+        tracker = self.tracker(key) if isinstance(key, torch.nn.Module) else None
+        if tracker is not None:
+            self.guard("identity", tracker.source, key, "hashed")
         if isinstance(key, torch.Tensor):
             self.unsupported("tensor-as-index", "a tensor is a key of a dict or set from outside")
         builtin = is_constant(key) or cls.__hash__ is OBJECT_HASH or is_fixed(cls)
@@ -427,8 +416,6 @@ class Outside(Interpreter):
         items: list[Any]
         if base is None:
             return None
-        if base is types.MappingProxyType:
-            self.unsupported("outside-object", "a mappingproxy is read as a whole")
         if base is dict:
             items = [(key, self.dict_get(tracker, key)) for key in self.dict_keys(tracker)]
             if isinstance(value, collections.defaultdict):
@@ -488,19 +475,11 @@ class Outside(Interpreter):
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
         self.dict_set(self.globals_tracker(frame.function.__globals__), name, value)
 
-    def delete_global(self, frame: Frame, name: str) -> None:
-        try:
-            self.dict_delete(self.globals_tracker(frame.function.__globals__), name)
-        except KeyError:
-            raise NameError(f"name {name!r} is not defined") from None
-
     def load_cell(self, cell: types.CellType) -> Any:
         tracker = self.tracker(cell)
         if tracker is None:
             return self.realize(cell.cell_contents)
         if "cell_contents" in tracker.slots:
-            if tracker.slots["cell_contents"] is DELETED:
-                raise ValueError("Cell is empty")
             return tracker.slots["cell_contents"]
         try:
             contents = cell.cell_contents
@@ -512,6 +491,8 @@ class Outside(Interpreter):
         tracker = self.tracker(cell)
         if tracker is None:
             super().store_cell(cell, value)
+        elif value is DELETED:
+            self.unsupported("outside-change", f"the variable {tracker.source.key} is deleted")
         else:
             self.mark_written(tracker)
             tracker.slots["cell_contents"] = value

@@ -170,15 +170,8 @@ internal-error: please report it; fullgraph=True raises it
 """Of each reason its id, the usual fix, and below them the explanation."""
 
 
-def read(text: str) -> dict[str, Reason]:
-    """The reasons that a text like TEXT lists."""
-    found: dict[str, Reason] = {}
-    for id, fix, explanation in re.findall(r"^([\w-]+): (.*)\n((?:    .*\n)+)", text, re.MULTILINE):
-        found[id] = Reason(" ".join(explanation.split()), fix)
-    return found
-
-
-REASONS = read(TEXT)
+_ENTRIES = re.findall(r"^([\w-]+): (.*)\n((?:    .*\n)+)", TEXT, re.MULTILINE)
+REASONS = {id: Reason(" ".join(text.split()), fix) for id, fix, text in _ENTRIES}
 
 
 def refusal(

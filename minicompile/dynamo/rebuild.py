@@ -14,7 +14,7 @@ import gc
 import itertools
 import operator
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +22,6 @@ from torch import fx
 
 from minicompile.dynamo.breaks import StandIn
 from minicompile.dynamo.bytecode import parameters
-from minicompile.dynamo.containers import Lazily
 from minicompile.dynamo.guards import SourceCode
 from minicompile.dynamo.interpreter import C_METHODS, DELETED, Frame, Lazy, TracedGenerator
 from minicompile.dynamo.reasons import refusal
@@ -55,12 +54,6 @@ ITERATORS: tuple[type, ...] = (
 """Iterators of native code that can be made again where they stand."""
 
 
-def advanced(iterator: Iterator[Any], count: int) -> Iterator[Any]:
-    """The iterator after `count` items."""
-    collections.deque(itertools.islice(iterator, count), maxlen=0)
-    return iterator
-
-
 LITERALS = (int, str, bool, type(None))
 EMPTY = {list: "[]", dict: "{}", collections.OrderedDict: "OrderedDict()"}
 
@@ -76,7 +69,7 @@ class Rebuild:
         code.names.update(partial=functools.partial, types=types)
         code.names.update(torch=torch)
         code.names.update(OrderedDict=collections.OrderedDict, defaultdict=collections.defaultdict)
-        code.names.update(StandIn=StandIn, advanced=advanced)
+        code.names.update(StandIn=StandIn, islice=itertools.islice)
         self.outputs: dict[fx.Node, int] = {}
         self.lines: list[str] = []
         self.positions: list[str] = []
@@ -137,8 +130,6 @@ class Rebuild:
         if cls is tuple or cls is torch.Size:
             items = self.sequence(value)
             return items if cls is tuple else f"torch.Size({items})"
-        if cls is slice:
-            return f"slice{self.sequence((value.start, value.stop, value.step))}"
         if cls is types.MethodType and isinstance(value.__func__, C_METHODS):  # eager's is builtin
             method, owner = self.code.constant(value.__func__), self.expression(value.__self__)
             # without the class 3.11 crashes on methods that C code binds to it
@@ -158,12 +149,8 @@ class Rebuild:
             return self.made_function(value)
         if cls is TracedGenerator and not value.started:
             return self.made_generator(value)
-        if cls is Lazily:
-            return self.expression(value.iterator)
         if cls in ITERATORS:
             return self.iterator(value)
-        if isinstance(value, BaseException) and value.__traceback__ is None:
-            return self.exception(value)
         if cls is types.CellType:
             name = self.assign(value, "types.CellType()")
             with contextlib.suppress(ValueError):  # empty
@@ -214,18 +201,11 @@ class Rebuild:
 
     def iterator(self, value: Any) -> str:
         """An iterator that native code made, where it stands."""
-        if type(value) in DICT_ITERATORS:
-            held = [found for found in gc.get_referents(value) if isinstance(found, dict)]
-            owner, left = held[0] if held else {}, operator.length_hint(value)
-            if held and not left:
-                try:
-                    next(value)
-                except StopIteration:
-                    pass
-                except RuntimeError:  # the dict has changed its size
-                    self.refuse(value)
+        if type(value) in DICT_ITERATORS:  # the dict is gone once it is used up
+            owner = next((x for x in gc.get_referents(value) if isinstance(x, dict)), {})
             view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
-            return self.assign(value, f"advanced(iter({view}), {len(owner) - left})")
+            count = len(owner) - operator.length_hint(value)
+            return self.assign(value, f"islice({view}, {count}, None)")
         maker, given, *state = value.__reduce__()
         text = "".join(f"{self.iterated(part)}, " for part in given)
         name = self.assign(value, f"{self.code.constant(maker)}({text})")
@@ -241,15 +221,6 @@ class Rebuild:
         if tracker is not None and tracker.writes:  # it changes its size after the iterator is made
             self.refuse(value)
         return self.expression(value) if tracker is None else self.outside(tracker)
-
-    def exception(self, value: BaseException) -> str:
-        """An exception that was made, but not raised."""
-        cls, given = self.expression(type(value)), self.sequence(value.args)
-        name = self.assign(value, f"{cls}.__new__({cls}, *{given})")
-        self.lines.append(f"{name}.args = {given}")
-        self.fill_in(name, value, "__cause__", "__context__", "__dict__")
-        self.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
-        return name
 
     def made_object(self, value: Any) -> str:
         """A container, or an instance of a Python class: made without running its code, then filled in."""
@@ -338,8 +309,6 @@ class Rebuild:
         cell = isinstance(tracker.value, types.CellType)
         source = tracker.source if cell else Source("slot", name, tracker.source)
         self.effects.append(f"{source} = {describe(value)}")
-        if cell and value is DELETED:
-            return f"del {self.outside(tracker)}.cell_contents"
         return self.set_attribute(self.outside(tracker), name, value)
 
 

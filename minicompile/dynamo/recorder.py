@@ -350,6 +350,20 @@ class Recorder:
         args = self.node_of(condition), "a condition of the program does not hold"
         self.finish(self.graph.call_function(CHECK, args), CHECK, None)
 
+    def switch_gradient(self, fake: torch.Tensor, requires_grad: bool = True) -> None:
+        """`requires_grad_` of a tensor that the frame made, which makes it a leaf."""
+        if fake.requires_grad is requires_grad and fake.is_leaf:
+            return
+        given = any(tracker.value is fake for tracker in self.inputs)
+        made_here = not given and self.nodes[id(fake)].graph is self.graph
+        if not made_here or not is_constant(requires_grad) or self.inference:
+            reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
+            self.refuse("autograd-state", reason, "call it on a tensor that is made there")
+        self.stay_in_region()
+        self.run("call_method", "requires_grad_", (fake, requires_grad), {})
+        node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
+        self.finish(node, "requires_grad_", fake)
+
     def refuse(
         self, id: str, what: str, hint: str = "", kind: type[Unsupported] = Unsupported
     ) -> NoReturn:

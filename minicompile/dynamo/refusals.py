@@ -17,12 +17,15 @@ import torch
 from torch import autograd
 from torch.utils import checkpoint
 
+_LOGGING = "debug info warning error critical log exception"
+_TRANSFORMS = (
+    "grad grad_and_value vjp jvp jacrev jacfwd hessian linearize functional_call functionalize"
+)
 FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("print", "print writes to the terminal", builtins, "print"),
     ("log", "a warning is issued", warnings, "warn"),
     ("log", "a logger is looked up", logging, "getLogger"),
-    ("log", "a log message is written", logging.Logger, "debug info warning error critical"),
-    ("log", "a log message is written", logging.Logger, "log exception"),
+    ("log", "a log message is written", logging.Logger, _LOGGING),
     ("file-or-terminal", "a file is opened", builtins, "open"),
     ("file-or-terminal", "input() asks the user", builtins, "input"),
     ("file-or-terminal", "tensors are written to a file, or read", torch, "save load"),
@@ -44,10 +47,8 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("default-dtype-or-device", "the default device is set", torch, "set_default_device"),
     ("default-dtype-or-device", "the default device is set", torch.device, "__enter__"),
     ("random-state", "the random state is changed", torch, "manual_seed seed set_rng_state"),
-    ("function-transform", "torch.func transforms", torch.func, "grad grad_and_value vjp jvp"),
-    ("function-transform", "torch.func transforms", torch.func, "jacrev jacfwd hessian linearize"),
-    ("function-transform", "torch.func transforms", torch.func, "functional_call functionalize"),
     ("function-transform", "torch.vmap is called", torch, "vmap"),
+    ("function-transform", "a torch.func transform is called", torch.func, _TRANSFORMS),
 )
 """(id of the reason, what happened, where the functions are, their names)."""
 
@@ -59,7 +60,6 @@ OF_TENSORS = (
     ("numpy", "`.{}()` needs the tensor's data", "numpy"),
     ("numpy", "`.{}()` exports the tensor's memory", "__array__ __dlpack__"),
     ("autograd-state", "`.{}()` changes how autograd treats a tensor", "retain_grad detach_"),
-    ("autograd-state", "`.{}()` changes how autograd treats a tensor", "requires_grad_"),
     ("autograd-state", "`.{}` is read inside the captured function", "grad grad_fn data _version"),
     ("autograd-state", "`.{}()`: a hook on a tensor", "register_hook"),
     ("backward", "`.{}()` runs inside the captured function", "backward"),

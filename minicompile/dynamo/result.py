@@ -110,27 +110,6 @@ def computed(form: str, parts: Iterable[Source], function: Any = None) -> Source
     return Source("computed", (form, function, tuple(parts)))
 
 
-@dataclass(frozen=True)
-class NumberRange:
-    """The numbers that a graph is made for: of a class (None: any int, a size), from `low` to `high`."""
-
-    kind: type | None
-    low: float
-    high: float | None = None
-
-    def condition(self, name: str) -> str:
-        """What a number must fulfil, as Python."""
-        span = f"{name} >= {self.low}"
-        if self.high is not None:
-            span = f"{self.low} <= {name} <= {self.high}"
-        return span if self.kind is None else f"type({name}) is {self.kind.__name__} and {span}"
-
-    def text(self, name: str) -> str:
-        """The same for a reader."""
-        within = f"{name} is a float within ±{self.high}"
-        return within if self.kind is float else self.condition(name)
-
-
 def describe(value: Any) -> str:
     """A value in a guard's text: constants as written, functions and classes by name, others by type.
 
@@ -149,28 +128,28 @@ def describe(value: Any) -> str:
         return value_text(value) + (", requires grad" if value.requires_grad else "")
     if cls is types.CodeType:
         return f"<code {value.co_qualname}>"
-    if id(cls) in BRACKETS and len(value) <= LONGEST:
-        first, last = BRACKETS[id(cls)]
-        items = [describe(item) for item in value]
-        if cls is dict:
-            items = [f"{key}: {describe(item)}" for key, item in zip(items, value.values())]
-        text = first + ", ".join(items) + ("," if cls is tuple and len(items) == 1 else "") + last
-    elif issubclass(cls, enum.Enum):
+    if issubclass(cls, enum.Enum):
         text = f"{cls.__qualname__}.{value._name_}"
-    elif cls.__module__.partition(".")[0] in TRUSTED and not issubclass(cls, torch.nn.Module):
+    elif is_trusted(value):
         text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST and " at 0x" not in text else name
 
 
 LONGEST = 120
-BRACKETS = {
-    **dict.fromkeys(map(id, (set, frozenset, dict)), ("{", "}")),
-    id(tuple): ("(", ")"),
-    id(list): ("[", "]"),
-}
-"""By the class's id: looking it up by itself would ask its metaclass for `__hash__`."""
 TRUSTED = ("builtins", "torch", "numpy", "sympy", "datetime", "pathlib", "collections")
 """Libraries whose classes have a `repr` that is no user code."""
+PLAIN_CONTAINERS = frozenset(map(id, (tuple, list, set, frozenset, dict)))
+"""By the class's id: looking it up by itself would ask its metaclass for `__hash__` and `__eq__`."""
+
+
+def is_trusted(value: Any) -> bool:
+    """Whether `repr` of a value runs no user code: so of what it holds, if it is a container."""
+    cls: Any = type(value)
+    if id(cls) in PLAIN_CONTAINERS:
+        items = (*value, *value.values()) if cls is dict else value
+        return len(value) <= LONGEST and all(map(is_trusted, items))
+    tensors = torch.nn.Module, torch.Tensor
+    return cls.__module__.partition(".")[0] in TRUSTED and not issubclass(cls, tensors)
 
 
 class GuardKind(NamedTuple):
@@ -215,7 +194,7 @@ GUARD_KINDS = {
     "strides": GuardKind("{0}.stride() == {e}"),
     # of all inputs at once, in C++ where torch has it
     "tensor": GuardKind("{0} is {e}", "True"),
-    "different": GuardKind("different tensors: {all}", "True"),
+    "different": GuardKind("different tensors: {all}", found="one tensor under two names"),
     "global_state": GuardKind("global state is as it was", "True"),
 }
 WHOLE = ("tensor", "global_state", "different")
@@ -246,7 +225,7 @@ class Guard(Shown):
         if self.kind in ("shape", "strides"):
             expected = python_text(self.expected, names[self.kind == "strides" :])
         elif self.kind == "number":
-            expected = self.expected.text(*names)
+            expected = self.expected.format(*names)
         elif "{e}" in form:
             expected = value(self.expected)
         return form.format(*names, e=expected, all=", ".join(names))

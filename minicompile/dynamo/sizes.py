@@ -23,7 +23,7 @@ import torch
 
 from minicompile import compat
 from minicompile.dynamo.reasons import refusal
-from minicompile.dynamo.result import Guard, NumberRange, Source, computed
+from minicompile.dynamo.result import Guard, Source, computed
 from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.strides import dense_strides
 from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv, ordered
@@ -162,7 +162,7 @@ class Sizes:
         if shared:
             self.shared[key] = size, source
         low, high = self.env.ranges[size.node.given]
-        bounds = NumberRange(None, low, high)
+        bounds = f"{{0}} >= {low}" if high is None else f"{low} <= {{0}} <= {high}"
         why = f"{wish}; sizes 0 and 1 are compiled apart" if low == SMALLEST_SIZE else wish
         self.guard("number", (source,), bounds, why)
         return size
@@ -192,21 +192,17 @@ class Sizes:
 
     def symbol(self, value: float, source: Source, wish: str) -> Any:
         """A symbol for a number. None for those whose sign or size kernels would treat in their own way."""
-        limits = SMALLEST_SIZE, LARGEST_INT
         if type(value) is float and 0 < abs(value) <= LARGEST_FLOAT:
             made: Any = self.env.create_float(value, source, wish)
-            bounds = NumberRange(float, -LARGEST_FLOAT, LARGEST_FLOAT)
+            low: float = -LARGEST_FLOAT
         elif type(value) is int and SMALLEST_SIZE <= value <= LARGEST_INT:
-            made = self.env.create_symbol(value, source, wish, *limits)
-            bounds = NumberRange(int, *limits)
-        elif type(value) is int and SMALLEST_SIZE <= -value <= LARGEST_INT:
-            positive = computed("-{0}", (source,))
-            self.numbers[positive] = self.env.create_symbol(-value, positive, wish, *limits)
-            made = -self.numbers[positive]
-            bounds = NumberRange(int, -LARGEST_INT, -SMALLEST_SIZE)
+            made = self.env.create_symbol(value, source, wish, SMALLEST_SIZE, LARGEST_INT)
+            low = SMALLEST_SIZE
         else:
             return None
         self.numbers[source] = made
+        high = LARGEST_FLOAT if low < 0 else LARGEST_INT
+        bounds = f"type({{0}}) is {type(value).__name__} and {low} <= {{0}} <= {high}"
         self.guard("number", (source,), bounds, wish)
         return made
 
@@ -245,9 +241,10 @@ def sources_of(env: ShapeEnv, expr: sympy.Basic) -> tuple[Source, ...]:
 
 def shape_guards(env: ShapeEnv | None) -> list[Guard]:
     """What has been assumed of the sizes so far."""
-    guards = []
-    for fact in env.guards if env is not None else ():
-        assert env is not None
+    guards: list[Guard] = []
+    if env is None:
+        return guards
+    for fact in env.guards:
         sources = sources_of(env, fact.condition)
         [symbol, *_] = ordered(fact.condition)
         if symbol in env.ranges or not isinstance(fact.condition, sympy.Eq):

@@ -13,7 +13,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minicompile.dynamo import builtins, inference, library, opcodes
+from minicompile.dynamo import builtins, inference, library, opcodes  # noqa: F401
 from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import CallRule, Calls
@@ -24,9 +24,6 @@ from minicompile.dynamo.result import InstructionRecord, Source
 from minicompile.errors import Unsupported
 from minicompile.ops.display import Shown
 from minicompile.ops.origin import SourceLine
-
-RULES = (builtins, inference, library, opcodes)
-"""Modules whose import registers the built-in rules."""
 
 
 class InstructionLog(Sequence[InstructionRecord], Shown):
@@ -116,11 +113,15 @@ class Tracer(Calls):
         if isinstance(error, Cut):
             return False
         self.exceptions.append(error)
-        if isinstance(error, Unsupported) and self.places is None and self.frame is not None:
-            self.places = [*error.places] or self.places_now()
+        if isinstance(error, Unsupported):
+            self.abort = self.abort or error
+            if self.places is None and self.frame is not None:
+                self.places = [*error.places] or self.places_now()
         elif error is not self.raised and self.frame is not None:
             root = self.root_frame()
             self.raised_after = root.before_raise if root.handled is not None else root.steps
+        if self.abort is not None:
+            raise self.abort
         return super().catches(error)
 
     def comes_and_goes(self, function: types.FunctionType) -> bool:

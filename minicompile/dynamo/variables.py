@@ -18,7 +18,6 @@ from __future__ import annotations
 import collections
 import enum
 import functools
-import operator
 import re
 import sys
 import types
@@ -126,7 +125,7 @@ def same_constant(found: Any, expected: Any) -> bool:
         return False
     if cls is float or cls is complex:
         return repr(found) == repr(expected)
-    if cls in (tuple, frozenset, set):
+    if cls in (tuple, frozenset):
         return same_items(tuple(found), tuple(expected))
     if cls is slice or cls is range:
         return same_items(parts_of(found), parts_of(expected))
@@ -160,9 +159,6 @@ IDENTITY_TYPES: tuple[type, ...] = (
     classmethod,
     types.GenericAlias,
     types.UnionType,
-    operator.attrgetter,
-    operator.itemgetter,
-    operator.methodcaller,
     enum.Enum,
     torch.nn.Module,
 )
@@ -174,7 +170,7 @@ CONTAINERS: tuple[type, ...] = (list, tuple, dict, set, frozenset)
 def builtin_base(value: object) -> type | None:
     """The built-in container that a value is, or inherits from."""
     cls = type(value)  # isinstance would ask the value's `__class__`, which can be a property
-    for base in (*CONTAINERS, types.MappingProxyType):
+    for base in CONTAINERS:
         if issubclass(cls, base):
             return base
     return None
@@ -199,7 +195,7 @@ def refilled(value: Any, items: Iterable[Any]) -> Any:
     """
     cls, base = type(value), raw_base(value)
     if base is tuple:
-        return tuple_of(cls, items)
+        return cls(items) if is_struct(cls) else tuple.__new__(cls, items)
     if base is frozenset:
         return frozenset.__new__(cls, items)
     factories = isinstance(value, collections.defaultdict)
@@ -223,12 +219,8 @@ FACTORY: Any = collections.defaultdict.__dict__["default_factory"]
 """Reads and sets the attribute, whatever a subclass of defaultdict defines."""
 
 
-def tuple_of(cls: type, items: Any) -> Any:
-    """A tuple of some class. Those that C code defines (torch.return_types) are made by calling them."""
-    return cls(items) if is_struct(cls) else tuple.__new__(cls, items)
-
-
 def is_struct(cls: type) -> bool:
+    """Whether C code defines a class of tuples (torch.return_types): calling it makes an instance."""
     return find(cls, "n_sequence_fields") is not MISSING
 
 

@@ -9,13 +9,14 @@ from minicompile.dynamo.bytecode import decode
 from minicompile.dynamo.interpreter import (
     BINARY,
     COMPARE,
-    CONVERSIONS,
     UNARY,
     UNBOUND,
     Interpreter,
     Lazy,
 )
 from minicompile.dynamo.reasons import refusal
+
+CONVERSIONS = {1: str, 2: repr, 3: ascii}
 
 
 class PlainMachine(Interpreter):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import enum
 import functools
-import gc
 import re
 from collections.abc import Callable
 from typing import Any
@@ -57,17 +56,7 @@ class Number:
         self.value = value
 
 
-def all_subclasses(cls: Any) -> list[type]:
-    return [found for below in cls.__subclasses__() for found in (below, *all_subclasses(below))]
-
-
 PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "subclasses": lambda a: a + len(Base.__subclasses__()),
-    "subclasses by type": lambda a: a + len(type.__subclasses__(Base)),
-    "all subclasses": lambda a: (a + 1, all_subclasses(Base)),
-    "subclasses of a metaclass's class": lambda a: a + len(OfMeta.__subclasses__()),
-    "subclasses of an abstract class": lambda a: (a + 1, [c.__name__ for c in Abstract.__subclasses__()]),
-    "a list of subclasses is changed": lambda a: (a + 1, Base.__subclasses__().pop()),
     "mro": lambda a: a + len(Derived.mro()),
     "mro of an enum": lambda a: a + len(Colour.mro()),
     "mro by getattr": lambda a: a + len(getattr(Derived, "mro")()),  # noqa: B009
@@ -78,7 +67,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "subclass check": lambda a: a + int(Base.__subclasscheck__(Derived)),
     "call": lambda a: a + Number.__call__(3).value,
     "call of type": lambda a: (a + 1, type.__call__(type, 3)),
-    "a method is kept and called": lambda a: a + len((lambda read: read())(Base.__subclasses__)),
+    "a method is kept and called": lambda a: a + len((lambda read: read())(Base.mro)),
     "a method is returned": lambda a: (a + 1, Base.mro),
     "a method of an object of C is returned": lambda a: (a + 1, [].append, "a".upper),
     "prepare": lambda a: (a + 1, type.__prepare__("name", ())),
@@ -96,18 +85,6 @@ def test_a_method_of_type_is_part_of_the_graph_and_kept_for_later_calls(name: st
         assert ADDRESS.sub("", repr(run(x))) == ADDRESS.sub("", repr(function(x)))
     found = explained(run)
     assert (found.graph_count, found.eager_calls) == (1, 0)
-
-
-def test_a_subclass_defined_between_calls_counts() -> None:
-    run = compiled(lambda a: a + len(Base.__subclasses__()))
-    before = run(x)
-
-    class Another(Base):
-        pass
-
-    torch.testing.assert_close(run(x), before + 1)
-    del Another
-    gc.collect()
 
 
 def test_an_attribute_that_is_new_at_each_read_breaks_the_graph() -> None:

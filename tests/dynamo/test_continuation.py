@@ -91,9 +91,6 @@ def test_what_cannot_be_cut_says_so() -> None:
 
     with pytest.raises(Unsupported, match="generator"):
         continuation(generator.__code__, start(generator.__code__))
-    body = compile("x = 1", "<module>", "exec")
-    with pytest.raises(Unsupported, match="class body or module"):
-        continuation(body, start(body))
 
 
 def test_functions_keep_their_names_and_lines() -> None:

@@ -195,22 +195,6 @@ def test_a_log_that_grows_makes_no_new_version() -> None:
     assert graphs_and_breaks(function) == (1, 1)
 
 
-def test_between_breaks_without_operations_python_runs_alone() -> None:
-    def program(a: torch.Tensor, log: list[Any]) -> Any:
-        a = a * 2
-        print(end="")
-        log.append(len(log))
-        size = len(log) + 1
-        print(end="")
-        return a + size
-
-    function = lenient(program)
-    ours, theirs = list[Any](), list[Any]()
-    for _ in range(4):
-        assert equal(function(x, ours), program(x, theirs)) and ours == theirs
-    assert all(capture.graph.op_count for capture in explained(function).captures)
-
-
 def all_positive(a: torch.Tensor) -> bool:
     return bool((a > 0).all())
 
