@@ -17,10 +17,7 @@ from minicompile.errors import Unsupported
 from minicompile.ops.eager_checks import check_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
-    as_row_major_view,
-    convolved,
     corrected,
-    has_open_batch,
 )
 from minicompile.versions import release
 
@@ -74,10 +71,6 @@ class EagerFakes(FakeTensorMode):
                 return slice_of(*args, **(kwargs or {}))
             if func in UPSAMPLED_GRADIENTS:
                 return args[0].new_empty(args[2])
-            if has_open_batch(func, args):
-                run = super().__torch_dispatch__
-                return convolved(func, args, lambda args: run(func, types, args, kwargs))
-            func, args = as_row_major_view(func, args)
         if func is torch.ops.aten._unique.default:  # torch 2.11 fakes it with a size of 1
             raise DynamicOutputShape(func)
         if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor

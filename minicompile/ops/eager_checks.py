@@ -13,7 +13,6 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 
 PUTS = {aten.index_put.default, aten.index_put_.default}
-ADDS = {aten.index_add.default, aten.index_add_.default}
 
 
 def check_arguments(op: OpOverload, args: Any) -> None:
@@ -34,9 +33,3 @@ def check_arguments(op: OpOverload, args: Any) -> None:
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices
         ):
             values.expand(aten.index.Tensor(tensor, indices).shape)
-    elif op in ADDS:  # fakes broadcast
-        tensor, dim, index, source = args
-        rest = [list(x.shape) for x in (tensor, source)]
-        rows = [sizes.pop(dim) if sizes else 1 for sizes in rest]
-        if tensor.dim() != source.dim() or rest[0] != rest[1] or rows[1] != index.numel():
-            raise RuntimeError(f"{op} adds {list(source.shape)} to {list(tensor.shape)}")
