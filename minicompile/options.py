@@ -130,8 +130,6 @@ class Options:
     """Compiled versions kept per code object; after that a frame runs in eager."""
     max_kernel_operations: int = 1024
     """Most operations in one kernel: its code grows with them, and the time to compile it."""
-    max_live_values: int = 64
-    """Most values of one element that a kernel keeps at once (scheduling/fusion.py counts them)."""
     cpp_compiler: str = field(default_factory=lambda: os.environ.get("CXX", ""))
     """`CXX`; "" looks for g++, then clang++, then cc."""
     cpp_flags: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ and an array of them, one for each column of a tile, in a kernel of columns (plu
 
 In both, threads can share chunks of the outermost r: partial results are combined in the order of the chunks.
 A scan is accumulated likewise, and is what has been accumulated so far: its loop along r is neither in
-vectors nor shared, so dear values before and after it have loops of their own.
+vectors nor shared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from minicompile.codegen.cpp_loops import LoopPrinter, least
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import Loop
-from minicompile.codegen.phases import cone, cost, float_sums
+from minicompile.codegen.phases import cone, float_sums
 from minicompile.codegen.plan import KernelPlan
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import Value
@@ -40,9 +40,6 @@ MANY = 256
 
 STACK_BYTES = 128 * 1024
 """Scratch rows that have more bytes together lie on the heap."""
-
-DEAR = 12
-"""Operations on an element beside scans from which these have a loop of their own."""
 
 
 class ReductionPrinter(LoopPrinter):
@@ -277,7 +274,7 @@ class RowPrinter(ReductionPrinter):
         """Rows known to be long; and others whose sums no helper takes care of."""
         size, sums = self.r_loops[-1].size, float_sums(values)
         known = isinstance(size, int)
-        if any(self._layers(values).values()) or not all(map(self.by_row, sums)):
+        if not all(map(self.by_row, sums)):
             return not known or size > BLOCK
         long = size_hint(size, self.plan.hints) > LONG_ROW or (self.split and not known)
         return long and any(v.op == "reduction" and self.by_row(v) for v in values)
@@ -296,13 +293,10 @@ class RowPrinter(ReductionPrinter):
         if isinstance(most, int):
             self._scratch([v for v in filled if v not in self.kept], "_part", most)
             self.kept.update(filled if at_once else ())
-        layer = self._layers(values)
-        for k in sorted(set(layer.values())):
-            roots = (v for v in wanted if v not in by_row and layer[v] == k)
-            elsewhere = {v for v in scratch if layer.get(v) != k}
-            inside = self.in_order(cone(roots, values, elsewhere) - elsewhere)
-            if inside:
-                self._inner(loop, inside, self._simd(inside, inner, riding=True), scratch)
+        elsewhere = scratch.keys() - set(values)
+        needed = cone((v for v in wanted if v not in by_row), values, elsewhere)
+        if inside := self.in_order(needed - elsewhere):
+            self._inner(loop, inside, self._simd(inside, inner, riding=True), scratch)
         for value in by_row:
             self._reduce_row(value, loop, at_once)
 
@@ -346,12 +340,8 @@ class RowPrinter(ReductionPrinter):
         return source in self.plan.stashed or self._lies_in_memory(source)
 
     def _filled(self, values: Sequence[Value]) -> list[Value]:
-        """What row reductions and other layers read: the loop must write it to memory for them."""
+        """What row reductions read: the loop must write it to memory for them."""
         found = {v.inputs[0] for v in values if v.op == "reduction" and self.by_row(v)}
-        layer = self._layers(values)
-        found |= {
-            v for user in values for v in user.operands if layer.get(v, layer[user]) < layer[user]
-        }
         kept = self.plan.stashed
         return self.in_order({v for v in found if v not in kept and not self._lies_in_memory(v)})
 
@@ -375,15 +365,6 @@ class RowPrinter(ReductionPrinter):
                 self._take(value, found, first)
         elif not at_once:
             self.line(f"{name} = {self.combine(value, name, found)};", value.origins)
-
-    def _layers(self, values: Sequence[Value]) -> dict[Value, int]:
-        """The loop over a row that computes a value: all in one, or scans in the odd ones."""
-        found = dict.fromkeys(values, 0)
-        if sum(cost(v) for v in values if v.op != "scan") >= DEAR:
-            for value in values:
-                before = max((found.get(v, 0) for v in value.operands), default=0)
-                found[value] = before + (before % 2 != (value.op == "scan"))
-        return found
 
     def _lies_in_memory(self, value: Value) -> bool:
         """A plain load whose elements stand side by side along the inner r, and stay there for the loop."""

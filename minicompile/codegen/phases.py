@@ -107,16 +107,6 @@ def rough_exponentials(body: LoopBody, loop: Collection[Value]) -> set[Value]:
     }
 
 
-def twins(body: LoopBody) -> dict[Value, Value]:
-    """Maxima of what the position of the maximum is sought of, and that search, which finds both."""
-    found = {
-        (v.kind.removeprefix("arg"), v.inputs[0]): v for v in body.reductions if "arg" in v.kind
-    }
-    return {
-        v: found[v.kind, v.inputs[0]] for v in body.reductions if (v.kind, v.inputs[0]) in found
-    }
-
-
 def cut(
     body: LoopBody,
     loop: Collection[Value],

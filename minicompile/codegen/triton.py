@@ -25,12 +25,10 @@ import torch
 
 from minicompile.codegen.phases import (
     along_rows,
-    cone,
     is_share,
     middle,
     only_narrowed,
     rough_exponentials,
-    twins,
 )
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase
 from minicompile.codegen.printing import kernel_template
@@ -101,19 +99,6 @@ def print_triton(plan: KernelPlan) -> KernelSource:
     return found
 
 
-HELD = 192
-"""Elements on their way that a thread has registers for."""
-
-
-def loads_first(values: Sequence[Value], each: int) -> list[Value]:
-    """The same values; what loads need comes before what uses them, so that more than one is on its way: if
-    a thread has room for all, of each load for so many elements."""
-    stored = {v.buffer for v in values if v.op == "store"}
-    loads = [v for v in values if v.op == "load" and v.buffer not in stored]
-    early = cone(loads, values, ()) if len(loads) * each <= HELD else ()
-    return sorted(values, key=lambda v: v not in early)
-
-
 class TilePrinter(AddressPrinter):
     """Prints what a program computes: phases, values, reductions, scans."""
 
@@ -121,14 +106,10 @@ class TilePrinter(AddressPrinter):
         super().__init__(plan)
         self.rough = rough_exponentials(plan.body, plan.loop)
         """What the GPU's own exponential is good enough for."""
-        alike = twins(plan.body) if plan.reduction == "looped" else {}
-        self.twins = {v: twin for v, twin in alike.items() if v not in plan.riders.values()}
         self.unsynced: set[str] = set()
         """Buffers stored since the last barrier."""
         self.later: set[Value] = set()
         """Values that loops after this one compute, too."""
-        self.stored_before: set[str] = set()
-        """Buffers stored by loops before this one."""
 
     # Structure ---------------------------------------------------------------------------------------
 
@@ -168,18 +149,15 @@ class TilePrinter(AddressPrinter):
             self._full(scan, "[XBLOCK, 1]")
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
         more = f" + {self._below_granule()}" if self.anywhere else ""
-        tiles = self.plan.tiles
-        each = tiles["x"] * tiles["r"] // (32 * self.plan.num_warps)
         with self.block(f"for roffset in range(0, rnumel{more}, RBLOCK):"):
             if self.plan.varying:
                 self.line("tl.assume(roffset >= 0)")
             self._row_index("roffset + ")
-            for value in loads_first(phase.values, each):
+            for value in phase.values:
                 if value.op == "reduction":
                     self._accumulate(value)
                 else:
                     self.value(value, "loop")
-        self.stored_before |= {v.buffer for v in phase.values if v.op == "store"}
         for value in reductions:
             name = f"_{self.names[value]}"
             reduced = name if self._riding(value) else self._reduce(value, name, f"{name}_at")
@@ -239,7 +217,7 @@ class TilePrinter(AddressPrinter):
         return pointwise_text(value, self.ref)
 
     def _load(self, value: Value) -> str:
-        self._check_order(value)
+        self._synchronise([value.buffer])
         axes = self.axes[value]
         pointer = self._pointer(value, axes)
         mask, more = self._masks(axes, value.mask), self._eviction(value)
@@ -257,17 +235,6 @@ class TilePrinter(AddressPrinter):
         if not self.plan.rows_cached or self.axes[value] != {"x", "r"}:
             return ""
         return f', eviction_policy="evict_{"last" if value in self.later else "first"}"'
-
-    def _check_order(self, value: Value) -> None:
-        """A load sees what came before it in the body and nothing that came after."""
-        buffer = value.buffer
-        stores = [v for v in self.plan.body.stores if v.buffer == buffer]
-        if buffer in self.stored_before and any(self.order[s] > self.order[value] for s in stores):
-            raise Unsupported(
-                f"{self.plan.name} would read {buffer} again after it has been overwritten",
-                hint="a persistent reduction reads each row once",
-            )
-        self._synchronise([buffer])
 
     def _store(self, value: Value, level: str) -> None:
         every = level == "loop" or not self.plan.reduction_ranges
@@ -331,8 +298,6 @@ class TilePrinter(AddressPrinter):
     def _accumulator(self, value: Value) -> None:
         name, riding = f"_{self.names[value]}", self._riding(value)
         dtype = TRITON_DTYPES[value.inputs[0].dtype]
-        if value in self.twins:
-            return
         self._full(value, "[XBLOCK, 1]" if riding else TILE)
         if value.kind in POSITIONS:
             first = f"{self._lanes('r')}{self.cast}"
@@ -354,8 +319,6 @@ class TilePrinter(AddressPrinter):
     def _accumulate(self, value: Value) -> None:
         """Take this tile into the accumulator: lane by lane, but a maximum with riders for the whole row."""
         name, source = f"_{self.names[value]}", self.ref(value.inputs[0])
-        if value in self.twins:
-            return
         if value.kind in POSITIONS:  # positions grow: the one that is there wins ties
             text = f"rmask & {value.kind}_moves({name}, {source})"
             self.line(f"{name}_up = {text}", value.origins)
@@ -379,9 +342,6 @@ class TilePrinter(AddressPrinter):
 
     def _reduce(self, value: Value, tile: str, position: str) -> str:
         """One value per row from a tile."""
-        if (twin := self.twins.get(value)) is not None:
-            name = f"_{self.names[twin]}"
-            return f"tl.reduce(({name}, {name}_at), 1, {twin.kind}_combine)[0][:, None]"
         text = REDUCED[value.kind].format(tile, position)
         if value.kind == "sum" and value.dtype.itemsize < 4:  # tl.sum widens small integers
             text += f".to({TRITON_DTYPES[value.dtype]})"

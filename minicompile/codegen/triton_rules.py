@@ -23,17 +23,15 @@ from minicompile.codegen.phases import (
 from minicompile.codegen.plan import (
     INT32_END,
     KernelPlan,
-    count,
     granule_of,
     plan_rule,
     power_of_two,
 )
 from minicompile.codegen.printing import reach
 from minicompile.ops.device import Gpu, gpu_of
-from minicompile.ops.display import bytes_text
 from minicompile.options import Options
 from minicompile.scheduling.body import Value, iterate_indices
-from minicompile.shapes.expr import Expr, is_float, is_nonnegative, product, size_hint
+from minicompile.shapes.expr import Expr, is_float, product
 
 LARGEST_BLOCK = 2**20
 """Triton's limit on a block's elements: how far past its end a flattened index may run."""
@@ -97,16 +95,7 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
         plan.reject("int32 indices", "too many elements")
         return
     plan.index_dtype = torch.int32
-    symbolic = sorted((end for end in ends if end.free_symbols), key=str)
-    plan.index_reach = tuple(
-        end
-        for i, end in enumerate(symbolic)
-        if not any(
-            is_nonnegative(more - end) and (j < i or not is_nonnegative(end - more))
-            for j, more in enumerate(symbolic)
-            if j != i
-        )
-    )
+    plan.index_reach = tuple(sorted((end for end in ends if end.free_symbols), key=str))
 
 
 @plan_rule("triton:reduction")
@@ -135,27 +124,6 @@ def assume_row(plan: KernelPlan, limit: int) -> None:
     if plan.varying:
         fits = sympy.Le(plan.length, max(limit, plan.row_length))
         plan.assumes[fits] = f"{plan.name} holds whole rows"
-
-
-@plan_rule("triton:order")
-def choose_order(plan: KernelPlan, options: Options) -> None:
-    """Rows to which the same long row is added follow one another: it is in the cache then."""
-    rows = plan.reduction in ("persistent", "looped") and not plan.programs
-    if not rows or plan.row_length < LONG_ROW:
-        return
-    many = {var for var, size in plan.ranges.items() if size_hint(size, plan.hints) > 1}
-    for load in (v for v in plan.body.loads if v in plan.loop and not v.indirect):
-        assert load.index is not None
-        shared = many - load.index.free_symbols
-        times = count((plan.ranges[var] for var in shared), plan.hints)
-        passed = plan.cost.bytes // times
-        if shared and shared != many and passed > gpu_of(plan.device).l2_bytes // 4:
-            order = sorted(plan.ranges, key=shared.__contains__)
-            if order != list(plan.ranges):
-                bytes_between = f"{bytes_text(passed)} would pass between two uses of a row"
-                plan.reject("rows in the order of memory", bytes_between)
-                plan.body.ranges = {var: plan.ranges[var] for var in order}
-            return
 
 
 @plan_rule("triton:tiles", needed=True)

@@ -42,7 +42,7 @@ from minicompile.scheduling.nodes import (
     FusedSchedulerNode,
     Schedule,
 )
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, same, size_hint
+from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, coefficient_of, same, size_hint
 
 HELPERS = {
     "empty_large",
@@ -163,14 +163,7 @@ class _Writer:
         return name
 
     def _find_sizes(self, missing: set[sympy.Symbol]) -> None:
-        """Lines that read size symbols off the inputs. One look at a shape is quicker than two."""
-        for buffer in self.inputs:
-            if len(missing.intersection(buffer.layout.size)) > 1:
-                names = []
-                for size in buffer.layout.size:
-                    names.append(str(size) if size in missing else "_")
-                    missing.discard(size)
-                self._line(f"{', '.join(names)} = {self.names[buffer.name]}.shape")
+        """Lines that read size symbols off the inputs."""
         for symbol in sorted(missing, key=str):
             self._line(f"{symbol} = {self._source(symbol)}")
 
@@ -438,8 +431,8 @@ def solved(size: Size, symbol: sympy.Symbol, text: str, divide: str = "//") -> s
         return None
     if size == symbol:
         return text
-    step = sympy.expand(size.xreplace({symbol: symbol + 1}) - size)
-    if not step.is_Integer or step == 0 or size.has(FloorDiv, ModularIndexing):
+    step = coefficient_of(size, symbol)
+    if step is None or not step.is_Integer or size.has(FloorDiv, ModularIndexing):
         return None
     rest = int(size.xreplace({symbol: sympy.Integer(0)}))
     shifted = f"({text} - {rest})" if rest else text

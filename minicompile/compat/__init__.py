@@ -10,7 +10,6 @@ about what a process has set, triton_api.py about Triton and GPUs; torch_compile
 that we teach. The names of all other files are imported from here.
 """
 
-from minicompile.compat.autocast import AUTOCAST_DEVICES, any_autocast_enabled, without_autocast
 from minicompile.compat.autograd import (
     WatchedHooks,
     clear_saved_tensors,
@@ -74,8 +73,9 @@ from minicompile.compat.memory import (
     storage_uses,
     tensor_on,
 )
-from minicompile.compat.private import PART_GONE, PARTS, require
-from minicompile.compat.versions import PYTHON_UNKNOWN, TESTED, check_capture, warn_if_untested
+from minicompile.compat.private import PARTS, require
+from minicompile.compat.settings import AUTOCAST_DEVICES, any_autocast_enabled, without_autocast
+from minicompile.compat.versions import TESTED, check_capture, warn_if_untested
 from minicompile.compat.views import (
     VIEW_AS_USUAL,
     autograd_base,

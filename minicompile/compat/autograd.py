@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from minicompile.compat.private import lookup, take
+from minicompile.compat.private import take
 
 # Hooks on saved tensors ---------------------------------------------------------------------------
 
@@ -87,8 +87,4 @@ function_apply: Callable[..., Any] = getattr(_APPLY, "__func__", _APPLY)
 
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return `function.apply` for where no transform of torch.func is active: 2 microseconds less."""
-    try:
-        lookup("torch._C._FunctionBase.apply")
-    except AttributeError:
-        return function.apply  # type: ignore[no-any-return]
     return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]

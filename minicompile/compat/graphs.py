@@ -23,7 +23,7 @@ tree_spread = take("torch.utils._pytree._broadcast_to_and_flatten", "capture")
 LazyGraphModule = take(
     "torch.fx._lazy_graph_module._LazyGraphModule", "speed", otherwise=fx.GraphModule
 )
-BoxedCodeGen = take("torch.fx.graph._BoxedCodeGen", "speed", otherwise=None)
+BoxedCodeGen = take("torch.fx.graph._BoxedCodeGen", "differentiation")
 
 
 source_loader = take("torch.fx.graph_module._loader", "speed", otherwise=None)
@@ -60,14 +60,6 @@ def graph_function(gm: fx.GraphModule) -> Callable[..., Any]:
 
 def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Return a graph as a function of one list, which it empties, so that values die after their last use."""
-    if BoxedCodeGen is None:  # values live until the end
-
-        def run_all(inputs: list[Any]) -> Any:
-            values = tuple(inputs)
-            inputs.clear()
-            return graph_function(gm)(*values)
-
-        return run_all
     gm.graph.set_codegen(BoxedCodeGen())
     run: Callable[[list[Any]], Any] = releasing_text(fx.GraphModule(gm, gm.graph)).forward
     return run

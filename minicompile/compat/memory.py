@@ -21,12 +21,8 @@ def storage_pointer(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
-def _empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
-
-
 empty_strided_cpu: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor] = take(
-    "torch._C._dynamo.guards._empty_strided_cpu", "speed", otherwise=_empty_strided
+    "torch._C._dynamo.guards._empty_strided_cpu", "capture"
 )
 """Allocate memory on the CPU: torch's own helper is twice as fast as the operator."""
 
@@ -37,18 +33,13 @@ storage_uses: Callable[[int], int] = take(
 0: unknown, so that the storage isn't used again."""
 
 
-def _has_storage(tensor: torch.Tensor) -> bool:
+def has_storage(tensor: torch.Tensor) -> bool:
+    """False for sparse tensors, and for the tensors that `vmap` and its like hand to functions."""
     try:
         tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return False
     return True
-
-
-has_storage: Callable[[torch.Tensor], bool] = take(
-    "torch._C._has_storage", "speed", otherwise=_has_storage
-)
-"""False for sparse tensors, and for the tensors that `vmap` and its like hand to functions."""
 
 
 def tensor_on(

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from minicompile.compat.autocast import AUTOCAST_DEVICES
 from minicompile.compat.private import relies_on, take
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla", "ipu", "maia")
+
+any_autocast_enabled: Callable[[], bool] = take("torch._C._is_any_autocast_enabled", "capture")
+without_autocast: Any = take("torch._C._DisableAutocast", "capture")
+"""A context in which operators run in the dtypes they are given."""
 
 GlobalStateGuard: Any = take("torch._C._dynamo.guards.GlobalStateGuard", "speed", otherwise=None)
 

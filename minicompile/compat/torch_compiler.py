@@ -27,9 +27,6 @@ functorch_config = later("torch._functorch.config", "comparison")
 graph_lowering = later("torch._inductor.graph.GraphLowering", "comparison")
 dynamo_counters = later("torch._dynamo.utils.counters", "comparison")
 dynamo_config = later("torch._dynamo.config", "comparison")
-convert_frame = later("torch._dynamo.convert_frame", "comparison")
-size_history = later("torch._dynamo.pgo", "comparison")
-forget_code = later("torch._C._dynamo.eval_frame.reset_code", "comparison")
 
 Tell = Callable[[str, Any, str], None]
 """Takes a stage, its graph, its code: ("joint", fx.GraphModule, "") or ("lowered", GraphLowering, text)."""
@@ -123,35 +120,18 @@ def frame_evaluator() -> tuple[Callable[[], int], Callable[[int], None]]:
 
 
 @contextlib.contextmanager
-def torch_compile_as_found() -> Iterator[None]:
-    """What torch.compile keeps for the process is as before, afterwards: its counters, the sizes it has seen,
-    its config, and no compiled code for functions that had none. Inside it has seen no sizes, and its errors
-    are raised.
-    """
-    pgo, frames, reset_code = size_history(), convert_frame(), forget_code()
+def torch_compile_anew() -> Iterator[None]:
+    """Inside, torch.compile has compiled nothing and seen no sizes, and raises its errors. Afterwards it has
+    forgotten all, and what evaluates frames is as before."""
     read, put = frame_evaluator()
     evaluator = read()
-    counters, state = torch_counters(), ("_CODE_STATE", "_INIT_CODE_STATE")
-    counted = {kind: found.copy() for kind, found in counters.items()}
-    sizes = {name: getattr(pgo, name) for name in state if hasattr(pgo, name)}
-    trackers = (frames.input_codes, frames.output_codes)
-    known = [len(tracker.seen) for tracker in trackers]
+    torch.compiler.reset()
     try:
-        vars(pgo).update(dict.fromkeys(sizes))
-        counters.clear()
         with dynamo_config().patch(suppress_errors=False):
             yield
     finally:
         put(evaluator)
-        vars(pgo).update(sizes)
-        counters.clear()
-        counters.update(counted)
-        for tracker, count in zip(trackers, known):
-            new = [code for ref in tracker.seen[count:] if (code := ref()) is not None]
-            del tracker.seen[count:]
-            tracker.seen_ids.difference_update(map(id, new))
-            for code in new:
-                reset_code(code)
+        torch.compiler.reset()
 
 
 def torch_original(target: Any) -> Any:

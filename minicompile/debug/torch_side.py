@@ -205,7 +205,7 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
         return Variant(lambda target: by_torch(target, chosen, case.dynamic))
 
     runs: dict[str, Run] = {}
-    with torch_compiler.torch_compile_as_found():
+    with torch_compiler.torch_compile_anew():
         # torch's capture first: its first use in a process changes nn.Module, which our captures rely on
         for number, cell in reversed([*enumerate(cells)]):
             counters = torch_compiler.torch_counters()

@@ -227,7 +227,7 @@ class Lowering:
 
         Its readers may look at some elements only; all of its indices have to be in range, as in eager.
         """
-        storage, users = value.storage, heuristics.readers(node)
+        storage, users = value.storage, len(node.users)
         if storage.buffer is not None:
             return
         why = "indices to check" if storage.cost.checks else heuristics.too_large(storage)

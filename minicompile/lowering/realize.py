@@ -7,11 +7,7 @@ The real compiler: StorageBox.realize_hint, should_realize_on_reuse in torch/_in
 
 from __future__ import annotations
 
-import itertools
-
 import sympy
-import torch
-from torch import fx
 
 from minicompile.lowering.value import Storage
 from minicompile.ops.table import POINTWISE
@@ -64,24 +60,3 @@ def worth_keeping(value: Storage, users: int) -> str | None:
     if reads <= 1 and value.cost.flops <= CHEAP_FLOPS:
         return None
     return f"{users} users, {value.cost.flops} operations on {reads} buffers"
-
-
-def readers(node: fx.Node) -> int:
-    """How many users read an element of a node's result: one, if they are slices that don't overlap."""
-    ranges = [_sliced(user) for user in node.users]
-    found = [r for r in ranges if r is not None]
-    if len(found) == len(ranges) and len({dim for dim, _, _ in found}) == 1:
-        pairs = itertools.pairwise(sorted(found))
-        if all(end <= start for (_, _, end), (_, start, _) in pairs):
-            return 1
-    return len(ranges)
-
-
-def _sliced(node: fx.Node) -> tuple[int, int, int] | None:
-    """(dimension, start, end) of a slice with known bounds."""
-    if node.target is not torch.ops.aten.slice.Tensor or len(node.args) != 4:
-        return None
-    _, dim, start, end = node.args
-    if not (isinstance(dim, int) and isinstance(start, int) and isinstance(end, int)):
-        return None
-    return (dim, start, end) if min(dim, start, end) >= 0 else None

@@ -31,6 +31,7 @@ from minicompile.shapes.expr import (
     simplify_index,
     to_size,
 )
+from minicompile.shapes.strided import StridedIndex
 
 IndexMap = Callable[[Sequence[Index]], list[Index]]
 
@@ -67,22 +68,10 @@ class ViewMap:
 
 def affine(expr: Expr, variables: Sequence[sympy.Symbol]) -> tuple[tuple[Size, ...], Size] | None:
     """(coefficient of each variable, rest) of an index; None if not affine, or a coefficient is negative."""
-    known = set(variables)
-    steps: dict[sympy.Symbol, Expr] = dict.fromkeys(variables, ZERO)
-    rest: Expr = ZERO
-    for term in sympy.Add.make_args(sympy.expand(expr)):
-        factors = sympy.Mul.make_args(term)
-        mine = [f for f in factors if f in known]
-        others = sympy.Mul(*[f for f in factors if f not in known])
-        if len(mine) > 1 or others.free_symbols & known:
-            return None
-        if mine:
-            steps[mine[0]] += others
-        else:
-            rest += others
-    if not all(is_nonnegative(step) for step in steps.values()):
+    found = StridedIndex.of(sympy.expand(expr), dict.fromkeys(variables, 1))
+    if found.rest is not ZERO or not all(map(is_nonnegative, found.strides.values())):
         return None
-    return tuple(to_size(steps[v]) for v in variables), to_size(rest)
+    return tuple(found.strides.get(v, 0) for v in variables), to_size(found.offset)
 
 
 def wrap_dim(dim: int, count: int) -> int:

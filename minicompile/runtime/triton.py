@@ -121,8 +121,6 @@ class Binary:
     name: str
     warps: int
     shared: int
-    scratch: int
-    """Bytes of memory for each program."""
     code: bytes
 
 
@@ -135,14 +133,15 @@ def kernel_binary(
     key, cache = digest(*facts), Cache(options, "triton", ".cubin")
     if (kept := cache.get(key)) is not None:
         head, _, code = kept.partition(b"\n")
-        name, warps, shared, scratch = json.loads(head)
-        return Binary(name, warps, shared, scratch, code)
+        name, warps, shared = json.loads(head)
+        return Binary(name, warps, shared, code)
     compiled = compile_kernel(kernel, divisible, target)
     about, code = compiled.metadata, compiled.asm["cubin"]
-    scratch = getattr(about, "global_scratch_size", 0)
-    line = json.dumps([about.name, about.num_warps, about.shared, scratch])
-    cache.put(key, line.encode() + b"\n" + code)
-    return Binary(about.name, about.num_warps, about.shared, scratch, code)
+    if getattr(about, "global_scratch_size", 0):
+        raise BackendError(f"{kernel.name} needs global memory of its own, which no launcher gives")
+    numbers = json.dumps([about.name, about.num_warps, about.shared])
+    cache.put(key, numbers.encode() + b"\n" + code)
+    return Binary(about.name, about.num_warps, about.shared, code)
 
 
 _opening = threading.Lock()
@@ -207,26 +206,13 @@ class CudaKernel:
                 kernel.device,
                 32 * binary.warps,
                 binary.shared,
-                *kernel.counts[:-1],
-                kernel.counts[-1] + (binary.scratch > 0),
-                version.wide or binary.scratch > 0,
+                *kernel.counts,
+                version.wide,
             )
         except RuntimeError as error:
             raise BackendError(
                 f"{kernel.name} can't be loaded on {torch.cuda.get_device_name(kernel.device)}, with "
                 f"{binary.warps} warps and {binary.shared} bytes of shared memory: {error}"
             ) from error
-        if binary.scratch:
-            run = with_scratch(run, binary.scratch, kernel.device)
         self.variants[version] = run, kernel.constants["XBLOCK"]
         return self.variants[version]
-
-
-def with_scratch(run: Launcher, each: int, device: int) -> Launcher:
-    """A launch with memory for each program, which Triton's kernels take after their own arguments."""
-
-    def launch(grid: int, stream: int, *arguments: Any) -> None:
-        memory = torch.empty(grid * each, dtype=torch.uint8, device=torch.device("cuda", device))
-        run(grid, stream, *arguments, memory.data_ptr())
-
-    return launch

@@ -4,47 +4,38 @@ What is *wise* is policy, an object: `FusionPolicy`, or the one that a rule "pol
 makes. What is *right* (no cycles, every value read where it was written, no reading of memory that the same
 kernel updates) is checked here whatever the policy or a learner's wishes say.
 
-A kernel's size is estimated as if its loop nests ran one after the other for one element. Alive at once
-are the values of the nest that runs, and what was loaded or computed before it and is used again after it;
-an operation's result may take the place of an operand that nobody else needs.
-A thread of a GPU has 255 registers; at 4 elements a thread (one 16-byte load) that is 64 values. A CPU has
-16 or 32 vector registers, but what is spilled stays in the L1 cache, which costs less than memory does.
 The real compiler: Scheduler.fuse_nodes, can_fuse_vertical and choices.py (score_fusion) in torch/_inductor.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NamedTuple
 
-from minicompile.lowering.ir import PRODUCTS, LoopGraph, Template
+from minicompile.lowering.ir import LoopGraph, Template
 from minicompile.ops import plugins
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.origin import Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.align import align
-from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.memory import kept_buffers, scatter_targets
-from minicompile.scheduling.nest import LoopNest, Place, nest_of
+from minicompile.scheduling.nest import LoopNest, nest_of
 from minicompile.scheduling.nodes import (
     Cause,
     ExternKernelSchedulerNode,
     FusionDecision,
     FusionKind,
-    KernelSize,
     Pair,
     ScheduledNode,
     SchedulerNode,
     SingleNode,
 )
 from minicompile.scheduling.reasons import Refusal, listed, short_name
-from minicompile.shapes.expr import size_hint
 from minicompile.shapes.strided import elements
 
 MAX_NEIGHBOURS = 16
@@ -81,9 +72,13 @@ class FusionContext:
         self.kept = kept_buffers(graph)
         """Buffers that must reach memory whoever reads them: graph outputs, scatter targets and results."""
         self.itemsize = {name: b.layout.dtype.itemsize for name, b in self.buffers.items()}
-        self.bodies = {n.name: size_of(n.body) for n in nodes if isinstance(n, SchedulerNode)}
-        """Operations of each body, and how many of its values are alive at once."""
-        self.saved, self.size = cache(self._saved), cache(self._size)
+        self.operations = {
+            n.name: sum(v.op not in ("constant", "store") for v in n.body.values)
+            for n in nodes
+            if isinstance(n, SchedulerNode)
+        }
+        """How many operations each body has."""
+        self.saved = cache(self._saved)
 
     def flows(self, producer: LoopNest, consumer: LoopNest) -> frozenset[str]:
         """Buffers that one writes and the other reads."""
@@ -120,50 +115,21 @@ class FusionContext:
     def nothing_saved(self, producer: LoopNest, consumer: LoopNest) -> str:
         """Why reading a common buffer in one kernel would save nothing."""
         common = producer.touched & consumer.touched
-        if not common:
-            return "they have no buffer in common: one kernel would save no memory traffic"
-        reads = [a for nest in (producer, consumer) for a in nest.reads if a.buffer in common]
-        which = "not at the same indices"
-        if any(a.footprint is None for a in reads):
-            which = "which elements depends on the data"
-        return f"both read {listed(common)}, but {which}: one kernel would save no memory traffic"
+        told = "they have no buffer in common"
+        if common:
+            reads = [a for nest in (producer, consumer) for a in nest.reads if a.buffer in common]
+            loaded = any(a.footprint is None for a in reads)
+            which = "which elements depends on the data" if loaded else "not at the same indices"
+            told = f"both read {listed(common)}, but {which}"
+        return f"{told}: one kernel would save no memory traffic"
 
     def distance(self, producer: LoopNest, consumer: LoopNest) -> int:
         """How many nodes of the graph lie from the first of one to the first of the other."""
         return abs(producer.members[0].order - consumer.members[0].order)
 
-    def _size(self, *nests: LoopNest) -> KernelSize:
-        """How large one kernel of these nests would be."""
-        members = sorted((m for nest in nests for m in nest.members), key=lambda m: m.order)
-        bodies = [self.bodies[member.node.name] for member in members]
-        places: dict[Place, list[int]] = {}
-        for i, member in enumerate(members):
-            for access in (*member.reads, *member.writes):
-                places.setdefault(access.place, []).append(i)
-        between = alive((at[0] + 1, at[-1]) for at in places.values())
-        registers = max(own + between[i] for i, (_, own) in enumerate(bodies))
-        return KernelSize(len(members), sum(count for count, _ in bodies), registers)
-
-
-def size_of(body: LoopBody) -> tuple[int, int]:
-    """How many operations a body has, and how many of its values are alive at once.
-
-    Each operation takes a register from then on, what is loaded from its first use on.
-    """
-    uses: dict[Value, list[int]] = {}
-    for i, value in enumerate(body.values):
-        for operand in value.operands:
-            uses.setdefault(operand, []).append(i)
-    computed = [(i, v) for i, v in enumerate(body.values) if v.op != "constant"]
-    spans = (
-        (i + 1 if v.operands else uses[v][0], uses[v][-1] + 1) for i, v in computed if v in uses
-    )
-    return sum(v.op != "store" for _, v in computed), max([1, *alive(spans).values()])
-
-
-def alive(spans: Iterable[tuple[int, int]]) -> Counter[int]:
-    """How many of the spans, from the first number to before the second, each number is in."""
-    return Counter(itertools.chain.from_iterable(itertools.starmap(range, spans)))
+    def size(self, *nests: LoopNest) -> int:
+        """How many operations one kernel of these nests would have."""
+        return sum(self.operations[m.node.name] for nest in nests for m in nest.members)
 
 
 NO_WISHES = Wishes()
@@ -180,15 +146,10 @@ class FusionPolicy:
     ) -> Verdict | tuple[bool, str]:
         """Are two nests better off as one kernel?"""
         size, options = context.size(producer, consumer), context.options
-        if size.operations > options.max_kernel_operations:
+        if size > options.max_kernel_operations:
             limit = f"options.max_kernel_operations = {options.max_kernel_operations}"
-            told = f"one kernel would have {size.operations} operations, more than {limit}"
+            told = f"one kernel would have {size} operations, more than {limit}"
             return Verdict(False, told, "size_limit")
-        least = max(context.size(nest).registers for nest in (producer, consumer))
-        if size.registers > max(options.max_live_values, least):  # alone they'd be no smaller
-            limit = f"options.max_live_values = {options.max_live_values}"
-            told = f"{size.registers} values would be alive at once, more than {limit}"
-            return Verdict(False, told, "register_limit")
         if context.flows(producer, consumer):
             return Verdict(True, context.handed_over(producer, consumer), "handed_over")
         saved = listed(b for b, count in context.saved(producer, consumer).items() if count)
@@ -308,38 +269,14 @@ class Fuser:
         passed = sorted({d.buffer for node in other for d in node.reads} & written)
         told = f"{extern.kernel.op} runs in a library ({extern.kernel.reason})"
         kind: FusionKind = "vertical" if passed else "horizontal"
-        saved = {}
         if not passed:
             told += " and loads what it reads by itself: no loop of ours can share the load"
         elif extern is one[0]:
             told += f", which has stored all of {listed(passed)} before anybody reads it"
-            tiles = [
-                n for n in other if isinstance(n, SchedulerNode) and not n.body.reduction_ranges
-            ]
-            reader = next((n for n in tiles if any(d.buffer in passed for d in n.reads)), None)
-            if extern.kernel.op in PRODUCTS and reader is not None:
-                kind, saved = "template_epilogue", self._through_memory(passed, other)
-                told += (
-                    f"; a product in a kernel of our own could compute {reader.name} tile by tile"
-                )
         else:
             told += f", which needs all of {listed(passed)} in memory before it starts"
         apart = abs(self.place[one[0].name] - self.place[other[0].name])
-        return FusionDecision(
-            tuple(one), tuple(other), kind, False, "extern", told, _most_first(saved), apart
-        )
-
-    def _through_memory(
-        self, buffers: Sequence[str], readers: Sequence[SingleNode]
-    ) -> dict[str, int]:
-        """Bytes of buffers that are written and read; written all the same if somebody else reads them."""
-        context, inside = self.context, {node.name for node in readers}
-        saved = {}
-        for name in buffers:
-            elements = size_hint(context.buffers[name].layout.storage_size, context.hints)
-            alone = name not in context.kept and context.readers[name] <= inside
-            saved[name] = (1 + alone) * elements * context.itemsize[name]
-        return saved
+        return FusionDecision(tuple(one), tuple(other), kind, False, "extern", told, (), apart)
 
     # -- candidates
 
@@ -463,16 +400,13 @@ class Fuser:
         between = [i for i, m in self.mask.items() if m & earlier and self.ancestors[i] & first]
         if not between:
             return None
-        names = [short_name(self.nests[group].nodes) for group in (a, b)]
-        order = f"must run between them, after {names[0]} and before {names[1]}"
-        for i in between:
-            node = self.nodes[i]
-            if isinstance(node, ExternKernelSchedulerNode):
-                told = f"cycle: {node.kernel.op} ({node.name}) {order}"
-                return Refusal(told, "cycle", True, (node.name,))
-        nest = self.nests[between[0]]
-        told = f"cycle: {short_name(nest.nodes)} {order}"
-        return Refusal(told, "cycle", between=tuple(node.name for node in nest.nodes))
+        one, other = (short_name(self.nests[group].nodes) for group in (a, b))
+        externs = [i for i in between if i not in self.nests]
+        i = (externs or between)[0]
+        nodes = [self.nodes[i]] if externs else self.nests[i].nodes
+        order = f"must run between them, after {one} and before {other}"
+        told = f"cycle: {short_name(nodes)} {order}"
+        return Refusal(told, "cycle", bool(externs), tuple(node.name for node in nodes))
 
     def _kind(self, producer: LoopNest, consumer: LoopNest) -> FusionKind:
         if not self.context.flows(producer, consumer):

@@ -176,8 +176,8 @@ def in_place_refusal(node: ScheduledNode, old: str, new: str) -> str | None:
     """Why a kernel can't write `new` where `old` lies, be it that a gate forbids it."""
     if (why := in_place.refusal(node, old, new)) is not None:
         return why
-    origins = lambda: node.origins if isinstance(node, FusedSchedulerNode) else node.kernel.origins  # noqa: E731
-    return None if may_share(f"{new} in place of {old}", new, origins) else REFUSED
+    allowed_here = may_share(f"{new} in place of {old}", new, lambda: node.origins)
+    return None if allowed_here else REFUSED
 
 
 def may_share(how: str, new: str, origins: Callable[[], Origins] = lambda: NO_ORIGINS) -> bool:

@@ -51,7 +51,6 @@ Cause = Literal[
     "policy",  # wise or unwise in the eyes of a policy from outside
     "no_saving",  # it would save no memory traffic
     "size_limit",  # too many operations for one kernel
-    "register_limit",  # too many values alive at once
     "not_asked",  # beyond the nearest groups that share only a read
     "off",  # options.fusion is False
     "extern",  # a library call is a boundary
@@ -185,19 +184,6 @@ SingleNode: TypeAlias = SchedulerNode | ExternKernelSchedulerNode
 
 
 @dataclass(frozen=True)
-class KernelSize:
-    """How large a kernel is or would be. `registers`: values of one element that are alive at once."""
-
-    loop_nests: int
-    operations: int
-    registers: int
-
-    def __str__(self) -> str:
-        nests, operations = count_text(self.loop_nests, "loop nest"), self.operations
-        return f"{nests}, {count_text(operations, 'operation')}, {self.registers} values alive"
-
-
-@dataclass(frozen=True)
 class FusionDecision(Shown):
     """One question the scheduler asked: may these two groups of nodes run as one kernel?"""
 
@@ -211,7 +197,7 @@ class FusionDecision(Shown):
     """Bytes of memory traffic that fusing saves, by buffer, the most first."""
     distance: int = 0
     """How many nodes of the graph lie from the first of one to the first of the other."""
-    size: KernelSize | None = None
+    operations: int | None = None
     """Of the kernel that they would be; None where one is a library call."""
     between: tuple[str, ...] = ()
     """Nodes that must run after one and before the other."""
@@ -239,10 +225,11 @@ class FusionDecision(Shown):
 
     @property
     def numbers(self) -> str:
-        """`would save 64 KiB (buf4 64 KiB), distance 3, 5 loop nests, 12 operations, 6 values alive`."""
+        """`would save 64 KiB (buf4 64 KiB), distance 3, 12 operations`."""
         parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in self.saved)
         saved = f"{bytes_text(self.score)} ({parts})" if self.saved else "nothing"
-        size = f", {self.size}" if self.size is not None else ""
+        count = self.operations
+        size = "" if count is None else f", {count_text(count, 'operation')}"
         verb = "saves" if self.fused else "would save"
         return f"{verb} {saved}, distance {self.distance}{size}"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from minicompile.scheduling.nest import Access, LoopNest
 from minicompile.scheduling.nodes import Cause, SingleNode
-from minicompile.shapes.expr import product, same, size_hint
+from minicompile.shapes.expr import product, size_hint
 from minicompile.shapes.strided import elements
 
 
@@ -44,14 +44,8 @@ def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNe
     told = f"{write.buffer} is written at {written} but {read.node} reads it at {used}"
     if write.footprint is None or read.footprint is None:
         how = ", which depends on the data"
-    elif any(
-        not s.is_positive for a in (write.footprint, read.footprint) for s in a[0].free_symbols
-    ):
-        how = ", which isn't a sum of strides"
     elif (part := elements(read.footprint, reader.hints)) < elements(write.footprint, writer.hints):
         how = f", only {part} of its {elements(write.footprint, writer.hints)} elements"
-    elif not same(write.footprint[0], read.footprint[0]):
-        how = ", from another start"
     else:
         how = ", in another order"
     return Refusal(told + how, "index_mismatch")

@@ -98,13 +98,13 @@ def decision_table(decisions: Sequence[FusionDecision], numbers: Sequence[object
             text(d.kind.replace("_", " ")),
             bytes_text(d.score),
             str(d.distance),
-            text(f"{d.size.operations} / {d.size.registers}" if d.size is not None else ""),
+            text("" if d.operations is None else str(d.operations)),
             text(d.reason),
         ]
         for number, d in zip(numbers or range(len(decisions)), decisions)
     )
     asked = ("verdict", "producer", "consumer", "kind")
-    return table(("", *asked, "saves", "distance", "ops / alive", "why"), rows, (0, 5, 6, 7))
+    return table(("", *asked, "saves", "distance", "operations", "why"), rows, (0, 5, 6, 7))
 
 
 ONE_KERNEL = "may these two run as one kernel?"

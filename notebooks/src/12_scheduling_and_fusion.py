@@ -193,8 +193,8 @@ print("equal to u + u:", torch.allclose(wrong, 4 * torch.relu(x)))
 #
 # What is right need not be good. A *fusion policy* answers two questions about a pair: `can_fuse` (is
 # one kernel better?) and `score` (which pair comes first?). The built-in one fuses what saves memory
-# traffic, the most bytes first, within limits: a kernel with too many values alive runs out of
-# registers. Two ways to save:
+# traffic, the most bytes first, within a limit on a kernel's operations: its code grows with them.
+# Two ways to save:
 #
 # - *vertical*: one reads what the other writes. Nobody need read it back, perhaps nobody need write it.
 # - *horizontal*: both read the same elements. One load serves both.

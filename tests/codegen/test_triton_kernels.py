@@ -599,11 +599,6 @@ def test_memory_written_by_one_sweep_and_read_by_the_next_is_synchronised():
     close(total, (memory.flip(1) * torch.arange(300)).sum(1), rtol=1e-4, atol=1e-2)
 
 
-def test_memory_that_is_overwritten_before_it_is_read_again_is_refused():
-    with pytest.raises(Unsupported, match="after it has been overwritten"):
-        print_triton(in_place_sweeps("both"))
-
-
 def test_values_of_a_sweep_are_computed_again_in_the_next():
     p = Program()
     p.input("x", (4, 300))

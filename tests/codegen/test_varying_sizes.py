@@ -294,19 +294,3 @@ def test_a_row_without_elements_at_run_time_is_not_whole() -> None:
     y = torch.full((4,), 7.0)
     call(source, {"x": torch.ones(4, 2), "y": y}, {"s0": 2})
     assert y.tolist() == [0, 0, 0, 0]
-
-
-def test_loads_of_a_sweep_come_before_what_uses_them() -> None:
-    p = Program()
-    for name in ("a", "b"):
-        p.input(name, (4000, 100_000))
-
-    def product(o: Any, i: Any, r: Any) -> Any:
-        a = o.exp(o.load("a", i[0] * 100_000 + r[0]))
-        return o.mul(a, o.load("b", i[0] * 100_000 + r[0]))
-
-    p.reduce("y", (4000,), (100_000,), "max", product)
-    lines = print_triton(p.plan(language="triton")).text.splitlines()
-    (last,) = [i for i, line in enumerate(lines) if "tl.load(in_ptr1" in line]
-    (use,) = [i for i, line in enumerate(lines) if "libdevice.exp" in line]
-    assert last < use

@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional as F
 
 import minicompile as mc
-from minicompile.ops.eager_checks import refusal
 
 X, Y = torch.randn(3, 4), torch.randn(4)
 
@@ -29,9 +28,6 @@ def heard(function: Callable[..., Any], *args: Any) -> list[str]:
 def test_what_torch_is_asked_while_capturing_warns_of_nothing(
     backend: str, dynamic: bool | None, capfd: Any
 ) -> None:
-    """Eager is asked about one element, of which there is no variance."""
-    refusal.cache_clear()
-
     def function(x: torch.Tensor) -> Any:
         return x.std(1).sum() + torch.var_mean(x.t(), 1)[0].sum()
 

@@ -58,20 +58,6 @@ def test_a_mask_made_of_indices_is_never_kept() -> None:
     assert whys(check(fn, torch.randn(4, 4))) == ["reduction", "reduction"]
 
 
-def test_a_value_whose_parts_have_one_reader_each_is_inlined() -> None:
-    def gated(x):
-        value, gate = (x.exp() + 1).chunk(2, 1)
-        return value * gate.sigmoid()
-
-    assert whys(check(gated, torch.randn(3, 8))) == ["graph output"]
-
-    def overlapping(x):
-        y = x.exp() + 1
-        return y[:, :5] * y[:, 3:8].sigmoid()
-
-    assert len(whys(check(overlapping, torch.randn(3, 8)))) == 2
-
-
 def test_an_output_with_other_readers_is_computed_once() -> None:
     def fn(x):
         y = x + 1

@@ -215,9 +215,7 @@ def test_a_cycle_through_a_third_node_is_refused() -> None:
     graph = b.finish(add(b, u, product))
     result = schedule(graph, OPTIONS)
     assert len(result.kernels) == 2
-    assert (
-        "cycle: aten.mm.default (ext1) must run between" in decision(result, "buf0", "buf2").reason
-    )
+    assert "cycle: ext1 must run between" in decision(result, "buf0", "buf2").reason
     check(graph, result)
 
 

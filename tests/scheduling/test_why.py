@@ -19,7 +19,6 @@ from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
 from tests.scheduling.building import F64, GraphBuilder, check, example_inputs, random_graph
 from tests.scheduling.claims import (
-    alive,
     check_answer,
     check_fused,
     operations,
@@ -51,7 +50,7 @@ def test_every_pair_of_the_lesson_model_has_an_answer_that_is_true(lesson: Any, 
             assert x.split()[-2:] != y.split()[-2:]
     assert sum(causes.values()) > 100 and len(causes) >= 6
     for decision in found.decisions:
-        assert decision.size is None or decision.size.operations == operations(decision)
+        assert decision.operations in (None, operations(decision))
         assert decision.score == sum(count for _, count in decision.saved)
         if decision.fused:
             check_fused(found, decision)
@@ -89,15 +88,11 @@ def test_limits_say_their_numbers() -> None:
     for part in reversed(parts[1:]):
         total = add(b, total, part)
     graph = b.finish(total)
-    for limits in ({"max_live_values": 5}, {"max_kernel_operations": 9}):
-        found = schedule(graph, Options(verify=True, **limits))  # type: ignore[arg-type]
-        cause = "register_limit" if "max_live_values" in limits else "size_limit"
-        assert any(d.cause == cause for d in found.decisions)
-        for decision in found.decisions:
-            assert decision.size is not None and decision.size.registers == alive(decision)
-        for one, other in pairs_with_common_buffers(found):
-            check_answer(found, found.why(one.name, other.name))
-        check(graph, found)
+    found = schedule(graph, Options(verify=True, max_kernel_operations=9))
+    assert any(d.cause == "size_limit" for d in found.decisions)
+    for one, other in pairs_with_common_buffers(found):
+        check_answer(found, found.why(one.name, other.name))
+    check(graph, found)
     assert len(schedule(graph, OPTIONS).kernels) == 1
 
 

@@ -174,11 +174,8 @@ def digit(a: Any, b: Any, c: Any) -> Any:
         # rows and columns of a flattened index
         (div(64 * p0 + p1, 64), (8, 64), p0),
         (mod(64 * p0 + p1, 64), (8, 64), p1),
-        (64 * div(p0, 64) + mod(p0, 64), (4096,), p0),
         (div(s0 * p0 + p1, s0), (8, s0), p0),
         (mod(s0 * p0 + p1, s0), (8, s0), p1),
-        (s0 * div(p0, s0) + mod(p0, s0), (8 * s0,), p0),
-        (s0 * s1 * div(p0, s0 * s1) + mod(p0, s0 * s1), (8 * s0 * s1,), p0),
         (digit(s0 * s1 * p0 + s1 * p1 + p2, s1, s0), (8, s0, s1), p1),
         # within range: nothing to divide
         (div(p0, 64), (64,), 0),
@@ -187,22 +184,12 @@ def digit(a: Any, b: Any, c: Any) -> Any:
         (div(p0 + s0 * p1, s0 * s1), (s0, s1), 0),
         # a digit in the middle
         (digit(64 * p0 + p1, 8, 8), (8, 64), div(p1, 8)),
-        (digit(8 * p0 + p1, 8, 2), (16, 8), mod(p0, 2)),
         (mod(64 * p0 + p1, 16), (8, 64), mod(p1, 16)),
         (div(div(p0, 4), 8), (256,), div(p0, 32)),
-        (8 * div(p0, 8) + 2 * digit(p0, 2, 4) + mod(p0, 2), (64,), p0),
         # constants
         (div(8 * p0 + 4, 4), (8,), 2 * p0 + 1),
         (mod(p0 + 64, 64), (100,), mod(p0, 64)),
         (div(p0 + 64, 64), (64,), 1),
-        # common factors
-        (div(6 * p0, 4), (8,), div(3 * p0, 2)),
-        (div(8 * p0 + 2 * p1, 4), (8, 8), 2 * p0 + div(p1, 2)),
-        (mod(2 * p0, 8), (16,), 2 * mod(p0, 4)),
-        (div(s0 * p0, 2 * s0), (8,), div(p0, 2)),
-        # a remainder too small to matter
-        (div(8 * p0 + p1, 16), (64, 8), div(p0, 2)),
-        (div(s0 * p0 + p1, 2 * s0), (64, s0), div(p0, 2)),
         # backwards
         (div(63 - p0, 64), (64,), 0),
         (mod(63 - p0, 64), (64,), 63 - p0),

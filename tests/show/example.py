@@ -58,7 +58,6 @@ from minicompile.scheduling.nodes import (
     FusedSchedulerNode,
     FusionDecision,
     InPlaceDecision,
-    KernelSize,
     MemoryPlan,
     Schedule,
     SchedulerNode,
@@ -280,9 +279,7 @@ def schedule(graph: LoopGraph) -> Schedule:
         fused, cause, saved = (True, "handed_over", ((buffer, count),))
         if made == [before[0]]:
             fused, cause = False, "extern"
-        return FusionDecision(
-            tuple(made), (used,), kind, fused, cause, reason, saved, 1, KernelSize(2, 3, 4)
-        )
+        return FusionDecision(tuple(made), (used,), kind, fused, cause, reason, saved, 1, 3)
 
     decisions = [
         decision([one], two, prologue, "buf1", 2 * size, "same 512 rows"),

@@ -19,7 +19,7 @@ from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, lowering
 from minicompile.lowering.rules.common import Scalar, aten, constant, number, prims
 from minicompile.lowering.value import Positions, TensorValue
-from minicompile.ops.dtypes import computation_dtype, is_int, promote
+from minicompile.ops.dtypes import is_int, promote
 from minicompile.ops.handler import Index, Ops, V
 from minicompile.ops.philox import PHILOX
 from minicompile.shapes.expr import (
@@ -85,23 +85,7 @@ def iota(
     return found
 
 
-@lowering(aten.arange.start_step)
-def arange(
-    ctx: LoweringContext, start: Scalar, end: Scalar, step: Scalar = 1, **_: Any
-) -> TensorValue:
-    """start + i * step as a float: of whole numbers, which are exact."""
-    dtype, device = ctx.result.dtype, ctx.result.device
-    if is_int(dtype) or not all(isinstance(n, int | sympy.Expr) for n in (start, end, step)):
-        return known_now(ctx, start, end, step, dtype=dtype, device=device)
-    wide = computation_dtype(dtype)
-
-    def body(ops: Ops, index: Sequence[Index]) -> V:
-        return ops.to_dtype(ops.index_expr(index[0] * step + start, wide), dtype)
-
-    return ctx.pointwise(ctx.result_size, target_device(device), body, dtype)
-
-
-@lowering(aten.linspace.default, aten.logspace.default)
+@lowering(aten.arange.start_step, aten.linspace.default, aten.logspace.default)
 @lowering(aten.tril_indices.default, aten.triu_indices.default)
 def known_now(ctx: LoweringContext, *numbers: Scalar, **options: Any) -> TensorValue:
     """Eager's operator makes it once, here: with its roundings, which depend on its vector width."""

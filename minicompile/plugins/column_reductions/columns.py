@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from minicompile.codegen.cpp_loops import operands
-from minicompile.codegen.cpp_reductions import DEAR, MANY, ReductionPrinter
+from minicompile.codegen.cpp_reductions import MANY, ReductionPrinter
 from minicompile.codegen.cpp_values import ALIGNED, Loop
 from minicompile.codegen.phases import cost, float_sums
 from minicompile.codegen.plan import KernelPlan
@@ -20,6 +20,9 @@ from minicompile.codegen.printing import kernel_template
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import Value, varying
 from minicompile.shapes.expr import Size, product, size_hint
+
+DEAR = 12
+"""Operations on an element from which several rows aren't added up at once."""
 
 COLUMN_BLOCK = 64
 """Longer float sums are summed in such blocks, so that rounding errors don't pile up."""

@@ -58,7 +58,7 @@ def _refusal(producer: LoopNest, consumer: LoopNest, fuser: Fuser) -> Refusal | 
     elif one is None and loops.written - context.never_written(loops, product):
         told = f"others read {loops.name} too, or it is a result"
         return Refusal(told, "template")
-    elif one is None and (count := context.size(loops).operations) > CHEAP:
+    elif one is None and (count := context.size(loops)) > CHEAP:
         told = f"{other} loads its factors several times: {count} operations each are too many"
     else:
         return None

@@ -32,7 +32,7 @@ def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
     return moved / gpu.bytes_per_second / share + launches * LAUNCH_SECONDS
 
 
-@plan_rule("triton:split", before="triton:order", whole=True)
+@plan_rule("triton:split", before="triton:tiles", whole=True)
 def choose_split(plan: KernelPlan, options: Options) -> None:
     """Few long rows are shared by programs: each takes a part."""
     gpu = gpu_of(plan.device)
