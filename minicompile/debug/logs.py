@@ -29,7 +29,6 @@ from minicompile.ops.display import count_text
 from minicompile.ops.events import CALLED, KINDS, Event, observer
 from minicompile.ops.graph import Listing
 from minicompile.ops.registry import Registry
-from minicompile.options import moves_cursor
 from minicompile.pipeline_result import saving
 
 Text = Callable[[Event, bool], str]
@@ -85,8 +84,8 @@ class Log:
         for on, file in ((levels(event.of.options.logs), None), *self.open):
             stream = file or sys.stderr
             parts = [line for name, more in on.items() for line in lines(name, event, more)]
-            if parts:  # at once, whatever other threads write; over a line of progress
-                stream.write("\r\x1b[K" * moves_cursor(stream) + "\n".join([*parts, ""]))
+            if parts:  # at once, whatever other threads write
+                stream.write("\n".join([*parts, ""]))
                 stream.flush()
 
 

@@ -100,28 +100,6 @@ def no_gradients(program: Program) -> Proposals:
     yield from changed(program, lambda value: replace(value, requires_grad=False))
 
 
-@reduction("smaller sizes")
-def smaller_sizes(program: Program) -> Proposals:
-    tensors = [value for value in program.args if isinstance(value, TensorSpec)]
-    for old in sorted({size for t in tensors for size in t.shape if size > 1}, reverse=True):
-        for new in sorted({1, 2, 3, old // 2, old - 1} & set(range(1, old))):
-            resized = next(changed(program, partial(TensorSpec.sized, old=old, new=new)))
-            assert resized is not None
-            yield resized.edited(partial(resize, old, new))
-            yield resized
-
-
-def resize(old: int, new: int, graph: fx.Graph, nodes: object) -> None:
-    """Numbers in the graph that may be a size."""
-
-    def changed_number(value: Any) -> Any:
-        return new if type(value) is int and value == old else value
-
-    for node in graph.nodes:
-        node.args = fx.node.map_aggregate(node.args, changed_number)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, changed_number)
-
-
 @reduction("any values")
 def any_values(program: Program) -> Proposals:
     yield from changed(program, lambda value: replace(value, value=None))
@@ -302,7 +280,7 @@ def captured_programs(case: Case) -> Iterator[Program]:
 
 
 def captured(capture: Capture, options: Options, why: str) -> str:
-    """A captured graph as a script; tensors that are gone by now have values of ours.
+    """A captured graph as a script; tensors have random values.
 
     Raises TypeError for arguments that no program can have.
     """
@@ -310,7 +288,8 @@ def captured(capture: Capture, options: Options, why: str) -> str:
     for given in capture.inputs:
         real = given.real() if given.real is not None else None
         value = real if real is not None else given.fake
-        args.append(spec_of(value.node.hint if hasattr(value, "node") else value))
+        spec = spec_of(value.node.hint if hasattr(value, "node") else value)
+        args.append(replace(spec, value=None) if isinstance(spec, TensorSpec) else spec)
     program = Program(copied(capture.graph), tuple(args))
     return program.script(why, changed_settings(options, None))
 

@@ -14,7 +14,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,15 +95,6 @@ class TensorSpec:
             arguments["values"] = self.value.tolist()
         named = (f"{name}={value!r}" for name, value in arguments.items())
         return f"tensor({', '.join([str(self.shape), str(self.stride), *named])})"
-
-    def sized(self, old: int, new: int) -> TensorSpec:
-        """A contiguous one, with `new` elements instead of `old` along a dimension."""
-        if old not in self.shape:
-            return self
-        shape = tuple(new if size == old else size for size in self.shape)
-        kept = tuple(slice(size) for size in shape)
-        value = self.value[kept] if self.value is not None else None
-        return replace(self, shape=shape, stride=torch.empty(shape).stride(), value=value)
 
 
 def spec_of(value: Any) -> Any:

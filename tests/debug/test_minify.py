@@ -38,16 +38,16 @@ def exit_code(script: Path) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "bug, x, call, elements",
+    "bug, x, call",
     [
-        ("same sign", INPUT, "operator.mul", 1),
-        ("half rotation", INPUT, "silu", 1),
-        ("lost nan", WITH_NAN, "torch.relu", 2),
-        ("no table", INPUT, "torch.erf", 1),
+        ("same sign", INPUT, "operator.mul"),
+        ("half rotation", INPUT, "silu"),
+        ("lost nan", WITH_NAN, "torch.relu"),
+        ("no table", INPUT, "torch.erf"),
     ],
 )
 def test_a_bug_is_made_one_operation(
-    bug: str, x: torch.Tensor, call: str, elements: int, tmp_path: Path
+    bug: str, x: torch.Tensor, call: str, tmp_path: Path
 ) -> None:
     file, before = tmp_path / "small.py", x.clone()
     with planted(bug):
@@ -56,7 +56,6 @@ def test_a_bug_is_made_one_operation(
     assert exit_code(file) == 0  # without the bug
     assert torch.equal(x, before) or bug == "lost nan"
     assert found.operations == 1 and f"{call}(" in found.graph, str(found)
-    assert found.program is not None and found.program.size[3] == elements
     assert "12 operations became 1" in str(found)
     parsed(to_html(found))
 
@@ -67,7 +66,7 @@ def test_values_are_kept_where_they_matter_only() -> None:
         kept = mc.minify(mc.compile(layered, options=LOOPS), [WITH_NAN]).script
     with planted("same sign"):
         seeded = mc.minify(mc.compile(layered, options=LOOPS), [INPUT]).script
-    assert "[nan]" in kept and "seed=" not in kept
+    assert "nan" in kept and "seed=" not in kept
     assert "seed=0" in seeded and "values=" not in seeded
 
 
@@ -129,8 +128,7 @@ def test_proposals_that_eager_refuses_print_nothing(capsys: pytest.CaptureFixtur
 
 
 def test_a_reduction_from_outside_takes_part() -> None:
-    without = mc.without("reduction:smaller sizes")
-    with mc.scoped(), planted("no table"), without:
+    with mc.scoped(), planted("no table"):
 
         @reduction("the constant 3")
         def constant(program: Program) -> Iterator[Program | None]:
