@@ -46,9 +46,7 @@ def exit_code(script: Path) -> int:
         ("no table", INPUT, "torch.erf"),
     ],
 )
-def test_a_bug_is_made_one_operation(
-    bug: str, x: torch.Tensor, call: str, tmp_path: Path
-) -> None:
+def test_a_bug_is_made_one_operation(bug: str, x: torch.Tensor, call: str, tmp_path: Path) -> None:
     file, before = tmp_path / "small.py", x.clone()
     with planted(bug):
         found = mc.minify(mc.compile(layered, options=LOOPS), [x], script=file)
