@@ -30,12 +30,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from minicompile import api, compat
+from minicompile import api
 from minicompile.debug import script
 from minicompile.debug.bisect import NOTHING, attempt
 from minicompile.debug.copies import Copier
 from minicompile.debug.program import Program, TensorSpec, spec_of, text
-from minicompile.debug.variant import Case, Run, Variant
+from minicompile.debug.variant import Case, Run
 from minicompile.dynamo.dispatch import Backend, plain_backend
 from minicompile.dynamo.result import Capture
 from minicompile.errors import MinicompileError
@@ -260,23 +260,39 @@ def changed_settings(options: Options, dynamic: bool | None) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
+Calls = list[tuple[Capture, list[Any]]]
+"""Captured graphs, with the arguments of their first calls."""
+
+
 def captured_programs(case: Case) -> Iterator[Program]:
-    """Each captured graph with the arguments of each of its calls."""
-    calls: list[tuple[fx.GraphModule, list[Any]]] = []
-
-    def keep(gm: fx.GraphModule, fakes: Any) -> Callable[..., Any]:
-        def run(*inputs: Any) -> Any:
-            calls.append((gm, Copier()(list(inputs))))
-            return compat.graph_function(gm)(*inputs)
-
-        return run
-
-    run = Run(replace(case, check=None), Variant(partial(api.compile, backend=keep)))
+    """Each captured graph with the arguments of its first call."""
+    calls: Calls = []
+    run = Run(replace(case, check=None), case.by(recording(calls)))
     if run.error is not None:
         raise run.error
-    for gm, args in calls:
-        with contextlib.suppress(TypeError):
-            yield Program.of(gm, args, case.name)
+    return programs_of(calls)
+
+
+def recording(calls: Calls) -> Backend:
+    """A backend that runs captured graphs as they are, and keeps the arguments of their first calls."""
+
+    def compile(capture: Capture) -> Any:
+        run, called = plain_backend(capture), iter([False])
+
+        def call(inputs: list[Any]) -> Any:
+            if not next(called, True):
+                calls.append((capture, Copier()(list(inputs))))
+            return run(inputs)
+
+        return call
+
+    return compile
+
+
+def programs_of(calls: Calls) -> Iterator[Program]:
+    for capture, args in calls:
+        with contextlib.suppress(TypeError):  # arguments that no program can have
+            yield Program.of(capture.graph.gm, args, capture.name)
 
 
 def captured(capture: Capture, options: Options, why: str) -> str:
@@ -297,46 +313,19 @@ def captured(capture: Capture, options: Options, why: str) -> str:
 # -- a script
 
 
-class Stop(BaseException):
-    """Carries the result out of a script, past its handlers."""
-
-
 def minify_script(path: Path, arguments: Sequence[str]) -> Minified:
-    """Run a script until a graph that it compiles fails, and make that small.
+    """Run a script, and make the first graph small that fails if it is compiled.
 
     Raises MinicompileError where none does.
     """
-    real = api.backends["inductor"]
-
-    def searching(options: Options) -> Backend:
-        def compile(capture: Capture) -> Any:
-            run, tried = plain_backend(capture), list[bool]()
-
-            def call(inputs: list[Any]) -> Any:
-                if not tried:
-                    tried.append(True)
-                    with api.backends.scoped():
-                        api.backends("inductor")(real)
-                        search(capture, Copier()(list(inputs)), options)
-                return run(inputs)
-
-            return call
-
-        return compile
-
-    def search(capture: Capture, inputs: list[Any], options: Options) -> None:
-        with contextlib.suppress(TypeError):
-            program = Program.of(capture.graph.gm, inputs, capture.name)
-            result = shrunk(capture.name, [program], changed_settings(options, None), "")
-            if result.program is not None:
-                raise Stop(result)
-
+    calls: Calls = []
     with api.backends.scoped():
-        api.backends("inductor")(searching)
-        try:
-            code = script.execute(path.absolute(), [str(path), *arguments])
-        except Stop as stop:
-            result: Minified = stop.args[0]
+        api.backends("inductor")(lambda options: recording(calls))
+        code = script.execute(path.absolute(), [str(path), *arguments])
+    for call in calls:
+        settings = changed_settings(call[0].watch.of.options, None)
+        result = shrunk(call[0].name, programs_of([call]), settings, "")
+        if result.program is not None:
             return result
     why = f"it exits with {code} in eager too" if code else "no graph that it compiles fails"
     raise MinicompileError(f"nothing in {path} to make smaller: {why}")

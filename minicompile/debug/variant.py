@@ -137,8 +137,8 @@ class Run:
     """Whether any of it ran compiled."""
     breaks: Sequence[str] = ()
     """Why not all of it did."""
-    forward = seconds = 0.0
-    """Seconds of the last call, without and with its backward pass."""
+    seconds = 0.0
+    """Of the last call, with its backward pass."""
 
     def __init__(self, case: Case, variant: Variant) -> None:
         copier = Copier()
@@ -184,8 +184,9 @@ class Run:
                     results.append(self.call(*args, **self.kwargs))
                     if self.case.check is not None and not self.case.check(results[-1]):
                         raise CheckFailed("the check of the result failed")
-                self.forward, outputs = now() - begun, dict(places(results))
-                self.seconds = self.forward + differentiate(outputs)
+                outputs = dict(places(results))
+                differentiate(outputs)
+                self.seconds = now() - begun
             finally:
                 torch.set_default_dtype(default)
         return outputs
@@ -217,17 +218,15 @@ def places(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield from places(item, f"{place}[{name!r}]")
 
 
-def differentiate(outputs: Mapping[str, Any]) -> float:
-    """Seconds of backward from all outputs, each element weighted differently: a plain sum hides errors."""
+def differentiate(outputs: Mapping[str, Any]) -> None:
+    """Run backward from all outputs, each element weighted differently: a plain sum hides errors."""
     tensors = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.requires_grad]
     weights = []
     for tensor in tensors:
         count = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
         weights.append(torch.cos(count).reshape(tensor.shape).to(tensor.dtype))
-    begun = now()
     if tensors:
         torch.autograd.backward(tensors, weights)
-    return now() - begun
 
 
 def now() -> float:

@@ -155,14 +155,12 @@ SCRIPT = """
 import sys
 import torch
 import minicompile as mc
-from minicompile.lessons.bugs import planted
 
 def f(x):
     return torch.erf(x) - x
 
 x = torch.ones(3)
-with planted(*sys.argv[1:]):
-    y = mc.compile(f)(x)
+y = mc.compile(f)(x)
 sys.exit(0 if torch.allclose(y, f(x)) else 3)
 """
 
@@ -176,7 +174,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_script_is_made_small(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["minify", str(script), "no table"]) == 0
+    with planted("no table"):
+        assert main(["minify", str(script)]) == 0
     told = capsys.readouterr().out
     assert (
         "minified f: 2 operations became 1" in told
