@@ -1,8 +1,7 @@
 """Questions to a finished schedule: why two nodes are one kernel or not, and what if they were.
 
     Answer     := a, b, what they have in common, the decisions about them in order, the one that counts
-    FusionSteps := schedule, [FusionStep]: every question in order
-    FusionStep := its decision, the groups of nodes before and after it, what is left and saved by then
+    FusionSteps := schedule, [FusionDecision]: every question in order
     WhatIf     := the schedule before and after with wishes: kernels, bytes, time, peak, decisions
 
 Nothing is lowered again: fusion starts from the recorded nodes, or is asked about the groups it ended with.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from minicompile.debug.roofline import costs_of, device_spec, seconds_of
 from minicompile.errors import OptionError
@@ -26,7 +25,6 @@ from minicompile.scheduling.nodes import (
     FusionDecision,
     Pair,
     Schedule,
-    SchedulerNode,
     SingleNode,
 )
 from minicompile.scheduling.schedule import Explained, finish
@@ -86,85 +84,27 @@ def parts(schedule: Schedule, name: str) -> list[SingleNode]:
     raise OptionError(f"{name} {told}; known: {known}, and kernels by their names")
 
 
-Groups: TypeAlias = tuple[tuple[str, ...], ...]
-"""Nodes by name; each group is a kernel or a call."""
-
-
-@dataclass(frozen=True)
-class FusionStep(Shown):
-    """A question and its answer; `number` is its place in `schedule.decisions`."""
-
-    number: int
-    decision: FusionDecision
-    before: Groups
-    after: Groups
-    kernels: int
-    """Kernels left after it."""
-    saved: int
-    """Bytes of memory traffic that all fusions so far save."""
-
-    @property
-    def asked(self) -> Groups:
-        """The two groups that it is about."""
-        sides = (self.decision.producers, self.decision.consumers)
-        names = ({node.name for node in side} for side in sides)
-        return tuple(group for side in names for group in self.before if side >= {*group})
-
-    @property
-    def joined(self) -> Groups:
-        """The group that it made, if it made one."""
-        return tuple(group for group in self.after if group not in self.before)
-
-    @property
-    def totals(self) -> str:
-        return f"{count_text(self.kernels, 'kernel')} left, {bytes_text(self.saved)} saved so far"
-
-    @property
-    def headline(self) -> str:
-        return f"{self.number:>4}  {self.decision}\n      {self.decision.numbers}; {self.totals}"
-
-    def __str__(self) -> str:
-        marked = {*self.asked, *self.joined}
-        lines = [self.headline]
-        for title, groups in (("before", self.before), ("after", self.after)):
-            told = (f"[{' + '.join(g)}]" if g in marked else " + ".join(g) for g in groups)
-            lines.append(f"      {title + ':':<8}{' | '.join(told)}")
-        return "\n".join(lines)
-
-
-class FusionSteps(Several[FusionStep]):
+class FusionSteps(Several[FusionDecision]):
     """Every question of the scheduler in order, refusals too; `steps[i]` is one of them."""
 
-    def __init__(self, schedule: Explained) -> None:
-        super().__init__()
-        self.schedule, place = schedule, {node.name: i for i, node in enumerate(schedule.before)}
-        self.loops = kernels = sum(isinstance(node, SchedulerNode) for node in schedule.before)
-        groups: Groups = tuple((name,) for name in place)
-        saved = 0
-        for number, decision in enumerate(schedule.decisions):
-            before = groups
-            if decision.fused:
-                joined = tuple(sorted((n.name for n in decision.nodes), key=place.__getitem__))
-                others = (group for group in before if not {*group} <= {*joined})
-                groups = tuple(sorted([joined, *others], key=lambda group: place[group[0]]))
-                kernels, saved = kernels - 1, saved + decision.score
-            self.append(FusionStep(number, decision, before, groups, kernels, saved))
-
-    @property
-    def title(self) -> str:
-        return f"fusion of {self.schedule.graph.name}"
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(schedule.decisions)
+        self.schedule = schedule
+        self.title = f"fusion of {schedule.graph.name}"
 
     @property
     def counts(self) -> str:
         """The whole run in one line."""
-        fused, kernels = sum(step.decision.fused for step in self), self[-1].kernels if self else 0
+        fused, kernels = sum(decision.fused for decision in self), len(self.schedule.kernels)
         asked = (
             f"{count_text(len(self), 'question')}, {fused} fused, {len(self) - fused} kept apart"
         )
-        return f"{asked}: {self.loops} → {count_text(kernels or self.loops, 'kernel')}"
+        saved = bytes_text(self.schedule.saved_bytes)
+        return f"{asked}: {count_text(kernels, 'kernel')}, {saved} less memory traffic"
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.title}: {self.counts}", *(step.headline for step in self)])
+        lines = [f"{i:>4}  {d}\n      {d.numbers}" for i, d in enumerate(self)]
+        return "\n".join([f"{self.title}: {self.counts}", *lines])
 
 
 def totals(schedule: Schedule) -> dict[str, str]:
@@ -278,7 +218,7 @@ method(Explained, "steps")(FusionSteps)
 
 @method(Trace, "fusion_steps")
 def fusion_steps(trace: Trace, graph: str = "forward") -> FusionSteps:
-    """Return every fusion decision in order, refusals too, with the groups before and after it."""
+    """Return every fusion decision in order, refusals too."""
     return FusionSteps(trace.graph(graph).schedule)
 
 
