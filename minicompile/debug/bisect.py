@@ -75,7 +75,6 @@ class Bisection(Shown):
     """The subsystems without which it doesn't fail; the first is the one that was searched."""
     number: int = 0
     culprit: Applied | None = None
-    remedy: str = ""
 
     @property
     def changes(self) -> list[str]:
@@ -96,7 +95,6 @@ class Bisection(Shown):
         if self.culprit is not None:
             rows.append(("application", f"number {self.number}: {self.culprit.name}"))
             rows.append(("source", "\n".join(self.culprit.lines)))
-        rows.append(("for now", self.remedy))
         return [(name, fact) for name, fact in rows if fact]
 
     def __str__(self) -> str:
@@ -168,35 +166,12 @@ class Search:
         result.subsystem, result.number = subsystem, right
         result.culprit = self.answers[Limit(backend, subsystem, "<", wrong)].report.last
         name = result.culprit.name if result.culprit is not None else "?"
-        result.remedy = remedy(subsystem, name)
         verdict = f"{subsystem}, {name}"
         if not self.fails(backend, subsystem, "!=", right):
             return verdict
         if not self.fails(backend, subsystem, "without", name):
             return f"{verdict}, in several places: this is the first"
         return f"{verdict}, but not it alone: several applications break it, each for itself or together"
-
-
-WITHOUT = 'with mc.without("{}:{}"): around the first call'
-REMEDIES = {
-    "capture": "mc.disable({1})",
-    "pass": 'mc.compile(..., options={{"disable_passes": ("{1}",)}})',
-    "fusion": "mc.compile(..., options={{'fusion': False}})",
-    "partitioner": "mc.compile(..., options={{'partitioner': 'default'}})",
-    **dict.fromkeys(("memory", "generator"), 'mc.compile(..., backend="aot_eager")'),
-    **dict.fromkeys(("vjp", "decomposition", "lowering", "rule"), WITHOUT),
-}
-"""How to do without an application until it is mended."""
-
-
-def remedy(subsystem: str, name: str) -> str:
-    kind = subsystem.split()[-1]
-    if kind == "pass":
-        from minicompile.aot.passes import known_passes
-
-        known, names = known_passes(), (name, name.removeprefix("pattern:"))
-        name = next((n for n in names if any(p.is_called(n) for p in known)), name)
-    return REMEDIES[kind].format(subsystem.split()[0], name)
 
 
 def bisect(

@@ -74,14 +74,6 @@ class Knobs:
             raise OptionError('fuse and forbid take pairs of names: [("buf0", "buf1")]')
         return new
 
-    def told(self, other: Knobs) -> str:
-        """What differs from the other ones."""
-        new, old = ({**vars(k), **vars(k.options)} for k in (self, other))
-        names = [
-            name for name in new if name not in ("options", "graph") and new[name] != old[name]
-        ]
-        return ", ".join(f"{name} = {new[name]!r}" for name in names) or "nothing changed"
-
 
 def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
     """Why a kernel that has such a tile can't have one of that size; empty where it can."""
@@ -196,6 +188,7 @@ class Outcome(Shown):
     """Both sides of an experiment, and what was measured."""
 
     name: str
+    changes: Mapping[str, Any]
     before: Side
     unwished: Side
     """As after, but for the wishes about fusion."""
@@ -207,7 +200,8 @@ class Outcome(Shown):
 
     @property
     def title(self) -> str:
-        return f"what if of {self.name}: {self.after.knobs.told(self.before.knobs)}"
+        changes = (f"{name} = {value!r}" for name, value in self.changes.items())
+        return f"what if of {self.name}: {', '.join(changes) or 'nothing changed'}"
 
     @property
     def refused(self) -> list[str]:
@@ -265,7 +259,9 @@ class Experiment(Shown):
             graphs[name] = costs, KernelChanges.of(old, new)
         with redirect_stdout(io.StringIO()):
             times = timed([before.run, after.run])
-        return Outcome(self.case.name, before, unwished, after, times, graphs)
+        usual = {**vars(self.base.options), **vars(self.base)}
+        told = {name: value for name, value in changes.items() if value != usual[name]}
+        return Outcome(self.case.name, told, before, unwished, after, times, graphs)
 
     def __str__(self) -> str:
         return f"{self.run()}\n\n{HINT}"

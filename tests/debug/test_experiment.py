@@ -326,7 +326,7 @@ def test_neither_the_target_nor_the_arguments_change() -> None:
 def test_text_and_picture_show_both_sides() -> None:
     outcome = mc.what_if(scores, X).run(forbid=[("buf0", "buf1")], tiles={"q": 2})
     told, page = str(outcome), to_html(outcome)
-    assert told.startswith("what if of scores: forbid = (('buf0', 'buf1'),), tiles = {'q': 2}\n")
+    assert told.startswith("what if of scores: forbid = [('buf0', 'buf1')], tiles = {'q': 2}\n")
     assert "time, median of 2 calls" in told and "refused: tile q: no kernel has one" in told
     for name, before, after in outcome.graphs["forward"][0].rows:
         assert f"<td>{name}</td>" in page and before in page and after in page
