@@ -64,19 +64,12 @@ class Assembly(Shown):
         numbers = LINE_TRACERS.get(level, _ptx_lines)(self.levels[level], outermost)
         return [n - first if n is not None and n in inside else None for n in numbers]
 
-    @property
-    def missing(self) -> str:
-        """Why there is no SASS, if there is none."""
-        wanted = "ptx" in self.levels and "sass" not in self.levels
-        return "no sass: nvdisasm, which comes with Triton and CUDA, isn't here" if wanted else ""
-
     def __str__(self) -> str:
         resources = f"{self.tiles.num_warps} warps, {self.shared_bytes} bytes of shared memory"
         if self.registers is not None:
             resources += f", {self.registers} registers, {self.spilled_bytes} bytes spilled"
         lines = [f"  {level}: {text.count(chr(10))} lines" for level, text in self.levels.items()]
-        told = [f"  {self.missing}"] if self.missing else []
-        return "\n".join([f"{self.source.name} for {self.target}: {resources}", *lines, *told])
+        return "\n".join([f"{self.source.name} for {self.target}: {resources}", *lines])
 
 
 def cross_compile(

@@ -27,7 +27,7 @@ from minicompile.debug.copies import same_random_state
 from minicompile.debug.variant import Case, Run
 from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
-from minicompile.ops.display import Several, Shown, aligned, listed
+from minicompile.ops.display import Several, Shown, listed
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origins, union
 from minicompile.options import Options
@@ -67,8 +67,8 @@ class Timeline(Shown):
     @property
     def shares(self) -> dict[str, float]:
         """Seconds by kind; what is no kernel or library call is Python between them."""
-        found = {kind: sum(s.seconds for s in self.launches if s.kind == kind) for kind in KINDS}
-        return {kind: seconds for kind, seconds in found.items() if seconds}
+        kinds = [kind for kind in KINDS if any(step.kind == kind for step in self.launches)]
+        return {k: sum(step.seconds for step in self.launches if step.kind == k) for k in kinds}
 
     @property
     def summary(self) -> str:
@@ -76,13 +76,12 @@ class Timeline(Shown):
         return f"{self.seconds * 1e6:,.1f} us: {', '.join(parts)}"
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("line", "starts", "us")]
+        lines = [f"{self.graph} of {self.name}, {self.summary}", " line    starts        us"]
         for step in self.launches:
-            times = (f"{seconds * 1e6:,.1f}" for seconds in (step.start, step.seconds))
-            rows.append((str(step.number), *times))
-        work = ["", *(f"{step.kind:<9} {step.text.strip()}" for step in self.launches)]
-        lines = [f"{numbers}  {text}" for numbers, text in zip(aligned(rows, left=0), work)]
-        return "\n".join([f"{self.graph} of {self.name}, {self.summary}", *lines])
+            start, seconds = step.start * 1e6, step.seconds * 1e6
+            work = f"{step.kind:<9} {step.text.strip()}"
+            lines.append(f"{step.number:>5}{start:>10,.1f}{seconds:>10,.1f}  {work}")
+        return "\n".join(lines)
 
 
 def launches(target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any) -> Several[Timeline]:

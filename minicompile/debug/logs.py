@@ -158,8 +158,7 @@ def graph_passes(event: Event, stage: str, verbose: bool) -> str:
     for graph, group in groupby(records, lambda record: getattr(record.before, "name", "")):
         mine = list(group)
         changed = [record for record in mine if record.changed]
-        told.append(f"{graph}: {len(changed)} of {len(mine)} passes changed something")
-        told += map(str, mine if verbose else changed)
+        told += [f"{graph}:", *map(str, mine if verbose else changed)]
         if changed:
             told += ["before:", str(mine[0].before), "after:", str(mine[-1].after)]
     return "\n".join(told) or f"no {stage} pass ran"

@@ -1,7 +1,6 @@
 """`mc.minify(fn, args)`, `minicompile minify SCRIPT`: the smallest graph that still fails in the same way.
 
-    Minified := name, verdict, failure, tries, steps: [Step], program: Program
-    Step     := reduction, and how much is left after it
+    Minified := name, verdict, failure, tries, program: Program
 
 The program is one of the graphs that were captured, with the arguments of one call; a capture that is wrong
 itself, or that needs several calls to fail, is for `mc.bisect`. Reductions propose smaller programs, each
@@ -39,7 +38,7 @@ from minicompile.debug.variant import Case, Run
 from minicompile.dynamo.dispatch import Backend, plain_backend
 from minicompile.dynamo.result import Capture
 from minicompile.errors import MinicompileError
-from minicompile.ops.display import Shown, aligned, count_text
+from minicompile.ops.display import Shown, count_text
 from minicompile.ops.graph import copied
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
@@ -108,18 +107,6 @@ def any_values(program: Program) -> Proposals:
 # -- the search
 
 
-@dataclass(frozen=True)
-class Step:
-    """A reduction that was possible."""
-
-    reduction: str
-    size: tuple[int, ...]
-
-    def cells(self) -> tuple[str, ...]:
-        counts = (self.size[0], "operation"), (self.size[2], "input"), (self.size[3], "element")
-        return self.reduction, *(count_text(*count) for count in counts)
-
-
 @dataclass
 class Minified(Shown):
     """What is left of a program."""
@@ -130,7 +117,6 @@ class Minified(Shown):
     """Of what is left."""
     program: Program | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
     tries: int = 0
     path: Path | None = None
     """Where the script was written."""
@@ -161,9 +147,6 @@ class Minified(Shown):
         lines = [f"minified {self.name}: {self.verdict}"]
         lines += [f"  {name}: {fact}" for name, fact in self.facts]
         lines += [f"    {line}" for line in self.graph.splitlines()]
-        if self.steps:
-            lines.append(f"  {self.tries} tries, {count_text(len(self.steps), 'step')}:")
-            lines += [f"    {line}" for line in aligned([s.cells() for s in self.steps], left=1)]
         return "\n".join(lines)
 
 
@@ -197,9 +180,7 @@ def shrunk(
             while result.tries < MOST_TRIES and smaller(result, tried):
                 pass  # a success may make earlier reductions possible again
             count = count_text(program.size[0], "operation")
-            result.verdict = f"{count} became {result.operations}"
-            if result.tries >= MOST_TRIES:
-                result.verdict += f", after {MOST_TRIES} tries: it may get smaller yet"
+            result.verdict = f"{count} became {result.operations}, after {result.tries} tries"
             return result
     return Minified(name, verdict)
 
@@ -217,7 +198,6 @@ def smaller(result: Minified, tried: set[str]) -> bool:
             failure = failure_of(proposal, result.settings)
             if failure and kind(failure) == kind(result.failure):
                 result.program, result.failure = proposal, failure
-                result.steps.append(Step(name, proposal.size))
                 return True
     return False
 

@@ -167,11 +167,10 @@ def of_operation(stage: str, operation: Operation, why: Sequence[str] = ()) -> P
     layouts = "; ".join(layout_text(buffer.layout) for buffer in written_by(operation))
     text, detail = operation_line(operation), f"{operation_kind(operation)}, {layouts}"
     if isinstance(operation, ExternKernel):
-        own = f"extern: {operation.reason}"
-    else:
-        own = f"realized: {operation.why}" * bool(operation.why)
-    reasons = tuple(filter(None, [own, *why]))
-    return Piece(stage, operation.name, text, operation.origins, operation, detail, reasons)
+        why = [f"extern: {operation.reason}", *why]
+    elif operation.why:
+        why = [*why, f"realized: {operation.why}"]
+    return Piece(stage, operation.name, text, operation.origins, operation, detail, tuple(why))
 
 
 MOST_REASONS = 4

@@ -89,12 +89,11 @@ class Case:
     def name(self) -> str:
         return str(getattr(self.target, "__qualname__", type(self.target).__qualname__))
 
-    def compiled(self, limit: Limit | None = None, backend: Any = None, **changes: Any) -> Variant:
-        """The case compiled under a limit, or by a backend, with some options changed."""
-        backend = backend or (limit.backend if limit is not None else "inductor")
+    def compiled(self, limit: Limit, **changes: Any) -> Variant:
+        """The case compiled under a limit, with some options changed."""
         options = dataclasses.replace(self.options, **changes)
         compile = functools.partial(
-            api.compile, backend=backend, options=options, dynamic=self.dynamic
+            api.compile, backend=limit.backend, options=options, dynamic=self.dynamic
         )
         return Variant(compile, limit=limit)
 
@@ -301,7 +300,7 @@ def judgements(runs: Mapping[str, Run]) -> list[StageAccuracy]:
 
 @dataclass(frozen=True)
 class Values:
-    """A tensor in double precision, and the rounding of its own dtype."""
+    """A tensor in double precision, and one rounding, in its own dtype, of its largest finite element."""
 
     data: torch.Tensor
     rounding: float
@@ -313,8 +312,9 @@ def plain(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     exact = not (value.is_floating_point() or value.is_complex())
-    wide = torch.complex128 if value.is_complex() else torch.float64
-    return Values(value.detach().to(wide).clone(), 0.0 if exact else torch.finfo(value.dtype).eps)
+    wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64).clone()
+    top = wide.abs().nan_to_num(0, 0, 0).max() if wide.numel() else 0.0
+    return Values(wide, 0.0 if exact else float(top) * torch.finfo(value.dtype).eps)
 
 
 def distance(value: Any, reference: Any) -> float:
@@ -334,12 +334,6 @@ def worst(group: Mapping[str, Any], reference: Mapping[str, Any]) -> float | Non
     return max((distance(group[place], reference[place]) for place in group), default=None)
 
 
-def rounding(value: Values) -> float:
-    """One rounding of the largest finite element."""
-    top = value.data.abs().nan_to_num(0, 0, 0)
-    return float(top.max()) * value.rounding if top.numel() else 0.0
-
-
 def judged(name: str, run: Run, eager: Run, reference: Run) -> StageAccuracy:
     if run.error is not None:
         return StageAccuracy(name, verdict="raised", note=described(run.error))
@@ -347,7 +341,7 @@ def judged(name: str, run: Run, eager: Run, reference: Run) -> StageAccuracy:
     ratios: list[float] = []
     for error, theirs, true in zip(errors, eager.groups, reference.groups):
         if error is not None:
-            roundings = (rounding(v) for v in theirs.values() if isinstance(v, Values))
+            roundings = (v.rounding for v in theirs.values() if isinstance(v, Values))
             unit = max([worst(theirs, true) or 0.0, *roundings])
             ratios.append(error / unit if unit else float("inf") if error else 0.0)
     ratio = max(ratios, default=0.0)

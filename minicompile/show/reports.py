@@ -80,10 +80,6 @@ def minified(result: Minified) -> str:
         content += inside(result.program.graph)
         script = f'<pre class="code">{text(result.script)}</pre>'
         content += details("script", "exit code 1 while it fails", script)
-    if result.steps:
-        rows = (map(text, step.cells()) for step in result.steps)
-        head = ("reduction", "operations", "inputs", "elements")
-        content += details("reductions", f"{result.tries} tries", table(head, map(list, rows)))
     return box(f"minified {result.name}", result.verdict, content)
 
 

@@ -134,7 +134,6 @@ def test_a_reduction_from_outside_takes_part() -> None:
             yield program.with_graph(program.graph.gm.graph, tuple(args))
 
         found = mc.minify(mc.compile(torch.erf, options=LOOPS), [INPUT])
-    assert "the constant 3" in [step.reduction for step in found.steps]
     assert found.program is not None and found.program.size[3] == 3
 
 
