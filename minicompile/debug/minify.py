@@ -22,12 +22,10 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
 
 from minicompile import api
 from minicompile.debug import script
@@ -53,36 +51,21 @@ MOST_TRIES = 400
 # -- reductions
 
 
-@reduction("one output")
-def one_output(program: Program) -> Proposals:
-    for outputs in (program.outputs, *([node] for node in reversed(program.outputs))):
-        yield program.part(program.operations, outputs)
-
-
 @reduction("fewer operations")
 def fewer_operations(program: Program) -> Proposals:
-    """Leave out a half of them, a quarter..., one; instead of one, also read what it read."""
+    """Leave out a half of them, a quarter..., one; what is left reads recorded values instead."""
     operations, count = program.operations, len(program.operations)
     while count > 1:
         count = (count + 1) // 2
         for end in range(len(operations), 0, -count):
             left = operations[max(end - count, 0) : end]
             yield program.part([node for node in operations if node not in left])
-    for node in reversed(operations):
-        for source in node.all_input_nodes:
-            old, new = program.values.get(node), program.values.get(source, source)
-            if not isinstance(new, TensorSpec) or layout(old) == layout(new):
-                yield program.edited(partial(bypass, node, source))
 
 
-def layout(value: Any) -> object:
-    return (value.shape, value.dtype) if isinstance(value, TensorSpec) else None
-
-
-def bypass(node: fx.Node, source: fx.Node, graph: fx.Graph, new: Mapping[fx.Node, fx.Node]) -> None:
-    """In a copied graph, read one value instead of another."""
-    new[node].replace_all_uses_with(new[source])
-    graph.erase_node(new[node])
+@reduction("one output")
+def one_output(program: Program) -> Proposals:
+    for node in program.outputs:
+        yield program.part(program.operations, [node])
 
 
 def changed(program: Program, change: Callable[[TensorSpec], TensorSpec]) -> Proposals:
