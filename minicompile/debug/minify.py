@@ -134,11 +134,9 @@ class Minified(Shown):
 
 
 def kind(failure: str) -> str:
-    """What must stay the same: the exception, or in what values are wrong and whether they are numbers."""
+    """What must stay the same: the exception, or that values are wrong."""
     parts = re.sub(r"\S*/\S*", "", failure).split(": ")  # without paths
-    if parts[0].startswith("internal error"):
-        return ": ".join(parts[:2])
-    return parts[0] + " (no number)" * failure.endswith(("inf", "nan"))
+    return ": ".join(parts[: 2 if parts[0].startswith("internal error") else 1])
 
 
 def failure_of(program: Program, settings: Mapping[str, Any]) -> str:

@@ -193,7 +193,7 @@ def why(schedule: Explained, a: str, b: str) -> Answer:
     groups = [fuser.group(names[0]) for names in (first, second)]
     if groups[0] != groups[1]:
         decision = now(fuser, *groups)
-        decision = next((d for _, d in asked if {*d.nodes} == {*decision.nodes}), decision)
+        decision = next((d for _, d in asked[::-1] if {*d.nodes} == {*decision.nodes}), decision)
     elif decision is None:
         nodes, told = (tuple(one), tuple(other)), "they are the same node"
         decision = FusionDecision(*nodes, "vertical", True, "handed_over", told)
