@@ -47,12 +47,6 @@ def switched_on(name: str, default: str) -> bool:
     return os.environ.get(name, default).lower() not in ("", "0", "false", "no", "off")
 
 
-def moves_cursor(stream: Any) -> bool:
-    """Is a stream a terminal that can move its cursor?"""
-    isatty = getattr(stream, "isatty", None)
-    return isatty is not None and isatty() and os.environ.get("TERM") != "dumb"
-
-
 def environment(**values: str) -> contextlib.AbstractContextManager[Any]:
     """Set environment variables inside a `with` block; what this process starts there inherits them."""
     from unittest import mock  # slow to import, and only lessons and the benchmark come here
@@ -147,8 +141,6 @@ class Options:
     trace: bool = field(default_factory=lambda: switched_on("MINICOMPILE_COMPILE_DEBUG", "0"))
     """`MINICOMPILE_COMPILE_DEBUG=1`: write every stage into `debug_dir` (debug/dump.py lists the files)."""
     debug_dir: str = field(default_factory=default_debug_dir)
-    progress: bool = field(default_factory=lambda: switched_on("MINICOMPILE_PROGRESS", "1"))
-    """On a terminal, say what a compilation is doing."""
 
     @property
     def cache_folder(self) -> Path:

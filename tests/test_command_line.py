@@ -76,7 +76,6 @@ CARRIERS = {
     "api._Traced": "a finished trace, out of a call that need not run",
     "debug.variant.CheckFailed": "the failed check of a user; it becomes the failure of a try",
     "debug.bisect.Flaky": "two answers to one question; it becomes the verdict",
-    "debug.minify.Stop": "what was found, past a script's handlers",
     "dynamo.breaks.Cut": "out of the interpreter, where a capture ends",
     "plugins.guard_snapshot.facts.NotCoveredError": "a guard that is evaluated on every call",
     "lessons.exercise.Wrong": "a wrong answer: what check cells raise",

@@ -1,4 +1,4 @@
-"""Looking into compilations: logs, dump folder, progress, comparisons, and what is to blame.
+"""Looking into compilations: logs, dump folder, comparisons, and what is to blame.
 
     takes    functions and their arguments, scripts, traces, the events of ops/events.py
     gives    logs and files; differences, accuracies, bisections, minified programs, measured what-ifs

@@ -62,11 +62,16 @@ class Try:
         return name, self.failure or "right"
 
 
+class Flaky(Exception):
+    """Two runs under one limit gave different answers."""
+
+
 @dataclass
 class Bisection(Shown):
-    """What a bisection found. `verdict` says it in a sentence."""
+    """A bisection and what it found. `verdict` says it in a sentence."""
 
     name: str
+    attempt: Callable[[Limit], Try] = field(repr=False)
     verdict: str = ""
     tries: list[Try] = field(default_factory=list)
     backend: str = ""
@@ -75,7 +80,6 @@ class Bisection(Shown):
     """The subsystems without which it doesn't fail; the first is the one that was searched."""
     number: int = 0
     culprit: Applied | None = None
-    remedy: str = ""
 
     @property
     def changes(self) -> list[str]:
@@ -96,7 +100,6 @@ class Bisection(Shown):
         if self.culprit is not None:
             rows.append(("application", f"number {self.number}: {self.culprit.name}"))
             rows.append(("source", "\n".join(self.culprit.lines)))
-        rows.append(("for now", self.remedy))
         return [(name, fact) for name, fact in rows if fact]
 
     def __str__(self) -> str:
@@ -107,56 +110,48 @@ class Bisection(Shown):
         lines += [f"    {line}" for line in aligned([t.cells for t in self.tries], left=2)]
         return "\n".join(lines)
 
-
-class Flaky(Exception):
-    """Two runs under one limit gave different answers."""
-
-
-class Search:
-    """The questions, asked of `attempt`; answers are kept."""
-
-    def __init__(self, name: str, attempt: Callable[[Limit], Try]) -> None:
-        self.attempt, self.result = attempt, Bisection(name)
-        self.answers: dict[Limit, Try] = {}
+    # -- the search
 
     def fails(self, *limit: Any, again: bool = False) -> bool:
         """Does it fail under a limit? Raises Flaky where two answers differ."""
         asked = Limit(*limit)
-        if asked not in self.answers or again:
-            answer = self.attempt(asked)
-            self.result.tries.append(answer)
-            before = self.answers.setdefault(asked, answer)
-            if bool(before.failure) != bool(answer.failure):
+        known = [answer for answer in self.tries if answer.limit == asked]
+        if not known or again:
+            known.append(self.attempt(asked))
+            self.tries.append(known[-1])
+            if bool(known[0].failure) != bool(known[-1].failure):
                 raise Flaky(str(asked))
-        return bool(self.answers[asked].failure)
+        return bool(known[0].failure)
+
+    def report(self, *limit: Any) -> Report:
+        return next(answer.report for answer in self.tries if answer.limit == Limit(*limit))
 
     def run(self) -> Bisection:
         try:
-            self.result.verdict = self.verdict()
+            self.verdict = self.searched()
         except Flaky as limit:
-            self.result.verdict = f"two runs of the same setting differ ({limit}): it is flaky"
-        return self.result
+            self.verdict = f"two runs of the same setting differ ({limit}): it is flaky"
+        return self
 
-    def verdict(self) -> str:
-        result = self.result
+    def searched(self) -> str:
         if self.fails(*astuple(NOTHING)):
             return "it fails in eager already: the compiler has no part in it"
         if not self.fails():
             return "it never fails"
         self.fails(again=True)
-        backend = result.backend = next(name for name in SUBSYSTEMS if self.fails(name))
-        counts = self.answers[Limit(backend)].report.counts
+        backend = self.backend = next(name for name in SUBSYSTEMS if self.fails(name))
+        counts = self.report(backend).counts
         stages = [*SUBSYSTEMS][: [*SUBSYSTEMS].index(backend) + 1]
         for stage in reversed(stages[1:] or stages):  # without any capture nothing is compiled
             used = [name for name in SUBSYSTEMS[stage] if counts.get(name)]
-            result.cures = tuple(n for n in used if not self.fails(backend, n, "<", 0))
-            if result.cures:
-                return self.application(backend, result.cures[0], counts[result.cures[0]])
+            self.cures = tuple(n for n in used if not self.fails(backend, n, "<", 0))
+            if self.cures:
+                return self.application(backend, self.cures[0], counts[self.cures[0]])
         return f"the fault is in {backend}, but no subsystem cures it if left out alone"
 
     def application(self, backend: str, subsystem: str, count: int) -> str:
         """Halve the applications of the guilty subsystem: the first `right` are right."""
-        result, right, wrong = self.result, 0, count
+        right, wrong = 0, count
         if not self.fails(backend, subsystem, "<", wrong):
             raise Flaky(str(Limit(backend, subsystem, "<", wrong)))
         while wrong - right > 1:
@@ -165,38 +160,15 @@ class Search:
                 wrong = middle
             else:
                 right = middle
-        result.subsystem, result.number = subsystem, right
-        result.culprit = self.answers[Limit(backend, subsystem, "<", wrong)].report.last
-        name = result.culprit.name if result.culprit is not None else "?"
-        result.remedy = remedy(subsystem, name)
+        self.subsystem, self.number = subsystem, right
+        self.culprit = self.report(backend, subsystem, "<", wrong).last
+        name = self.culprit.name if self.culprit is not None else "?"
         verdict = f"{subsystem}, {name}"
         if not self.fails(backend, subsystem, "!=", right):
             return verdict
         if not self.fails(backend, subsystem, "without", name):
             return f"{verdict}, in several places: this is the first"
         return f"{verdict}, but not it alone: several applications break it, each for itself or together"
-
-
-WITHOUT = 'with mc.without("{}:{}"): around the first call'
-REMEDIES = {
-    "capture": "mc.disable({1})",
-    "pass": 'mc.compile(..., options={{"disable_passes": ("{1}",)}})',
-    "fusion": "mc.compile(..., options={{'fusion': False}})",
-    "partitioner": "mc.compile(..., options={{'partitioner': 'default'}})",
-    **dict.fromkeys(("memory", "generator"), 'mc.compile(..., backend="aot_eager")'),
-    **dict.fromkeys(("vjp", "decomposition", "lowering", "rule"), WITHOUT),
-}
-"""How to do without an application until it is mended."""
-
-
-def remedy(subsystem: str, name: str) -> str:
-    kind = subsystem.split()[-1]
-    if kind == "pass":
-        from minicompile.aot.passes import known_passes
-
-        known, names = known_passes(), (name, name.removeprefix("pattern:"))
-        name = next((n for n in names if any(p.is_called(n) for p in known)), name)
-    return REMEDIES[kind].format(subsystem.split()[0], name)
 
 
 def bisect(
@@ -213,7 +185,7 @@ def bisect(
     returned keeps its options. Neither the target, nor the arguments, nor the random state change.
     """
     case = Case.of(target, [args, *more], kwargs, check)
-    return Search(case.name, functools.partial(attempt, case)).run()
+    return Bisection(case.name, functools.partial(attempt, case)).run()
 
 
 def attempt(case: Case, limit: Limit = EVERYTHING) -> Try:
@@ -231,7 +203,7 @@ def bisect_script(command: Sequence[str], timeout: float | None = None) -> Bisec
         failure, report = run_limited(command, limit, timeout)
         return Try(limit, failure or report.error, report)
 
-    return Search(Path(command[0]).name, attempt).run()
+    return Bisection(Path(command[0]).name, attempt).run()
 
 
 def add_arguments(to: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """What changed between two stages, by a pass, or between two traces.
 
-    Point := name, subject, the step that made it, the point before that step: a place in the corridor
+    Point := name, subject, the point that it is compared with: a place in the corridor
     Row   := part, status, before | None, after | None, cause, note
     Diff  := title, rows, facts about both sides
     Steps := a Diff for each step of the corridor
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, Literal
 
 from minicompile.codegen.plan import Code, CodeLine
@@ -174,12 +174,11 @@ def of_schedule(stage: str, schedule: Schedule) -> Iterator[Piece]:
 
 @dataclass(eq=False)
 class Point:
-    """The program at one place of the corridor, and the step that led there from its parent."""
+    """The program at one place of the corridor; `base`: the place that it is compared with."""
 
     name: str
     subject: Any
-    step: str = ""
-    parent: Point | None = None
+    base: Point | None = None
     applied: Mapping[Any, Collection[Origins]] = field(default_factory=dict)
     """Of a decomposition, the operators that rules replaced, with the origins of each call."""
 
@@ -193,81 +192,57 @@ class Point:
             return count_text(self.subject.op_count, "op")
         return count_text(len(self.pieces), "line") if self.pieces else ""
 
-    def path(self, since: Collection[Point]) -> list[Point]:
-        """The points that lead here, from the last of some on, or from the first."""
-        way = [self]
-        while (parent := way[0].parent) is not None and (way[0] is self or way[0] not in since):
-            way.insert(0, parent)
-        return way
-
     def cause(self, piece: Piece) -> str:
-        """The step, the rule of an operator or the reason of the piece, and its source lines."""
+        """The rule of an operator or the reason of a piece, and its source lines."""
         rules = [str(op) for op, calls in self.applied.items() if piece.origins in calls]
         reasons = [why for why in piece.why if not why.startswith("backward:")]
         why = f"rule of {' or '.join(rules)}" if rules else "".join(reasons[:1])
         places = ", ".join(dict.fromkeys(line.place for line in piece.lines))
-        return ": ".join(filter(None, [self.step, why])) + f" at {places}" * bool(places)
+        return ", ".join(filter(None, [why, places]))
+
+    def beside(self, before: Point | None, part: str = "") -> list[Row]:
+        rows = rows_of(before.pieces if before is not None else [], self.pieces, part)
+        return [r if r.status == "same" else replace(r, cause=self.cause(r.piece)) for r in rows]
 
 
-def rows_along(path: Sequence[Point], part: str = "") -> list[Row]:
-    """The first point beside the last; the steps between them are the causes."""
-    causes: dict[str, list[str]] = {}
-    for point, after in pairwise(path):
-        renamed: dict[str, list[str]] = {}
-        for row in rows_of(point.pieces, after.pieces):
-            steps = causes.get(row.before.name, []) if row.before is not None else []
-            step = [after.cause(row.piece)] if row.status != "same" else []
-            renamed[row.piece.name] = [*steps, *step]
-        causes.update(renamed)
-    rows = rows_of(path[0].pieces, path[-1].pieces, part)
-    return [
-        row
-        if row.status == "same"
-        else replace(row, cause="; ".join(dict.fromkeys(causes.get(row.piece.name, ()))))
-        for row in rows
-    ]
+def corridor(trace: Trace) -> tuple[dict[str, Point], dict[str, Point]]:
+    """Every pass and step by name, each beside the one before; and every stage beside the stage before."""
+    steps, stages, aot = dict[str, Point](), dict[str, Point](), trace.aot
 
-
-def points(trace: Trace) -> dict[str, Point]:
-    """Every place of the corridor by name, each after the one that it comes from."""
-    found: dict[str, Point] = {}
-    aot, start = trace.aot, Point("", [])
-
-    def add(name: str, *made: Any) -> Point:
-        return found.setdefault(name, Point(name, *made))
-
-    def stage(name: str, graph: Any, step: str, at: Point, passes: str, of: str = "") -> Point:
-        """A step that gives a graph, and the passes over it; their end has the stage's name."""
-        ran = [r for r in aot.passes if r.name.startswith(f"{passes}.")] if aot is not None else []
+    def stage(name: str, graph: Any, step: str, base: Point | None, of: str = "") -> Point:
+        kind = {"capture": "pre_grad", "full": "joint", "prims": "prims"}.get(
+            name, of and "post_grad"
+        )
+        ran = [r for r in aot.passes if kind and r.name.startswith(kind)] if aot is not None else []
         ran = [r for r in ran if not of or f"{getattr(r.before, 'name', '')}." == of]
         rules = getattr(graph, "applied", {})
-        at = add(of + step, ran[0].before if ran else graph, step, at, rules)
+        at = Point(of + step, ran[0].before if ran else graph, base, rules)
+        steps[at.name] = at
         for r in ran:
-            at = add(of + r.name, r.after, r.name, at)
-        last, final = ([(n.name, n.target) for n in g.nodes] for g in (at.subject, graph))
-        if passes != "pre_grad" and last != final:
-            at = add(f"{of}rewrites expanded", graph, "rewrites expanded", at)
-        found[name] = at
-        return at
+            at = steps[of + r.name] = Point(of + r.name, r.after, at)
+        stages[name] = Point(name, graph, base, rules)
+        return stages[name]
 
-    add("guards", list(trace.capture.guards), "", start)
-    at = stage("capture", trace.capture.graph, "symbolic evaluation", start, "pre_grad")
-    if aot is None:
-        return found
-    for level, graph in aot.levels.items():
+    def both(name: str, subject: Any, base: Point | None = None) -> Point:
+        steps[name] = stages[name] = Point(name, subject, base)
+        return stages[name]
+
+    stages["guards"] = Point("guards", list(trace.capture.guards))
+    at = stage("capture", trace.capture.graph, "symbolic evaluation", None)
+    for level, graph in aot.levels.items() if aot is not None else ():
         step = "functionalization" if level == "full" else f"decomposition to {level}"
-        at = stage(level, graph, step, at, {"full": "joint", "prims": "prims"}.get(level, "none"))
-    step = "partition" if aot.partition is not None else "forward alone"
+        at = stage(level, graph, step, at)
     for name in ("forward", "backward"):
-        if (graph := getattr(aot, name)) is None:
+        half = getattr(aot, name, None)
+        if half is None:
             continue
-        whole = stage(f"aot.{name}", graph, step, at, "post_grad", f"{name}.")
+        whole = stage(f"aot.{name}", half, "partition", at, f"{name}.")
         if (compiled := trace.graphs.get(name)) is not None:
-            loops = add(f"{name}.loops", compiled.loops, "lowering", whole)
-            add(f"{name}.schedule", compiled.schedule, "scheduling", loops)
-            for key in ("plans", "kernels", "wrapper"):
-                add(f"{name}.{key}", getattr(compiled, key), "code generation", start)
-    return found
+            loops = both(f"{name}.loops", compiled.loops, whole)
+            both(f"{name}.schedule", compiled.schedule, loops)
+            for key in ("kernels", "wrapper"):
+                both(f"{name}.{key}", getattr(compiled, key))
+    return steps, stages
 
 
 # Differences --------------------------------------------------------------------------------------
@@ -331,77 +306,63 @@ class Steps(Shown):
         return "\n".join(lines)
 
 
-def alone(point: Point, part: str = "") -> Diff:
-    """What the last step changed."""
-    path = [point.parent or Point("", []), point]
-    facts = (("", path[0].count, point.count),)
-    return Diff(point.name, tuple(rows_along(path, part)), facts)
+def alone(point: Point) -> Diff:
+    """A step or a stage beside the one before it."""
+    facts = (("", point.base.count if point.base is not None else "", point.count),)
+    return Diff(point.name, tuple(point.beside(point.base)), facts)
 
 
 def of_pass(record: PassRecord) -> Diff:
     """A pass alone, of whatever graph."""
-    return alone(Point(record.name, record.after, record.name, Point("before", record.before)))
-
-
-def steps_of(found: dict[str, Point]) -> list[Point]:
-    return [point for point in dict.fromkeys(found.values()) if point.step]
+    return alone(Point(record.name, record.after, Point("before", record.before)))
 
 
 @method(Trace, "steps")
 def steps(trace: Trace) -> Steps:
     """Every pass and stage in order, with what it changed."""
-    made = tuple(map(alone, steps_of(points(trace))))
+    made = tuple(map(alone, corridor(trace)[0].values()))
     return Steps(f"{trace.name}: {count_text(len(made), 'step')}", made)
 
 
 @method(Trace, "diff")
 def diff(trace: Trace, before: str | Trace, after: str | None = None) -> Diff:
-    """Side by side: what a pass or step changed ("prims.cse"), two stages ("full", "core"), or this trace
+    """Side by side: what a pass or stage changed ("prims.cse"), two stages ("full", "core"), or this trace
     and another, all stages or the one that `after` names. Raises ValueError that lists the names."""
     if isinstance(before, Trace):
         return across(trace, before, after)
-    found = points(trace)
-    if after is None:
-        chosen = [p for p in steps_of(found) if f".{p.name}".endswith(f".{before}")]
-        if not chosen:
-            end = found[full_name(found, before)]
-            return Diff(before, tuple(rows_along(end.path(stages_of(trace, found).values()))))
-        return Diff(before, tuple(row for p in chosen for row in alone(p, p.name).rows))
-    start, end = (found[full_name(found, name)] for name in (before, after))
-    path = end.path([start])
-    rows = rows_along(path) if path[0] is start else rows_of(start.pieces, end.pieces)
-    return Diff(f"{before} → {after}", tuple(rows))
+    steps, stages = corridor(trace)
+    known = {**steps, **stages}
+    if after is not None:
+        start, end = (known[full_name(known, name)] for name in (before, after))
+        return Diff(f"{before} → {after}", tuple(end.beside(start)))
+    chosen = [point for name, point in steps.items() if f".{name}".endswith(f".{before}")]
+    if before in stages or not chosen:
+        return alone(known[full_name(known, before)])
+    return Diff(
+        before, tuple(row for point in chosen for row in point.beside(point.base, point.name))
+    )
 
 
-def full_name(found: Collection[str], name: str) -> str:
+def full_name(known: Collection[str], name: str) -> str:
     """The whole name of a stage or step. Raises OptionError that lists what there is."""
     for full in (name, f"forward.{name}", f"aot.{name}"):
-        if full in found:
+        if full in known:
             return full
-    raise OptionError(f"nothing is called {name!r} in this trace; it has {', '.join(found)}")
-
-
-def stages_of(trace: Trace, found: dict[str, Point]) -> dict[str, Point]:
-    """The points that every trace has, whatever its passes."""
-    levels = trace.aot.levels if trace.aot is not None else ()
-    after = ("loops", "schedule", "kernels", "wrapper")
-    names = [f"{graph}.{stage}" for graph in trace.graphs for stage in after]
-    first = ["guards", "capture", *levels, "aot.forward", "aot.backward"]
-    return {name: found[name] for name in [*first, *names] if name in found}
+    raise OptionError(f"nothing is called {name!r} in this trace; it has {', '.join(known)}")
 
 
 def across(first: Trace, second: Trace, only: str | None) -> Diff:
     """Two traces, stage by stage: the stages that differ, or the one that is asked for."""
-    traces = [stages_of(trace, points(trace)) for trace in (first, second)]
+    traces = [corridor(trace)[1] for trace in (first, second)]
     names = {**traces[0], **traces[1]}
     chosen = [asdict(trace.capture.watch.of.options) for trace in (first, second)]
     changed = [name for name, value in chosen[0].items() if value != chosen[1][name]]
     facts = [(f"option {name}", str(chosen[0][name]), str(chosen[1][name])) for name in changed]
     rows = list[Row]()
     for name in [full_name(names, only)] if only else names:
-        ends = [stages.get(name, Point(name, [])) for stages in traces]
-        facts.append((name, ends[0].count, ends[1].count))
-        made = rows_of(ends[0].pieces, ends[1].pieces, name)
+        old, new = (stages.get(name, Point(name, [])) for stages in traces)
+        facts.append((name, old.count, new.count))
+        made = new.beside(old, name)
         if only or any(row.status != "same" for row in made):
             rows += made
     return Diff(f"{first.name} → {second.name}", tuple(rows), tuple(facts))

@@ -3,7 +3,7 @@
     Experiment := target, arguments, the unchanged Knobs
     Knobs      := fuse, forbid, tiles, backend, dynamic, options
     Side       := Knobs -> traces, accuracy against eager, a call to time, refusals
-    Outcome    := before, after: Sides; seconds of calls; of each graph a WhatIf and KernelChanges
+    Outcome    := before, after: Sides; seconds of calls; of each graph a WhatIf and the code that differs
 
 Wishes enter through the fusion policy that is registered, tiles through a plan rule that runs after all
 others. What can't be done is refused with the reason; every answer is compared with eager's.
@@ -73,14 +73,6 @@ class Knobs:
         if any(isinstance(pair, str) or len(pair) != 2 for pair in (*new.fuse, *new.forbid)):
             raise OptionError('fuse and forbid take pairs of names: [("buf0", "buf1")]')
         return new
-
-    def told(self, other: Knobs) -> str:
-        """What differs from the other ones."""
-        new, old = ({**vars(k), **vars(k.options)} for k in (self, other))
-        names = [
-            name for name in new if name not in ("options", "graph") and new[name] != old[name]
-        ]
-        return ", ".join(f"{name} = {new[name]!r}" for name in names) or "nothing changed"
 
 
 def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
@@ -171,24 +163,15 @@ class Side:
                 plan.tiles = {**plan.tiles, **dict.fromkeys(axes[axis], size)}
 
 
-@dataclass(frozen=True)
-class KernelChanges(Shown):
+def changed_code(
+    before: CompiledStages, after: CompiledStages
+) -> tuple[list[KernelSource], list[KernelSource]]:
     """Kernels that only one of two graphs has, whatever their names and places."""
 
-    before: list[KernelSource]
-    after: list[KernelSource]
+    def code(kernel: KernelSource) -> tuple[object, ...]:
+        return kernel.text.replace(kernel.name, ""), str(kernel.plan.tiles), kernel.plan.num_warps
 
-    @classmethod
-    def of(cls, before: CompiledStages, after: CompiledStages) -> KernelChanges:
-        def same(kernel: KernelSource) -> tuple[object, ...]:
-            tiles = kernel.plan.tiles.items()
-            return kernel.text.replace(kernel.name, ""), *tiles, kernel.plan.num_warps
-
-        return cls(*only(before.kernels, after.kernels, same))
-
-    def __str__(self) -> str:
-        sides = (", ".join(k.name for k in side) or "none" for side in (self.before, self.after))
-        return "code that differs: before {}; after {}".format(*sides)
+    return only(before.kernels, after.kernels, code)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,18 +179,20 @@ class Outcome(Shown):
     """Both sides of an experiment, and what was measured."""
 
     name: str
+    changes: Mapping[str, Any]
     before: Side
     unwished: Side
     """As after, but for the wishes about fusion."""
     after: Side
     times: list[list[float]]
     """Seconds of the calls of both."""
-    graphs: dict[str, tuple[WhatIf, KernelChanges]]
+    graphs: dict[str, tuple[WhatIf, tuple[list[KernelSource], list[KernelSource]]]]
     """Of each graph that both have: costs, decisions, refused wishes; the code."""
 
     @property
     def title(self) -> str:
-        return f"what if of {self.name}: {self.after.knobs.told(self.before.knobs)}"
+        changes = (f"{name} = {value!r}" for name, value in self.changes.items())
+        return f"what if of {self.name}: {', '.join(changes) or 'nothing changed'}"
 
     @property
     def refused(self) -> list[str]:
@@ -227,7 +212,9 @@ class Outcome(Shown):
         lines = [self.title, *aligned([("", "before", "after"), *self.rows])]
         lines += [f"refused: {why}" for why in self.after.refused]
         for graph, (costs, code) in self.graphs.items():
-            lines += [f"{graph}: {code}", *str(costs).splitlines()[1:]]
+            names = (", ".join(kernel.name for kernel in side) or "none" for side in code)
+            lines.append(f"{graph}: code that differs: before {next(names)}; after {next(names)}")
+            lines += str(costs).splitlines()[1:]
         return "\n".join(lines)
 
 
@@ -262,10 +249,12 @@ class Experiment(Shown):
         for name in filter(after.graphs.__contains__, before.graphs):
             old, new = before.graphs[name], after.graphs[name]
             costs = WhatIf(after.wishes(name), old.schedule, new.schedule)
-            graphs[name] = costs, KernelChanges.of(old, new)
+            graphs[name] = costs, changed_code(old, new)
         with redirect_stdout(io.StringIO()):
             times = timed([before.run, after.run])
-        return Outcome(self.case.name, before, unwished, after, times, graphs)
+        usual = {**vars(self.base.options), **vars(self.base)}
+        told = {name: value for name, value in changes.items() if value != usual[name]}
+        return Outcome(self.case.name, told, before, unwished, after, times, graphs)
 
     def __str__(self) -> str:
         return f"{self.run()}\n\n{HINT}"

@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from minicompile.codegen.plan import KernelPlan, KernelSource
 from minicompile.compat import triton_api
@@ -50,7 +49,7 @@ class Assembly(Shown):
     registers: int | None
     """Per thread; None where no disassembler is at hand."""
     spilled_bytes: int | None
-    """Local memory per thread: registers that didn't fit."""
+    """Local memory per thread: registers that didn't fit. NVIDIA only, as `registers`."""
 
     def kernel_lines(self, level: str) -> list[int | None]:
         """For each line of a level's text, the index in `source.lines` that it came from."""
@@ -65,19 +64,12 @@ class Assembly(Shown):
         numbers = LINE_TRACERS.get(level, _ptx_lines)(self.levels[level], outermost)
         return [n - first if n is not None and n in inside else None for n in numbers]
 
-    @property
-    def missing(self) -> str:
-        """Why there is no SASS, if there is none."""
-        wanted = "ptx" in self.levels and "sass" not in self.levels
-        return "no sass: nvdisasm, which comes with Triton and CUDA, isn't here" if wanted else ""
-
     def __str__(self) -> str:
         resources = f"{self.tiles.num_warps} warps, {self.shared_bytes} bytes of shared memory"
         if self.registers is not None:
             resources += f", {self.registers} registers, {self.spilled_bytes} bytes spilled"
         lines = [f"  {level}: {text.count(chr(10))} lines" for level, text in self.levels.items()]
-        told = [f"  {self.missing}"] if self.missing else []
-        return "\n".join([f"{self.source.name} for {self.target}: {resources}", *lines, *told])
+        return "\n".join([f"{self.source.name} for {self.target}: {resources}", *lines])
 
 
 def cross_compile(
@@ -99,23 +91,19 @@ def cross_compile(
     kernel = gpu_kernel(source, tiles)
     divisible = kernel.pointers + planned_divisible(plan)
     compiled = compile_kernel(kernel, divisible if aligned else [], target)
-    texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
-    texts.pop("source", None)
+    levels = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
+    levels.pop("source", None)
     binary = next(compiled.asm[name] for name in BINARIES if name in compiled.asm)
-    registers = spilled = None
-    if sass := _disassembled(binary, texts.get("ptx", ""), compiled.metadata.enable_fp_fusion):
-        texts["sass"] = sass
-    usage = texts.get("amdgcn") or _tool_output(binary, "cuobjdump", "-res-usage")
-    if found := re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage):
-        registers, stack, local = map(int, found.groups())
-        spilled = stack + local
-    elif found := re.search(
-        r"private_segment_fixed_size: +(\d+).*\.vgpr_count: +(\d+)", usage, re.S
-    ):
-        spilled, registers = map(int, found.groups())
-    shared = compiled.metadata.shared
+    if sass := _tool_output(binary, "nvdisasm", "-g", "-c"):
+        levels["sass"] = sass
+    usage = re.search(
+        r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", _tool_output(binary, "cuobjdump", "-res-usage")
+    )
+    registers, stack, local = map(int, usage.groups()) if usage else (None, 0, 0)
+    spilled = None if registers is None else stack + local
     name, file = f"{target[0]} {target[1]}", module_file(kernel.name, kernel.module)
-    return Assembly(source, name, tiles, texts, binary, file, shared, registers, spilled)
+    shared = compiled.metadata.shared
+    return Assembly(source, name, tiles, levels, binary, file, shared, registers, spilled)
 
 
 def planned_divisible(plan: KernelPlan) -> list[str]:
@@ -131,8 +119,8 @@ def assembly(trace: Trace, target: tuple[str, int | str] = ("cuda", 90)) -> Seve
 
     Raises MinicompileError where no kernel is Triton's, BackendError without Triton.
     """
-    every = [kernel for compiled in trace.graphs.values() for kernel in compiled.kernels]
-    ours = [kernel for kernel in every if kernel.language == "triton"]
+    kernels = [kernel for compiled in trace.graphs.values() for kernel in compiled.kernels]
+    ours = [kernel for kernel in kernels if kernel.language == "triton"]
     if not ours:
         how = "trace mc.compile(fn, options={'device_codegen': 'triton'}) and they are"
         raise MinicompileError(f"no kernel of {trace.name} is Triton's, which have PTX: {how}")
@@ -151,56 +139,26 @@ def _tool_output(binary: bytes, tool: str, *flags: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-def _disassembled(binary: bytes, ptx: str, fused_multiply_add: bool) -> str:
-    """Return a binary's SASS with line numbers; "" where NVIDIA's tools can't give it.
-
-    Triton 3.9 counts the lines of inline assembly on from the true one, and ptxas hands that down. So PTX
-    without these places is assembled again, and read instead if its instructions are the same.
-    """
-    sass = _tool_output(binary, "nvdisasm", "-g", "-c")
-    inline, kept = False, []
-    for line in ptx.splitlines():
-        if line.lstrip().startswith(("// begin inline asm", "// end inline asm")):
-            inline = "begin" in line
-        if not (inline and line.lstrip().startswith(".loc")):
-            kept.append(line)
-    if not sass or len(kept) == len(ptx.splitlines()):
-        return sass
-    [gpu] = re.findall(r"^\.target (\w+)", ptx, re.M)
-    flags = ["-lineinfo", f"--gpu-name={gpu}", "--regAllocOptLevel=2"]  # Triton 3.9's own
-    flags += [] if fused_multiply_add else ["--fmad=false"]
-    instruction = re.compile(r"^ *(/\*[0-9a-f]{4,}\*/.*)$", re.M)
-    for assembler in ("ptxas", "ptxas_blackwell"):  # Triton takes the newer one for newer GPUs
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            _tool_output("\n".join(kept).encode(), assembler, *flags, "-o", file.name)
-            again = _tool_output(Path(file.name).read_bytes(), "nvdisasm", "-g", "-c")
-        if instruction.findall(again) == instruction.findall(sass):
-            return again
-    return sass
-
-
 Place = Callable[[str], int | None]
 """The line number that an annotation names: the outermost, where code was inlined."""
 
 
 def _ptx_lines(text: str, place: Place) -> list[int | None]:
     """`.loc` holds until the next one. Inlined code names the call in the comment (Triton 3.6), or refers to
-    the `.loc` before it (3.9). Inside inline assembly 3.9 counts its lines on from the true one, so those
-    don't count."""
+    the `.loc` before it (3.9)."""
     mark = re.compile(r"\s*\.loc\s+(\d+ \d+ \d+)(?:.*inlined_at (\d+ \d+ \d+))?")
     outermost: dict[str, int | None] = {}
     current: int | None = None
-    found: list[int | None] = []
+    lines: list[int | None] = []
     inline = False
     for line in text.splitlines():
         if line.lstrip().startswith(("// begin inline asm", "// end inline asm")):
-            inline = "begin" in line
-        match = None if inline else mark.match(line)
-        if match:
+            inline = "begin" in line  # whose lines Triton 3.9 counts on from the true one
+        if not inline and (match := mark.match(line)):
             where, call = match.groups()
             current = outermost[where] = outermost.get(call) if call else place(line)
-        found.append(current if line.startswith("\t") else None)
-    return found
+        lines.append(current if line.startswith("\t") else None)
+    return lines
 
 
 def _sass_lines(text: str, place: Place) -> list[int | None]:

@@ -1,6 +1,5 @@
 """`launches(compiled, *args)`: one call, with a clock beside every line of the generated Python.
 
-    Launches := name, seconds of a whole call, runs, [Timeline]
     Timeline := one graph's run: name, "forward" or "backward", seconds, [Launch]
     Launch   := a line of the wrapper, what kind of work it is, when it began, how long it took
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +27,7 @@ from minicompile.debug.copies import same_random_state
 from minicompile.debug.variant import Case, Run
 from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
-from minicompile.ops.display import Shown, aligned, listed
+from minicompile.ops.display import Several, Shown, listed
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origins, union
 from minicompile.options import Options
@@ -62,8 +60,6 @@ class Timeline(Shown):
     graph: str
     seconds: float
     launches: list[Launch]
-    per_call: float = 1.0
-    """Runs in one call: more where a call reaches the graph again, fewer where other versions served."""
 
     def __post_init__(self) -> None:
         listed(self, "launches")
@@ -71,53 +67,24 @@ class Timeline(Shown):
     @property
     def shares(self) -> dict[str, float]:
         """Seconds by kind; what is no kernel or library call is Python between them."""
-        found = {kind: sum(s.seconds for s in self.launches if s.kind == kind) for kind in KINDS}
-        return {kind: seconds for kind, seconds in found.items() if seconds}
+        kinds = [kind for kind in KINDS if any(step.kind == kind for step in self.launches)]
+        return {k: sum(step.seconds for step in self.launches if step.kind == k) for k in kinds}
 
     @property
     def summary(self) -> str:
         parts = (f"{kind} {s / self.seconds:.0%}" for kind, s in self.shares.items())
-        often = f", {self.per_call:.2g} runs a call" if self.per_call != 1 else ""
-        return f"{self.seconds * 1e6:,.1f} us{often}: {', '.join(parts)}"
+        return f"{self.seconds * 1e6:,.1f} us: {', '.join(parts)}"
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("line", "starts", "us")]
+        lines = [f"{self.graph} of {self.name}, {self.summary}", " line    starts        us"]
         for step in self.launches:
-            times = (f"{seconds * 1e6:,.1f}" for seconds in (step.start, step.seconds))
-            rows.append((str(step.number), *times))
-        work = ["", *(f"{step.kind:<9} {step.text.strip()}" for step in self.launches)]
-        lines = [f"{numbers}  {text}" for numbers, text in zip(aligned(rows, left=0), work)]
-        return "\n".join([f"{self.graph} of {self.name}, {self.summary}", *lines])
+            start, seconds = step.start * 1e6, step.seconds * 1e6
+            work = f"{step.kind:<9} {step.text.strip()}"
+            lines.append(f"{step.number:>5}{start:>10,.1f}{seconds:>10,.1f}  {work}")
+        return "\n".join(lines)
 
 
-@dataclass
-class Launches(Shown):
-    """What a call spends its time on."""
-
-    name: str
-    seconds: float
-    """Of the whole call without its backward: guards, autograd and Python around the graphs as well."""
-    runs: int
-    timelines: list[Timeline]
-
-    def __post_init__(self) -> None:
-        listed(self, "timelines")
-
-    @property
-    def around(self) -> float:
-        """Seconds of the call outside of its forward graphs."""
-        inside = (t.seconds * t.per_call for t in self.timelines if t.graph == "forward")
-        return self.seconds - sum(inside)
-
-    def __str__(self) -> str:
-        about = (
-            f"{self.seconds * 1e6:,.1f} us a call, {self.around * 1e6:,.1f} us around its graphs"
-        )
-        title = f"launches of {self.name}: {about}; the median of {self.runs} runs"
-        return "\n\n".join([title, *map(str, self.timelines)])
-
-
-def launches(target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any) -> Launches:
+def launches(target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any) -> Several[Timeline]:
     """Time each line of the generated wrappers in a call on these arguments, and in its backward.
 
     Works on copies: neither the target, nor the arguments, nor the random state change. Raises what the call
@@ -128,15 +95,13 @@ def launches(target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any) -> La
     run = Run(case, case.by(measured.backend))  # the first call compiles
     if run.error is not None:
         raise run.error
-    whole: list[float] = []
     for _ in range(repeats):
         with same_random_state():
             run.again()
-        whole.append(run.forward)
-    timelines = [graph.timeline(repeats + 1) for graph in measured.graphs if graph.runs]
+    timelines = Several(graph.timeline() for graph in measured.graphs if graph.runs)
     if not timelines:
         raise Unsupported("nothing of this call was compiled: mc.explain says why")
-    return Launches(timelines[0].name, statistics.median(whole), repeats, timelines)
+    return timelines
 
 
 class Instrumented:
@@ -184,15 +149,15 @@ class TimedGraph:
         self.runs.append([at - marks[0] for at in marks])
         return results
 
-    def timeline(self, calls: int) -> Timeline:
-        """The run of median length of so many calls, without the first."""
-        runs = self.runs[1:] or self.runs
-        chosen = sorted(runs, key=lambda run: run[-1])[len(runs) // 2]
+    def timeline(self) -> Timeline:
+        """The run of median length, without the first."""
+        runs = sorted(self.runs[1:] or self.runs, key=lambda run: run[-1])
+        chosen = runs[len(runs) // 2]
         launches = [
             replace(step, start=start, seconds=end - start)
             for step, start, end in zip(self.steps, chosen, chosen[1:])
         ]
-        return Timeline(self.name, self.graph, chosen[-1], launches, len(self.runs) / calls)
+        return Timeline(self.name, self.graph, chosen[-1], launches)
 
 
 TICK = "__mc_tick"

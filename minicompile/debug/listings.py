@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import inspect
+import re
 
 from minicompile import errors
 from minicompile.errors import unknown
@@ -22,14 +22,9 @@ def add_registry(to: argparse.ArgumentParser) -> None:
 
 def option_docs() -> dict[str, str]:
     """Each option's docstring: the string that follows its field in the source of `Options`."""
-    body = ast.parse(inspect.getsource(Options)).body[0]
-    assert isinstance(body, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for field, after in zip(body.body, body.body[1:]):
-        match field, after:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(doc))):
-                docs[name] = doc
-    return docs
+    rest_of_field = r"[^\n]*\n(?:        [^\n]*\n|    \)\n)*"
+    field = re.compile(rf'^    (\w+): {rest_of_field}    """(.*?)"""', re.MULTILINE | re.DOTALL)
+    return dict(field.findall(inspect.getsource(Options)))
 
 
 def show_options(chosen: argparse.Namespace) -> int:

@@ -29,7 +29,6 @@ from minicompile.ops.display import count_text
 from minicompile.ops.events import CALLED, KINDS, Event, observer
 from minicompile.ops.graph import Listing
 from minicompile.ops.registry import Registry
-from minicompile.options import moves_cursor
 from minicompile.pipeline_result import saving
 
 Text = Callable[[Event, bool], str]
@@ -85,8 +84,8 @@ class Log:
         for on, file in ((levels(event.of.options.logs), None), *self.open):
             stream = file or sys.stderr
             parts = [line for name, more in on.items() for line in lines(name, event, more)]
-            if parts:  # at once, whatever other threads write; over a line of progress
-                stream.write("\r\x1b[K" * moves_cursor(stream) + "\n".join([*parts, ""]))
+            if parts:  # at once, whatever other threads write
+                stream.write("\n".join([*parts, ""]))
                 stream.flush()
 
 
@@ -159,8 +158,7 @@ def graph_passes(event: Event, stage: str, verbose: bool) -> str:
     for graph, group in groupby(records, lambda record: getattr(record.before, "name", "")):
         mine = list(group)
         changed = [record for record in mine if record.changed]
-        told.append(f"{graph}: {len(changed)} of {len(mine)} passes changed something")
-        told += map(str, mine if verbose else changed)
+        told += [f"{graph}:", *map(str, mine if verbose else changed)]
         if changed:
             told += ["before:", str(mine[0].before), "after:", str(mine[-1].after)]
     return "\n".join(told) or f"no {stage} pass ran"

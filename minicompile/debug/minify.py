@@ -1,7 +1,6 @@
 """`mc.minify(fn, args)`, `minicompile minify SCRIPT`: the smallest graph that still fails in the same way.
 
-    Minified := name, verdict, failure, tries, steps: [Step], program: Program
-    Step     := reduction, and how much is left after it
+    Minified := name, verdict, failure, tries, program: Program
 
 The program is one of the graphs that were captured, with the arguments of one call; a capture that is wrong
 itself, or that needs several calls to fail, is for `mc.bisect`. Reductions propose smaller programs, each
@@ -23,23 +22,21 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
 
-from minicompile import api, compat
+from minicompile import api
 from minicompile.debug import script
 from minicompile.debug.bisect import NOTHING, attempt
 from minicompile.debug.copies import Copier
 from minicompile.debug.program import Program, TensorSpec, spec_of, text
-from minicompile.debug.variant import Case, Run, Variant
+from minicompile.debug.variant import Case, Run
 from minicompile.dynamo.dispatch import Backend, plain_backend
 from minicompile.dynamo.result import Capture
 from minicompile.errors import MinicompileError
-from minicompile.ops.display import Shown, aligned, count_text
+from minicompile.ops.display import Shown, count_text
 from minicompile.ops.graph import copied
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
@@ -54,36 +51,21 @@ MOST_TRIES = 400
 # -- reductions
 
 
-@reduction("one output")
-def one_output(program: Program) -> Proposals:
-    for outputs in (program.outputs, *([node] for node in reversed(program.outputs))):
-        yield program.part(program.operations, outputs)
-
-
 @reduction("fewer operations")
 def fewer_operations(program: Program) -> Proposals:
-    """Leave out a half of them, a quarter..., one; instead of one, also read what it read."""
+    """Leave out a half of them, a quarter..., one; what is left reads recorded values instead."""
     operations, count = program.operations, len(program.operations)
     while count > 1:
         count = (count + 1) // 2
         for end in range(len(operations), 0, -count):
             left = operations[max(end - count, 0) : end]
             yield program.part([node for node in operations if node not in left])
-    for node in reversed(operations):
-        for source in node.all_input_nodes:
-            old, new = program.values.get(node), program.values.get(source, source)
-            if not isinstance(new, TensorSpec) or layout(old) == layout(new):
-                yield program.edited(partial(bypass, node, source))
 
 
-def layout(value: Any) -> object:
-    return (value.shape, value.dtype) if isinstance(value, TensorSpec) else None
-
-
-def bypass(node: fx.Node, source: fx.Node, graph: fx.Graph, new: Mapping[fx.Node, fx.Node]) -> None:
-    """In a copied graph, read one value instead of another."""
-    new[node].replace_all_uses_with(new[source])
-    graph.erase_node(new[node])
+@reduction("one output")
+def one_output(program: Program) -> Proposals:
+    for node in program.outputs:
+        yield program.part(program.operations, [node])
 
 
 def changed(program: Program, change: Callable[[TensorSpec], TensorSpec]) -> Proposals:
@@ -100,46 +82,12 @@ def no_gradients(program: Program) -> Proposals:
     yield from changed(program, lambda value: replace(value, requires_grad=False))
 
 
-@reduction("smaller sizes")
-def smaller_sizes(program: Program) -> Proposals:
-    tensors = [value for value in program.args if isinstance(value, TensorSpec)]
-    for old in sorted({size for t in tensors for size in t.shape if size > 1}, reverse=True):
-        for new in sorted({1, 2, 3, old // 2, old - 1} & set(range(1, old))):
-            resized = next(changed(program, partial(TensorSpec.sized, old=old, new=new)))
-            assert resized is not None
-            yield resized.edited(partial(resize, old, new))
-            yield resized
-
-
-def resize(old: int, new: int, graph: fx.Graph, nodes: object) -> None:
-    """Numbers in the graph that may be a size."""
-
-    def changed_number(value: Any) -> Any:
-        return new if type(value) is int and value == old else value
-
-    for node in graph.nodes:
-        node.args = fx.node.map_aggregate(node.args, changed_number)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, changed_number)
-
-
 @reduction("any values")
 def any_values(program: Program) -> Proposals:
     yield from changed(program, lambda value: replace(value, value=None))
 
 
 # -- the search
-
-
-@dataclass(frozen=True)
-class Step:
-    """A reduction that was possible."""
-
-    reduction: str
-    size: tuple[int, ...]
-
-    def cells(self) -> tuple[str, ...]:
-        counts = (self.size[0], "operation"), (self.size[2], "input"), (self.size[3], "element")
-        return self.reduction, *(count_text(*count) for count in counts)
 
 
 @dataclass
@@ -152,7 +100,6 @@ class Minified(Shown):
     """Of what is left."""
     program: Program | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
     tries: int = 0
     path: Path | None = None
     """Where the script was written."""
@@ -183,18 +130,13 @@ class Minified(Shown):
         lines = [f"minified {self.name}: {self.verdict}"]
         lines += [f"  {name}: {fact}" for name, fact in self.facts]
         lines += [f"    {line}" for line in self.graph.splitlines()]
-        if self.steps:
-            lines.append(f"  {self.tries} tries, {count_text(len(self.steps), 'step')}:")
-            lines += [f"    {line}" for line in aligned([s.cells() for s in self.steps], left=1)]
         return "\n".join(lines)
 
 
 def kind(failure: str) -> str:
-    """What must stay the same: the exception, or in what values are wrong and whether they are numbers."""
+    """What must stay the same: the exception, or that values are wrong."""
     parts = re.sub(r"\S*/\S*", "", failure).split(": ")  # without paths
-    if parts[0].startswith("internal error"):
-        return ": ".join(parts[:2])
-    return parts[0] + " (no number)" * failure.endswith(("inf", "nan"))
+    return ": ".join(parts[: 2 if parts[0].startswith("internal error") else 1])
 
 
 def failure_of(program: Program, settings: Mapping[str, Any]) -> str:
@@ -219,9 +161,7 @@ def shrunk(
             while result.tries < MOST_TRIES and smaller(result, tried):
                 pass  # a success may make earlier reductions possible again
             count = count_text(program.size[0], "operation")
-            result.verdict = f"{count} became {result.operations}"
-            if result.tries >= MOST_TRIES:
-                result.verdict += f", after {MOST_TRIES} tries: it may get smaller yet"
+            result.verdict = f"{count} became {result.operations}, after {result.tries} tries"
             return result
     return Minified(name, verdict)
 
@@ -239,7 +179,6 @@ def smaller(result: Minified, tried: set[str]) -> bool:
             failure = failure_of(proposal, result.settings)
             if failure and kind(failure) == kind(result.failure):
                 result.program, result.failure = proposal, failure
-                result.steps.append(Step(name, proposal.size))
                 return True
     return False
 
@@ -282,27 +221,43 @@ def changed_settings(options: Options, dynamic: bool | None) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
+Calls = list[tuple[Capture, list[Any]]]
+"""Captured graphs, with the arguments of their first calls."""
+
+
 def captured_programs(case: Case) -> Iterator[Program]:
-    """Each captured graph with the arguments of each of its calls."""
-    calls: list[tuple[fx.GraphModule, list[Any]]] = []
-
-    def keep(gm: fx.GraphModule, fakes: Any) -> Callable[..., Any]:
-        def run(*inputs: Any) -> Any:
-            calls.append((gm, Copier()(list(inputs))))
-            return compat.graph_function(gm)(*inputs)
-
-        return run
-
-    run = Run(replace(case, check=None), Variant(partial(api.compile, backend=keep)))
+    """Each captured graph with the arguments of its first call."""
+    calls: Calls = []
+    run = Run(replace(case, check=None), case.by(recording(calls)))
     if run.error is not None:
         raise run.error
-    for gm, args in calls:
-        with contextlib.suppress(TypeError):
-            yield Program.of(gm, args, case.name)
+    return programs_of(calls)
+
+
+def recording(calls: Calls) -> Backend:
+    """A backend that runs captured graphs as they are, and keeps the arguments of their first calls."""
+
+    def compile(capture: Capture) -> Any:
+        run, called = plain_backend(capture), iter([False])
+
+        def call(inputs: list[Any]) -> Any:
+            if not next(called, True):
+                calls.append((capture, Copier()(list(inputs))))
+            return run(inputs)
+
+        return call
+
+    return compile
+
+
+def programs_of(calls: Calls) -> Iterator[Program]:
+    for capture, args in calls:
+        with contextlib.suppress(TypeError):  # arguments that no program can have
+            yield Program.of(capture.graph.gm, args, capture.name)
 
 
 def captured(capture: Capture, options: Options, why: str) -> str:
-    """A captured graph as a script; tensors that are gone by now have values of ours.
+    """A captured graph as a script; tensors have random values.
 
     Raises TypeError for arguments that no program can have.
     """
@@ -310,7 +265,8 @@ def captured(capture: Capture, options: Options, why: str) -> str:
     for given in capture.inputs:
         real = given.real() if given.real is not None else None
         value = real if real is not None else given.fake
-        args.append(spec_of(value.node.hint if hasattr(value, "node") else value))
+        spec = spec_of(value.node.hint if hasattr(value, "node") else value)
+        args.append(replace(spec, value=None) if isinstance(spec, TensorSpec) else spec)
     program = Program(copied(capture.graph), tuple(args))
     return program.script(why, changed_settings(options, None))
 
@@ -318,46 +274,19 @@ def captured(capture: Capture, options: Options, why: str) -> str:
 # -- a script
 
 
-class Stop(BaseException):
-    """Carries the result out of a script, past its handlers."""
-
-
 def minify_script(path: Path, arguments: Sequence[str]) -> Minified:
-    """Run a script until a graph that it compiles fails, and make that small.
+    """Run a script, and make the first graph small that fails if it is compiled.
 
     Raises MinicompileError where none does.
     """
-    real = api.backends["inductor"]
-
-    def searching(options: Options) -> Backend:
-        def compile(capture: Capture) -> Any:
-            run, tried = plain_backend(capture), list[bool]()
-
-            def call(inputs: list[Any]) -> Any:
-                if not tried:
-                    tried.append(True)
-                    with api.backends.scoped():
-                        api.backends("inductor")(real)
-                        search(capture, Copier()(list(inputs)), options)
-                return run(inputs)
-
-            return call
-
-        return compile
-
-    def search(capture: Capture, inputs: list[Any], options: Options) -> None:
-        with contextlib.suppress(TypeError):
-            program = Program.of(capture.graph.gm, inputs, capture.name)
-            result = shrunk(capture.name, [program], changed_settings(options, None), "")
-            if result.program is not None:
-                raise Stop(result)
-
+    calls: Calls = []
     with api.backends.scoped():
-        api.backends("inductor")(searching)
-        try:
-            code = script.execute(path.absolute(), [str(path), *arguments])
-        except Stop as stop:
-            result: Minified = stop.args[0]
+        api.backends("inductor")(lambda options: recording(calls))
+        code = script.execute(path.absolute(), [str(path), *arguments])
+    for call in calls:
+        settings = changed_settings(call[0].watch.of.options, None)
+        result = shrunk(call[0].name, programs_of([call]), settings, "")
+        if result.program is not None:
             return result
     why = f"it exits with {code} in eager too" if code else "no graph that it compiles fails"
     raise MinicompileError(f"nothing in {path} to make smaller: {why}")

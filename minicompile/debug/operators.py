@@ -28,7 +28,6 @@ from minicompile.debug.variant import (
     Run,
     distance,
     error_text,
-    rounding,
 )
 from minicompile.ops.display import Shown, aligned
 from minicompile.ops.graph import call_text, user_line
@@ -124,7 +123,7 @@ def operators_of(program: Program, case: Case) -> list[OperatorRow]:
             name: distance(run.groups[0][place], true)
             for name, run in {EAGER: eager, **runs}.items()
         }
-        allowed = FAR * max(errors[EAGER], rounding(own))
+        allowed = FAR * max(errors[EAGER], own.rounding)
         rows.append(OperatorRow(call_text(node), str(user_line(node) or ""), allowed, errors))
     return rows
 

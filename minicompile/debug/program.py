@@ -14,7 +14,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -96,15 +96,6 @@ class TensorSpec:
         named = (f"{name}={value!r}" for name, value in arguments.items())
         return f"tensor({', '.join([str(self.shape), str(self.stride), *named])})"
 
-    def sized(self, old: int, new: int) -> TensorSpec:
-        """A contiguous one, with `new` elements instead of `old` along a dimension."""
-        if old not in self.shape:
-            return self
-        shape = tuple(new if size == old else size for size in self.shape)
-        kept = tuple(slice(size) for size in shape)
-        value = self.value[kept] if self.value is not None else None
-        return replace(self, shape=shape, stride=torch.empty(shape).stride(), value=value)
-
 
 def spec_of(value: Any) -> Any:
     """Return an argument as a program keeps it. Raises TypeError for what none can have."""
@@ -164,11 +155,15 @@ class Program:
     @functools.cached_property
     def values(self) -> Mapping[fx.Node, Any]:
         """Run the graph in eager; return each node's result, tensors as `TensorSpec`."""
-        record = Recording(self.graph.gm)
+        record = fx.Interpreter(self.graph.gm, garbage_collect_values=False)
         with same_random_state():
             torch.manual_seed(0)
             record.run(*self.arguments())
-        return record.values
+
+        def spec(value: Any) -> Any:
+            return TensorSpec.of(value) if isinstance(value, Tensor) else value
+
+        return {node: compat.tree_map(spec, record.env[node]) for node in self.operations}
 
     # -- others made of it
 
@@ -263,20 +258,3 @@ def imported(name: str, value: Any) -> str:
     if "<" in value.__qualname__:
         return f"{name} = None  # a function inside of another one: write it here"
     return f"from {value.__module__} import {value.__qualname__} as {name}"
-
-
-class Recording(fx.Interpreter):
-    """Runs a graph and keeps what each node gave."""
-
-    def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm)
-        self.values: dict[fx.Node, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.op != "output":
-            specs = compat.tree_map(
-                lambda x: TensorSpec.of(x) if isinstance(x, Tensor) else x, value
-            )
-            self.values[n] = specs
-        return value

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from minicompile.aot.result import Partition
-from minicompile.codegen.plan import CodeLine, KernelSource
+from minicompile.codegen.plan import CodeLine
 from minicompile.dynamo.result import Capture
 from minicompile.errors import OptionError
 from minicompile.lowering.ir import (
@@ -105,11 +105,6 @@ def node_size(node: fx.Node) -> str:
     return bytes_text(value.numel() * value.element_size())
 
 
-def node_detail(node: fx.Node) -> str:
-    """Type and bytes of a node's value."""
-    return ", ".join(filter(None, (value_text(node.meta.get("val")), node_size(node))))
-
-
 def of_graph(stage: str, graph: Listing, partition: Partition | None = None) -> Iterator[Piece]:
     """The nodes of a graph; with a partition, why a value is saved or computed again."""
     reasons: dict[str, str] = {}
@@ -123,7 +118,8 @@ def of_graph(stage: str, graph: Listing, partition: Partition | None = None) -> 
         why = [reasons[node.name]] if node.name in reasons else []
         if node.meta.get("phase") == "backward":
             why.append("backward: made by the gradient of this line")
-        detail = "" if node.op == "output" else node_detail(node)
+        kind = "" if node.op == "output" else value_text(node.meta.get("val"))
+        detail = ", ".join(filter(None, (kind, node_size(node))))
         yield Piece(stage, node.name, node_line(node), origins_of(node), node, detail, tuple(why))
 
 
@@ -171,11 +167,10 @@ def of_operation(stage: str, operation: Operation, why: Sequence[str] = ()) -> P
     layouts = "; ".join(layout_text(buffer.layout) for buffer in written_by(operation))
     text, detail = operation_line(operation), f"{operation_kind(operation)}, {layouts}"
     if isinstance(operation, ExternKernel):
-        own = f"extern: {operation.reason}"
-    else:
-        own = f"realized: {operation.why}" * bool(operation.why)
-    reasons = tuple(filter(None, [own, *why]))
-    return Piece(stage, operation.name, text, operation.origins, operation, detail, reasons)
+        why = [f"extern: {operation.reason}", *why]
+    elif operation.why:
+        why = [*why, f"realized: {operation.why}"]
+    return Piece(stage, operation.name, text, operation.origins, operation, detail, tuple(why))
 
 
 MOST_REASONS = 4
@@ -211,17 +206,14 @@ def of_code(
         yield Piece(stage, at, line.text, line.origins, line, at, why)
 
 
-def of_kernel(stage: str, kernel: KernelSource) -> Iterator[Piece]:
-    nodes = " + ".join(node.name for node in kernel.plan.node.nodes)
-    yield from of_code(stage, kernel.name, kernel.lines, (f"computes {nodes}; {kernel.plan.cost}",))
-
-
 def of_stages(name: str, stages: CompiledStages) -> Iterator[Piece]:
     """Everything in the stages after AOT; `name` is the graph's: "forward" or "backward"."""
     yield from of_loops(f"{name}.loops", stages.loops, stages.schedule)
     yield from of_decisions(f"{name}.schedule", stages.schedule)
     for kernel in stages.kernels:
-        yield from of_kernel(f"{name}.kernels", kernel)
+        nodes = " + ".join(node.name for node in kernel.plan.node.nodes)
+        why = (f"computes {nodes}; {kernel.plan.cost}",)
+        yield from of_code(f"{name}.kernels", kernel.name, kernel.lines, why)
     yield from of_code(f"{name}.wrapper", stages.wrapper.name, stages.wrapper.lines)
 
 

@@ -37,7 +37,6 @@ from minicompile.lowering.ir import (
     ComputedBuffer,
     ExternKernel,
     InputBuffer,
-    Layout,
     LoopGraph,
     Scatter,
     Template,
@@ -65,18 +64,18 @@ def run_reference(
     Raises VerifyError where a loop or an operator breaks its layout, IndexError for an index out of range.
     """
     run = _Run(handler or ReferenceOps)
-    for declared, given in zip(graph.inputs, inputs, strict=True):
+    pairs = list(zip(graph.inputs, inputs, strict=True))
+    for declared, given in pairs:
         if isinstance(declared, InputBuffer):
-            run.bind(declared.layout.size, given.shape)
-            run.bind(declared.layout.stride, given.stride())
+            run.bind(
+                (*declared.layout.size, *declared.layout.stride), (*given.shape, *given.stride())
+            )
         else:
             run.bind([declared], [given])
-    for declared, given in zip(graph.inputs, inputs, strict=True):
-        if isinstance(declared, InputBuffer):
+    pairs += [(constant, constant.value) for constant in graph.constants]
+    for declared, given in pairs:
+        if isinstance(declared, Buffer):
             run.adopt(declared, given)
-    for constant in graph.constants:
-        assert constant.value is not None
-        run.adopt(constant, constant.value)
     for operation in graph.operations:
         if isinstance(operation, ExternKernel):
             run.call(operation)
@@ -115,39 +114,33 @@ class _Run:
         count = self.shape([layout.storage_size])
         self.memory[buffer.name] = tensor.detach().as_strided(count, (1,), tensor.storage_offset())
 
-    def view(self, buffer: str, layout: Layout) -> torch.Tensor:
-        memory = self.memory[buffer]
-        size, stride = self.shape(layout.size), self.shape(layout.stride)
-        (offset,) = self.shape([layout.offset])
-        return memory.as_strided(size, stride, memory.storage_offset() + offset)
-
     def argument(self, value: Any) -> Any:
         if isinstance(value, View):
-            return self.view(value.buffer, value.layout)
+            memory, layout = self.memory[value.buffer], value.layout
+            offset = memory.storage_offset() + self.shape([layout.offset])[0]
+            return memory.as_strided(self.shape(layout.size), self.shape(layout.stride), offset)
         return self.shape([value])[0] if isinstance(value, sympy.Expr) else value
 
     # -- operations
 
     def call(self, kernel: ExternKernel) -> None:
         args, kwargs = tree_map(self.argument, (kernel.args, kernel.kwargs))
-        found = kernel.op(*args, **kwargs)
-        for output in kernel.outputs:
-            if output is not None:
-                self.adopt(output, found if output.index is None else found[output.index])
+        result = kernel.op(*args, **kwargs)
+        for output in filter(None, kernel.outputs):
+            self.adopt(output, result if output.index is None else result[output.index])
 
     def loop(self, buffer: ComputedBuffer) -> None:
-        layout = buffer.layout
-        if isinstance(buffer.loops, Template):
-            found = buffer.loops.op(*map(self.argument, buffer.loops.operands))
-            self.adopt(buffer, found)
+        layout, loops = buffer.layout, buffer.loops
+        if isinstance(loops, Template):
+            self.adopt(buffer, loops.op(*map(self.argument, loops.operands)))
             return
-        if isinstance(buffer.loops, Scatter):  # takes over the target's memory
-            memory = self.memory[buffer.loops.target]
+        if isinstance(loops, Scatter):  # takes over the target's memory
+            memory = self.memory[loops.target]
         else:
             count = self.shape([layout.storage_size])
             memory = torch.empty(count, dtype=layout.dtype, device=layout.device)
         self.memory[buffer.name] = memory
-        ranges = loop_ranges(buffer.loops)
+        ranges = loop_ranges(loops)
         run_loops(buffer, self.handler.over(*ranges, self.memory, self.sizes, layout.device))
 
 
@@ -189,13 +182,9 @@ class ReferenceOps(Ops):
     def extents(self) -> list[int]:
         return [*self.rows, *self.columns]
 
-    def whole(self, value: torch.Tensor) -> torch.Tensor:
-        """The value with an element of its own for each iteration."""
-        return value.expand(self.extents)
-
     def flat(self, value: torch.Tensor) -> torch.Tensor:
-        """The whole value, the loops of a reduction or scan as one dimension."""
-        return self.whole(value).reshape([*self.rows, math.prod(self.columns)])
+        """An element for each iteration, the loops of a reduction or scan as one dimension."""
+        return value.expand(self.extents).reshape([*self.rows, math.prod(self.columns)])
 
     def position(self, index: Index) -> torch.Tensor:
         return torch.as_tensor(evaluate(index, self.values), device=self.device)
@@ -216,13 +205,11 @@ class ReferenceOps(Ops):
         self, buffer: str, index: Index, value: torch.Tensor, mode: StoreMode = "store"
     ) -> torch.Tensor:
         memory, at = self.memory[buffer], self.position(index)
-        if value.dtype is not memory.dtype:
-            raise VerifyError(f"{buffer} holds {memory.dtype}, its body gives {value.dtype}")
         shape = torch.broadcast_shapes(at.shape, value.shape)
         if mode == "atomic_add":  # for every iteration, be they equal
             shape = torch.Size(self.extents)
-        indices, accumulate = (at.expand(shape),), mode == "atomic_add"
-        memory.index_put_(indices, value.expand(shape), accumulate=accumulate)
+        indices, add = (at.expand(shape),), mode == "atomic_add"
+        memory.index_put_(indices, value.expand(shape), accumulate=add)
         return value
 
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> torch.Tensor:

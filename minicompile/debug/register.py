@@ -15,7 +15,6 @@ from minicompile.debug import (  # noqa: F401
     gpu_assembly,
     limit,
     logs,
-    progress,
     provenance,
     roofline,
     torch_bridge,

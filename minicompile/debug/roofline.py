@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import timeit
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ from minicompile.shapes.expr import size_hint
 from minicompile.shapes.strided import Footprint, Hints
 
 F32 = torch.float32
-CORES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
-"""fp32 units of a multiprocessor by compute capability; 128 where it isn't listed."""
+CORES = 128
+"""fp32 units of a multiprocessor; some older GPUs have 64."""
 COPIED = 32 * 2**20
 """Bytes of the copy that is timed: more than caches hold."""
 SIDE = 512
@@ -52,10 +52,8 @@ class DeviceSpec:
         return self.flops_per_second / self.bytes_per_second
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}: {self.bytes_per_second / 1e9:,.1f} GB/s, "
-            f"{self.flops_per_second / 1e9:,.1f} GFLOP/s ({self.source})"
-        )
+        gigabytes, gigaflops = self.bytes_per_second / 1e9, self.flops_per_second / 1e9
+        return f"{self.name}: {gigabytes:,.1f} GB/s, {gigaflops:,.1f} GFLOP/s ({self.source})"
 
 
 @functools.cache
@@ -63,10 +61,8 @@ def device_spec(device: torch.device) -> DeviceSpec:
     """The speed of a device. Raises OptionError for other kinds than CPU and CUDA."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
-        cores = found.multi_processor_count * CORES.get((found.major, found.minor), 128)
-        return DeviceSpec(
-            found.name, memory_bandwidth(found), 2e3 * cores * found.clock_rate, "its properties"
-        )
+        flops = 2e3 * CORES * found.multi_processor_count * found.clock_rate
+        return DeviceSpec(found.name, memory_bandwidth(found), flops, "its properties")
     if device.type != "cpu":
         raise OptionError(f"no speeds known for {device.type} devices")
     with compat.no_dispatch_modes():
@@ -74,13 +70,11 @@ def device_spec(device: torch.device) -> DeviceSpec:
         square = source[: SIDE * SIDE].view(SIDE, SIDE)
         copying = min(timeit.repeat(lambda: target.copy_(source), number=1, repeat=3))
         multiplying = min(timeit.repeat(lambda: square @ square, number=1, repeat=3))
-    threads = torch.get_num_threads()
-    return DeviceSpec(
-        f"CPU, {threads} thread{'s' * (threads > 1)}",
-        2 * COPIED / copying,
-        2 * SIDE**3 / multiplying,
+    name, how = (
+        f"CPU, {torch.get_num_threads()} threads",
         "measured: a copy and a matrix product",
     )
+    return DeviceSpec(name, 2 * COPIED / copying, 2 * SIDE**3 / multiplying, how)
 
 
 def seconds_of(cost: Cost, spec: DeviceSpec) -> float:
@@ -147,20 +141,18 @@ def costs_of(schedule: Schedule) -> list[Cost]:
 
 def cost_of_call(node: ExternKernelSchedulerNode, schedule: Schedule) -> Cost:
     """Return what a library's operator moves, and computes by torch's public formula, if it has one."""
+
+    def touched(layout: Layout) -> Footprint:
+        pairs = zip(layout.stride, layout.size, strict=True)
+        return sympy.sympify(layout.offset), tuple((s, n) for s, n in pairs if s != 0)
+
     read: Places = {}
     for view in node.kernel.views():
-        read.setdefault(view.buffer, set()).add(touched_by_view(view.layout))
+        read.setdefault(view.buffer, set()).add(touched(view.layout))
     outputs = filter(None, node.kernel.outputs)
-    written = {output.name: {touched_by_view(output.layout)} for output in outputs}
+    written = {output.name: {touched(output.layout)} for output in outputs}
     flops = library_flops(node.kernel, schedule.graph.size_hints)
     return cost_at(flops, read, written, schedule)
-
-
-def touched_by_view(layout: Layout) -> Footprint:
-    pairs = [
-        (step, size) for step, size in zip(layout.stride, layout.size, strict=True) if step != 0
-    ]
-    return sympy.sympify(layout.offset), tuple(pairs)
 
 
 def library_flops(kernel: ExternKernel, hints: Hints) -> int:
@@ -181,29 +173,22 @@ def library_flops(kernel: ExternKernel, hints: Hints) -> int:
     return formula(*args, **kwargs, out_val=outputs[0] if len(outputs) == 1 else outputs)
 
 
-def roofline_points(
-    schedule: Schedule, names: Iterable[str], spec: DeviceSpec
-) -> list[RooflinePoint]:
-    """One for each scheduled node; `names` are those of its kernels, in order."""
-    kernels, points = iter(names), []
-    for node, cost in zip(schedule.nodes, costs_of(schedule), strict=True):
-        name = next(kernels) if isinstance(node, FusedSchedulerNode) else str(node.kernel.op)
-        points.append(RooflinePoint(name, cost, seconds_of(cost, spec), node.origins))
-    return points
-
-
 @method(Trace, "roofline")
 def roofline(trace: Trace, spec: DeviceSpec | None = None) -> Roofline:
     """Return what each kernel moves and computes, and its least time on `spec` (default: this device)."""
-    points = []
+    points, hints = list[RooflinePoint](), dict[Any, int]()
     for name, compiled in trace.graphs.items():
-        first = next(iter(compiled.loops.buffers.values()), None)
-        spec = spec or device_spec(first.layout.device if first else torch.device("cpu"))
-        prefix = "" if name == "forward" else f"{name} "
-        names = (prefix + plan.name for plan in compiled.plans)
-        points += roofline_points(compiled.schedule, names, spec)
+        buffer = next(iter(compiled.loops.buffers.values()), None)
+        spec = spec or device_spec(buffer.layout.device if buffer else torch.device("cpu"))
+        hints |= compiled.loops.size_hints
+        plans = iter(compiled.plans)
+        for node, cost in zip(compiled.schedule.nodes, costs_of(compiled.schedule), strict=True):
+            if isinstance(node, FusedSchedulerNode):
+                title = f"{name} {next(plans).name}".removeprefix("forward ")
+            else:
+                title = str(node.kernel.op)
+            points.append(RooflinePoint(title, cost, seconds_of(cost, spec), node.origins))
     if spec is None:
         raise OptionError(f"the trace of {trace.name} stops before there are kernels")
-    hints = {s: v for g in trace.graphs.values() for s, v in g.loops.size_hints.items()}
     at = f" at {', '.join(f'{s} = {v}' for s, v in hints.items())}" if hints else ""
     return Roofline(trace.name + at, spec, points)

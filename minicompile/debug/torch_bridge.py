@@ -76,12 +76,9 @@ def backend(
     except OptionError:
         raise
     except Exception as error:
-        failure = Failure(error)
-        if not (known := isinstance(error, MinicompileError)):
-            watch.tell("error", failure)
-        reason = str(error) if known else failure.told()
+        known = isinstance(error, MinicompileError)
+        reason = str(error) if known else Failure(error).told()
         watch.tell("break", GraphBreak(reason, None, kind="graph", id="later-stage"))
-        watch.tell("done", None)
         return in_eager(gm, reason)
     watch.tell("done", handed.capture)
     return run
@@ -99,30 +96,28 @@ class Handover:
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], watch: Watch) -> None:
         self.gm, self.graph = gm, graph_of(gm, "captured", "torch.compile")
-        nodes = placeholders(self.graph.gm.graph)
         self.plain = plain_values(compat.fake_mode())
         self.attributes: list[torch.Tensor] = []
         """Parameters and constants that Dynamo left in the module: inputs to us."""
         self.written: tuple[int, ...] = ()
         """Inputs that the graph changes, the numbers of those that the capture has."""
         fakes = list(map(self.plain, torch_compiler.backend_fakes(inputs)))
-        for node, fake in zip(nodes, fakes, strict=True):
-            node.meta["val"] = fake
-        fakes += self.lifted()
-        storages = [compat.storage_id(x) for x in fakes if isinstance(x, torch.Tensor)]
+        self.lift()
+        fakes += map(self.plain, self.attributes)
         nodes = placeholders(self.graph.gm.graph)
-        for node in self.graph.nodes if not storages else ():
-            if node not in nodes:  # rooms take their mode from the values, and Dynamo's is another
-                node.meta["val"] = None
+        values = dict(zip(nodes, fakes))
+        # rooms take their mode from the values, and Dynamo's is another
+        for node in nodes if any(map(torch.is_tensor, fakes)) else self.graph.nodes:
+            node.meta["val"] = values.get(node)
         given = [GraphInput(n.name, Source("local", n.name), f) for n, f in zip(nodes, fakes)]
         stacks = [origin.stack for node in self.graph.nodes for origin in origins_of(node)]
         name = stacks[0][0].function if stacks else "graph"
         grad = torch.is_grad_enabled()
         self.capture = Capture(name, self.graph, given, [], grad_enabled=grad, watch=watch)
 
-    def lifted(self) -> list[Any]:
-        """Makes inputs of the module's tensors that the graph reads, and gives their fakes."""
-        graph, fakes = self.graph.gm.graph, []
+    def lift(self) -> None:
+        """Make inputs of the module's tensors that the graph reads."""
+        graph = self.graph.gm.graph
         for node in graph.nodes:
             module = str(getattr(node.target, "__module__", ""))
             inner = isinstance(node.target, torch_compiler.HigherOrderOperator)
@@ -130,16 +125,14 @@ class Handover:
                 raise Unsupported(f"torch.compile's graph calls {target_name(node.target)}")
             if node.op == "get_attr":
                 value = operator.attrgetter(str(node.target))(self.gm)
-                with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
-                    placeholder = graph.placeholder(node.name)
                 if not isinstance(value, torch.Tensor):
                     raise Unsupported(f"torch.compile's graph reads a {type(value).__name__}")
+                with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+                    placeholder = graph.placeholder(node.name)
                 self.attributes.append(value)
-                fakes.append(self.plain(value))
-                placeholder.meta = {**node.meta, "val": fakes[-1]}
+                placeholder.meta = dict(node.meta)
                 node.replace_all_uses_with(placeholder)
                 graph.erase_node(node)
-        return fakes
 
     def compiled(self, compile: dispatch.Backend) -> Callable[..., Any]:
         """What Dynamo calls."""

@@ -1,9 +1,9 @@
 """`compare_with_torch(fn, *args)`: one call through minicompile and through torch.compile, stage by stage,
 and each one's capture with the other's compiler.
 
-    Comparison := name, stages: {name: Stage}, cells: [Cell], notes
-    Stage      := what both made there: graphs, or code; several after a graph break
-    Cell       := capture, compiler, StageAccuracy, stages, kernels, seconds
+    Comparison := name, cells: [Cell], notes; stages: {name: (ours, theirs)}
+    Cell       := capture, compiler, StageAccuracy, kernels, seconds
+                  stages: {name: graphs, or code; several after a graph break}
 
 If only one row or column of the 2 x 2 is wrong, the fault is pinned to one half: before the captured graph or
 after it. The real compiler: torch/_inductor/compiler_bisector.py.
@@ -23,13 +23,14 @@ import torch
 from torch import fx
 
 from minicompile import api
+from minicompile.codegen.plan import CodeLine, WrapperSource
 from minicompile.compat import torch_compiler
 from minicompile.debug import torch_bridge
 from minicompile.debug.accuracy import Accuracy
 from minicompile.debug.variant import BAD, Case, Run, StageAccuracy, Variant, timed
 from minicompile.dynamo.dispatch import Backend
 from minicompile.dynamo.module import calling
-from minicompile.ops.display import Shown, aligned
+from minicompile.ops.display import Several, Shown, aligned
 from minicompile.ops.events import Event
 from minicompile.ops.graph import placeholders
 
@@ -38,33 +39,8 @@ COSTS = ("graphs", "kernels", "time")
 GRAPHS = ("graph", "aot.joint", "aot.forward", "aot.backward")
 
 
-@dataclass(frozen=True)
-class Code(Shown):
-    """The module that Inductor wrote for a graph."""
-
-    name: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"# {self.name}, by Inductor\n{self.text.rstrip()}"
-
-
 @dataclass
-class Stage(Shown):
-    """What both compilers have at one stage; nothing where one did not come so far."""
-
-    name: str
-    ours: list[Any]
-    theirs: list[Any]
-
-    def __str__(self) -> str:
-        sides = ((OURS, self.ours), (THEIRS, self.theirs))
-        parts = (f"{self.name}, {who}\n\n" + "\n\n".join(map(str, made)) for who, made in sides)
-        return "\n\n".join(parts)
-
-
-@dataclass
-class Cell(Shown):
+class Cell:
     """One way to run the function: who captured, who compiled, and how it went."""
 
     capture: str
@@ -88,9 +64,6 @@ class Cell(Shown):
         time = "" if self.seconds is None else f"{self.seconds * 1e6:.0f} us"
         costs = str(len(self.stages["graph"])), str(self.kernels), time
         return self.capture, self.compiler, *self.accuracy.cells()[1:-1], *costs
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, self.cells()))
 
     # -- listening
 
@@ -123,7 +96,8 @@ class Cell(Shown):
         name = "backward" if made.is_backward else "forward"
         graph = torch_bridge.graph_of(made.orig_gm, name, "AOT autograd and Inductor's passes")
         self.stages[f"aot.{name}"].append(graph)
-        self.stages["code"].append(Code(name, text))
+        lines = list(map(CodeLine, text.split("\n")))
+        self.stages["code"].append(WrapperSource(f"{name}, by Inductor", lines, []))
         self.kernels += torch_compiler.inductor_kernels(made)[0]
 
     def dynamo(self, gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -146,12 +120,13 @@ class Comparison(Shown):
     conclusion = property(lambda self: pinned(self.cells))
 
     @property
-    def stages(self) -> dict[str, Stage]:
-        made = self.ours.stages, self.theirs.stages
-        return {name: Stage(name, *(side[name] for side in made)) for name in (*GRAPHS, "code")}
+    def stages(self) -> dict[str, tuple[list[Any], list[Any]]]:
+        """What both compilers have at each stage; nothing where one did not come so far."""
+        ours, theirs = self.ours.stages, self.theirs.stages
+        return {name: (ours[name], theirs[name]) for name in (*GRAPHS, "code")}
 
-    def __getitem__(self, stage: str) -> Stage:
-        return self.stages[stage]
+    def __getitem__(self, stage: str) -> Several[Any]:
+        return Several(made for side in self.stages[stage] for made in side)
 
     def __str__(self) -> str:
         lines = [f"{self.name} by minicompile and torch.compile: {self.conclusion}", ""]

@@ -115,13 +115,14 @@ def interpreter_tiles(plan: KernelPlan, known: Any, rows: int, length: int) -> T
     """The largest tiles that make sense: whole rows where they fit."""
     if isinstance(plan, TemplatePlan):
         return planned_tiles(plan)
+
+    def whole(axis: str, most: int) -> int:
+        return min(power_of_two(size_hint(product(plan.axes[axis].values()), known)), most)
+
     if {*plan.axes} == {"y", "x", "r"}:
-        axes = (product(plan.axes[axis].values()) for axis in "yxr")
-        y, x, r = (min(power_of_two(size_hint(size, known)), SIDE) for size in axes)
-        return Tiles(x, r, y=y)
+        return Tiles(whole("x", SIDE), whole("r", SIDE), y=whole("y", SIDE))
     if "y" in plan.axes:
-        y = min(power_of_two(size_hint(product(plan.axes["y"].values()), known)), LANES)
-        return Tiles(LANES // y, y=y)
+        return Tiles(LANES // whole("y", LANES), y=whole("y", LANES))
     r = power_of_two(length)
     if plan.reduction == "looped":
         r = min(r, LANES)
@@ -158,6 +159,18 @@ def interpreted_range(*bounds: Any) -> range:
     return builtins.range(*map(int, known))
 
 
+def half(values: torch.Tensor) -> Any:
+    """Values as bfloat16, the way that the interpreter holds them."""
+    return values.to(torch.bfloat16).view(torch.uint16).numpy()
+
+
+def single(block: Any) -> Any:
+    """The values of a block of a half type, in float32."""
+    if block.dtype.scalar == tl.bfloat16:
+        return (block.data.astype(np.uint32) << 16).view(np.float32)
+    return block.data.astype(np.float32)
+
+
 def convert_float(otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """bf16 to fp32 by shifting, fp32 to bf16 rounded to nearest even; other types as before."""
 
@@ -165,8 +178,7 @@ def convert_float(otherwise: Callable[..., Any]) -> Callable[..., Any]:
         if (source, target) == (tl.bfloat16, tl.float32):
             return data.astype(np.uint32) << 16
         if (source, target) == (tl.float32, tl.bfloat16):
-            rounded = torch.from_numpy(np.ascontiguousarray(data)).to(torch.bfloat16)
-            return rounded.view(torch.uint16).numpy()
+            return half(torch.from_numpy(np.ascontiguousarray(data)))
         return otherwise(data, source, target, rounding)
 
     return convert
@@ -185,21 +197,14 @@ class Builder(type(interpreter.interpreter_builder)):  # type: ignore[misc]
         for lane in zip(*np.nonzero(mask.data), strict=True):
             cell = ctypes.c_uint16.from_address(int(pointer.data[lane]))
             before[lane] = cell.value
-            pair = np.array([cell.value, value.data[lane]], dtype=np.uint16)
-            total = torch.from_numpy(pair).view(torch.bfloat16).float().sum().to(torch.bfloat16)
-            cell.value = int(total.view(torch.uint16).item())
+            pair = np.array([cell.value, value.data[lane]], dtype=np.uint32) << 16
+            cell.value = int(half(torch.from_numpy(pair.view(np.float32)).sum()))
         return interpreter.TensorHandle(before, tl.bfloat16)
 
     def create_dot(self, a: Any, b: Any, total: Any, *how: Any) -> Any:
-        """Products of bf16 in fp32."""
-        if a.dtype.scalar == tl.bfloat16:
-            wide = (block.data.astype(np.uint32) << 16 for block in (a, b))
-            a, b = (interpreter.TensorHandle(data.view(np.float32), tl.float32) for data in wide)
-        elif a.dtype.scalar == tl.float16:
-            a, b = (
-                interpreter.TensorHandle(block.data.astype(np.float32), tl.float32)
-                for block in (a, b)
-            )
+        """Products of half types in fp32."""
+        if a.dtype.scalar in (tl.bfloat16, tl.float16):
+            a, b = (interpreter.TensorHandle(single(block), tl.float32) for block in (a, b))
         return super().create_dot(a, b, total, *how)
 
     def create_splat(self, shape: Any, value: Any) -> Any:

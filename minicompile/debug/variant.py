@@ -89,12 +89,11 @@ class Case:
     def name(self) -> str:
         return str(getattr(self.target, "__qualname__", type(self.target).__qualname__))
 
-    def compiled(self, limit: Limit | None = None, backend: Any = None, **changes: Any) -> Variant:
-        """The case compiled under a limit, or by a backend, with some options changed."""
-        backend = backend or (limit.backend if limit is not None else "inductor")
+    def compiled(self, limit: Limit, **changes: Any) -> Variant:
+        """The case compiled under a limit, with some options changed."""
         options = dataclasses.replace(self.options, **changes)
         compile = functools.partial(
-            api.compile, backend=backend, options=options, dynamic=self.dynamic
+            api.compile, backend=limit.backend, options=options, dynamic=self.dynamic
         )
         return Variant(compile, limit=limit)
 
@@ -137,8 +136,8 @@ class Run:
     """Whether any of it ran compiled."""
     breaks: Sequence[str] = ()
     """Why not all of it did."""
-    forward = seconds = 0.0
-    """Seconds of the last call, without and with its backward pass."""
+    seconds = 0.0
+    """Of the last call, with its backward pass."""
 
     def __init__(self, case: Case, variant: Variant) -> None:
         copier = Copier()
@@ -184,8 +183,9 @@ class Run:
                     results.append(self.call(*args, **self.kwargs))
                     if self.case.check is not None and not self.case.check(results[-1]):
                         raise CheckFailed("the check of the result failed")
-                self.forward, outputs = now() - begun, dict(places(results))
-                self.seconds = self.forward + differentiate(outputs)
+                outputs = dict(places(results))
+                differentiate(outputs)
+                self.seconds = now() - begun
             finally:
                 torch.set_default_dtype(default)
         return outputs
@@ -217,17 +217,15 @@ def places(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
         yield from places(item, f"{place}[{name!r}]")
 
 
-def differentiate(outputs: Mapping[str, Any]) -> float:
-    """Seconds of backward from all outputs, each element weighted differently: a plain sum hides errors."""
+def differentiate(outputs: Mapping[str, Any]) -> None:
+    """Run backward from all outputs, each element weighted differently: a plain sum hides errors."""
     tensors = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.requires_grad]
     weights = []
     for tensor in tensors:
         count = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
         weights.append(torch.cos(count).reshape(tensor.shape).to(tensor.dtype))
-    begun = now()
     if tensors:
         torch.autograd.backward(tensors, weights)
-    return now() - begun
 
 
 def now() -> float:
@@ -302,7 +300,7 @@ def judgements(runs: Mapping[str, Run]) -> list[StageAccuracy]:
 
 @dataclass(frozen=True)
 class Values:
-    """A tensor in double precision, and the rounding of its own dtype."""
+    """A tensor in double precision, and one rounding, in its own dtype, of its largest finite element."""
 
     data: torch.Tensor
     rounding: float
@@ -314,8 +312,9 @@ def plain(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     exact = not (value.is_floating_point() or value.is_complex())
-    wide = torch.complex128 if value.is_complex() else torch.float64
-    return Values(value.detach().to(wide).clone(), 0.0 if exact else torch.finfo(value.dtype).eps)
+    wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64).clone()
+    top = wide.abs().nan_to_num(0, 0, 0).max() if wide.numel() else 0.0
+    return Values(wide, 0.0 if exact else float(top) * torch.finfo(value.dtype).eps)
 
 
 def distance(value: Any, reference: Any) -> float:
@@ -335,12 +334,6 @@ def worst(group: Mapping[str, Any], reference: Mapping[str, Any]) -> float | Non
     return max((distance(group[place], reference[place]) for place in group), default=None)
 
 
-def rounding(value: Values) -> float:
-    """One rounding of the largest finite element."""
-    top = value.data.abs().nan_to_num(0, 0, 0)
-    return float(top.max()) * value.rounding if top.numel() else 0.0
-
-
 def judged(name: str, run: Run, eager: Run, reference: Run) -> StageAccuracy:
     if run.error is not None:
         return StageAccuracy(name, verdict="raised", note=described(run.error))
@@ -348,7 +341,7 @@ def judged(name: str, run: Run, eager: Run, reference: Run) -> StageAccuracy:
     ratios: list[float] = []
     for error, theirs, true in zip(errors, eager.groups, reference.groups):
         if error is not None:
-            roundings = (rounding(v) for v in theirs.values() if isinstance(v, Values))
+            roundings = (v.rounding for v in theirs.values() if isinstance(v, Values))
             unit = max([worst(theirs, true) or 0.0, *roundings])
             ratios.append(error / unit if unit else float("inf") if error else 0.0)
     ratio = max(ratios, default=0.0)

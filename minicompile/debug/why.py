@@ -1,8 +1,7 @@
 """Questions to a finished schedule: why two nodes are one kernel or not, and what if they were.
 
     Answer     := a, b, what they have in common, the decisions about them in order, the one that counts
-    FusionSteps := schedule, [FusionStep]: every question in order
-    FusionStep := its decision, the groups of nodes before and after it, what is left and saved by then
+    FusionSteps := schedule, [FusionDecision]: every question in order
     WhatIf     := the schedule before and after with wishes: kernels, bytes, time, peak, decisions
 
 Nothing is lowered again: fusion starts from the recorded nodes, or is asked about the groups it ended with.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from minicompile.debug.roofline import costs_of, device_spec, seconds_of
 from minicompile.errors import OptionError
@@ -26,7 +25,6 @@ from minicompile.scheduling.nodes import (
     FusionDecision,
     Pair,
     Schedule,
-    SchedulerNode,
     SingleNode,
 )
 from minicompile.scheduling.schedule import Explained, finish
@@ -42,13 +40,16 @@ class Answer(Shown):
     b: tuple[str, ...]
     common: tuple[str, ...]
     """Buffers that both touch."""
-    same_kernel: bool
     asked: tuple[tuple[int, FusionDecision], ...]
     """What the scheduler asked about the two, with the place in `schedule.decisions`."""
     decision: FusionDecision
     """The answer that counts: the fusion that joined them, or why their finished kernels stay apart."""
     step: int | None = None
     """The place of that fusion in `schedule.decisions` and `schedule.steps()`."""
+
+    @property
+    def same_kernel(self) -> bool:
+        return self.decision.fused
 
     @property
     def headline(self) -> str:
@@ -63,18 +64,14 @@ class Answer(Shown):
         return f"both touch {', '.join(self.common)}" if self.common else "no buffer in common"
 
     def __str__(self) -> str:
-        lines = [self.headline, f"  {self.shared}"]
-        lines.append(f"  numbers: {self.decision.numbers}")
-        lines += [f"  decision {i}: {decision}" for i, decision in self.asked]
-        if not self.same_kernel and all(d is not self.decision for _, d in self.asked):
-            lines.append(f"  asked now of the finished kernels: {self.decision}")
-        return "\n".join(
-            [*lines, *(f"  from {line}" for line in source_lines(self.decision.origins))]
-        )
+        lines = [self.shared, f"numbers: {self.decision.numbers}"]
+        lines += [f"decision {i}: {decision}" for i, decision in self.asked]
+        lines += [f"from {line}" for line in source_lines(self.decision.origins)]
+        return "\n  ".join([self.headline, *lines])
 
 
 def parts(schedule: Schedule, name: str) -> list[SingleNode]:
-    """The nodes that a name stands for: a buffer's, a node's, a kernel's."""
+    """The nodes that a name stands for: a buffer's, a node's, a kernel's. Raises OptionError."""
     for node in schedule.before:
         if name == node.name or any(d.buffer == name for d in node.writes):
             return [node]
@@ -87,97 +84,37 @@ def parts(schedule: Schedule, name: str) -> list[SingleNode]:
     raise OptionError(f"{name} {told}; known: {known}, and kernels by their names")
 
 
-Groups: TypeAlias = tuple[tuple[str, ...], ...]
-"""Nodes by name; each group is a kernel or a call."""
-
-
-@dataclass(frozen=True)
-class FusionStep(Shown):
-    """A question and its answer; `number` is its place in `schedule.decisions`."""
-
-    number: int
-    decision: FusionDecision
-    before: Groups
-    after: Groups
-    kernels: int
-    """Kernels left after it."""
-    saved: int
-    """Bytes of memory traffic that all fusions so far save."""
-
-    @property
-    def asked(self) -> Groups:
-        """The two groups that it is about."""
-        sides = (self.decision.producers, self.decision.consumers)
-        names = ({node.name for node in side} for side in sides)
-        return tuple(group for side in names for group in self.before if side >= {*group})
-
-    @property
-    def joined(self) -> Groups:
-        """The group that it made, if it made one."""
-        return tuple(group for group in self.after if group not in self.before)
-
-    @property
-    def totals(self) -> str:
-        return f"{count_text(self.kernels, 'kernel')} left, {bytes_text(self.saved)} saved so far"
-
-    @property
-    def headline(self) -> str:
-        return f"{self.number:>4}  {self.decision}\n      {self.decision.numbers}; {self.totals}"
-
-    def __str__(self) -> str:
-        marked = {*self.asked, *self.joined}
-        lines = [self.headline]
-        for title, groups in (("before", self.before), ("after", self.after)):
-            told = (f"[{' + '.join(g)}]" if g in marked else " + ".join(g) for g in groups)
-            lines.append(f"      {title + ':':<8}{' | '.join(told)}")
-        return "\n".join(lines)
-
-
-class FusionSteps(Several[FusionStep]):
+class FusionSteps(Several[FusionDecision]):
     """Every question of the scheduler in order, refusals too; `steps[i]` is one of them."""
 
-    def __init__(self, schedule: Explained) -> None:
-        super().__init__()
-        self.schedule, place = schedule, {node.name: i for i, node in enumerate(schedule.before)}
-        self.loops = kernels = sum(isinstance(node, SchedulerNode) for node in schedule.before)
-        groups: Groups = tuple((name,) for name in place)
-        saved = 0
-        for number, decision in enumerate(schedule.decisions):
-            before = groups
-            if decision.fused:
-                joined = tuple(sorted((n.name for n in decision.nodes), key=place.__getitem__))
-                others = (group for group in before if not {*group} <= {*joined})
-                groups = tuple(sorted([joined, *others], key=lambda group: place[group[0]]))
-                kernels, saved = kernels - 1, saved + decision.score
-            self.append(FusionStep(number, decision, before, groups, kernels, saved))
-
-    @property
-    def title(self) -> str:
-        return f"fusion of {self.schedule.graph.name}"
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(schedule.decisions)
+        self.schedule = schedule
+        self.title = f"fusion of {schedule.graph.name}"
 
     @property
     def counts(self) -> str:
         """The whole run in one line."""
-        if not self:
-            on = self.schedule.fuser.context.options.fusion
-            return f"no question was asked{'' if on else ': options.fusion is False'}"
-        fused, last = sum(step.decision.fused for step in self), self[-1]
-        return (
-            f"{count_text(len(self), 'question')}, {fused} fused, {len(self) - fused} kept apart: "
-            f"{self.loops} → {count_text(last.kernels, 'kernel')}, "
-            f"{bytes_text(last.saved)} less memory traffic"
+        fused, kernels = sum(decision.fused for decision in self), len(self.schedule.kernels)
+        asked = (
+            f"{count_text(len(self), 'question')}, {fused} fused, {len(self) - fused} kept apart"
         )
+        saved = bytes_text(self.schedule.saved_bytes)
+        return f"{asked}: {count_text(kernels, 'kernel')}, {saved} less memory traffic"
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.title}: {self.counts}", *(step.headline for step in self)])
+        lines = [f"{i:>4}  {d}\n      {d.numbers}" for i, d in enumerate(self)]
+        return "\n".join([f"{self.title}: {self.counts}", *lines])
 
 
 def totals(schedule: Schedule) -> dict[str, str]:
     """What a schedule costs: launches, memory traffic, the least time that needs, its peak of memory."""
-    buffers, costs, seconds = schedule.graph.buffers, costs_of(schedule), 0.0
-    for node, cost in zip(schedule.nodes, costs, strict=True):
-        for written in node.writes[:1]:
-            seconds += seconds_of(cost, device_spec(buffers[written.buffer].layout.device))
+    buffers, costs = schedule.graph.buffers, costs_of(schedule)
+    seconds = sum(
+        seconds_of(cost, device_spec(buffers[node.writes[0].buffer].layout.device))
+        for node, cost in zip(schedule.nodes, costs, strict=True)
+        if node.writes
+    )
     return {
         "kernels": str(len(schedule.kernels)),
         "extern calls": str(len(schedule.nodes) - len(schedule.kernels)),
@@ -252,35 +189,28 @@ def why(schedule: Explained, a: str, b: str) -> Answer:
     touched = ({d.buffer for n in nodes for d in (*n.reads, *n.writes)} for nodes in (one, other))
     common = tuple(sorted(set.intersection(*touched)))
     asked = tuple((i, d) for i, d in enumerate(schedule.decisions) if d.asks(first, second))
-    step = None
-    groups = {fuser.group(name) for name in (*first, *second)}
-    if len(groups) == 1:
-        step, joined = next(((i, d) for i, d in asked if d.fused), (None, None))
-        decision = joined or FusionDecision(
-            tuple(one), tuple(other), "vertical", True, "handed_over", "they are the same node"
-        )
-    else:
-        decision = _now(fuser, fuser.group(first[0]), fuser.group(second[0]))
-        asked_last = [d for _, d in asked if set(d.nodes) == set(decision.nodes)]
-        decision = asked_last[-1] if asked_last else decision
-    return Answer(first, second, common, len(groups) == 1, asked, decision, step)
+    step, decision = next(((i, d) for i, d in asked if d.fused), (None, None))
+    groups = [fuser.group(names[0]) for names in (first, second)]
+    if groups[0] != groups[1]:
+        decision = now(fuser, *groups)
+        decision = next((d for _, d in asked[::-1] if {*d.nodes} == {*decision.nodes}), decision)
+    elif decision is None:
+        nodes, told = (tuple(one), tuple(other)), "they are the same node"
+        decision = FusionDecision(*nodes, "vertical", True, "handed_over", told)
+    return Answer(first, second, common, asked, decision, step)
 
 
-def _now(fuser: Fuser, a: int, b: int) -> FusionDecision:
-    """Return the answer about two groups as fusion left them."""
-    if a in fuser.nests and b in fuser.nests:
-        decision, _ = fuser.decide(a, b)
-        if not decision.fused:
-            return decision
-        cause: Cause = "not_asked"
-        reason = f"of the groups that share only a read with them, {MAX_NEIGHBOURS} are nearer"
-        if not fuser.context.options.fusion:
-            cause, reason = "off", "fusion is switched off: options.fusion is False"
-        return replace(decision, fused=False, cause=cause, reason=reason)
-    groups = [[n for i, n in enumerate(fuser.nodes) if fuser.mask[g] >> i & 1] for g in (a, b)]
-    if fuser.ancestors[a] & fuser.mask[b]:
-        groups.reverse()
-    return fuser.boundary(*groups)
+def now(fuser: Fuser, a: int, b: int) -> FusionDecision:
+    """Ask about two groups as fusion left them."""
+    if not (a in fuser.nests and b in fuser.nests):
+        groups = [[n for i, n in enumerate(fuser.nodes) if fuser.mask[g] >> i & 1] for g in (a, b)]
+        return fuser.boundary(*(groups[::-1] if fuser.ancestors[a] & fuser.mask[b] else groups))
+    decision, _ = fuser.decide(a, b)
+    cause: Cause = "not_asked"
+    told = f"of the groups that share only a read with them, {MAX_NEIGHBOURS} are nearer"
+    if not fuser.context.options.fusion:
+        cause, told = "off", "fusion is switched off: options.fusion is False"
+    return replace(decision, fused=False, cause=cause, reason=told) if decision.fused else decision
 
 
 method(Explained, "steps")(FusionSteps)
@@ -288,7 +218,7 @@ method(Explained, "steps")(FusionSteps)
 
 @method(Trace, "fusion_steps")
 def fusion_steps(trace: Trace, graph: str = "forward") -> FusionSteps:
-    """Return every fusion decision in order, refusals too, with the groups before and after it."""
+    """Return every fusion decision in order, refusals too."""
     return FusionSteps(trace.graph(graph).schedule)
 
 

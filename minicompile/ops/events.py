@@ -1,4 +1,4 @@
-"""What a compilation makes, told as it is made: logs, the dump folder, progress and traces listen here.
+"""What a compilation makes, told as it is made: logs, the dump folder and traces listen here.
 
     Event       := kind, subject, of: Compilation, graph ("forward", "backward" or ""), seconds, took
     Compilation := frame, version, name, options: one function compiled once, `[0/1]`

@@ -60,7 +60,7 @@ def assembly_view(assembly: Any) -> str:
         known = sum(1 for line in lines if line.origins)
         about = f"{count_text(len(lines), 'line')}, {known} of them from a source line"
         parts.append(details(level.upper(), about, code_listing(lines, level, first=1)))
-    return box(*headline(assembly), *parts, f"<p>{text(assembly.missing)}</p>")
+    return box(*headline(assembly), *parts)
 
 
 @shows(KernelModule)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from minicompile.debug.launches import KINDS, Launch, Launches, Timeline
+from minicompile.debug.launches import KINDS, Launch, Timeline
 from minicompile.ops.origin import source_lines
-from minicompile.show.html import bar, box, code, drawing, heading, shows, shows_many, table, text
-from minicompile.show.listing import from_text, headline, source_cell
+from minicompile.show.html import bar, box, code, drawing, shows, shows_many, table, text
+from minicompile.show.listing import from_text, source_cell
 from minicompile.show.palette import NEUTRAL, colour
 
 LEFT, WIDTH, LANE = 64, 1100, 30
@@ -62,11 +62,3 @@ def timeline_parts(timeline: Timeline) -> str:
 shows(Launch)(lambda step: box(f"line {step.number}", step.kind, launch_table([step])))
 shows_many(launch_table, "line", Launch)
 shows(Timeline)(lambda t: box(f"{t.graph} of {t.name}", t.summary, timeline_parts(t)))
-
-
-@shows(Launches)
-def launches_view(found: Launches) -> str:
-    parts = (
-        heading(f"{t.graph} of {t.name}: {t.summary}") + timeline_parts(t) for t in found.timelines
-    )
-    return box(*headline(found), *parts)

@@ -4,16 +4,14 @@ compilers side by side.
 
 from __future__ import annotations
 
-import re
-
 from minicompile.debug.accuracy import Accuracy
 from minicompile.debug.bisect import Bisection
 from minicompile.debug.minify import Minified
 from minicompile.debug.operators import OperatorAccuracy, OperatorRow
-from minicompile.debug.torch_side import OURS, THEIRS, Cell, Code, Comparison, Stage
+from minicompile.debug.torch_side import OURS, THEIRS, Cell, Comparison
 from minicompile.debug.variant import StageAccuracy, error_text
 from minicompile.show.html import beside, box, code, details, facts, inside, shows, table, text
-from minicompile.show.listing import headline, plain_code
+from minicompile.show.listing import headline
 from minicompile.show.palette import BAD, GOOD, NEUTRAL
 
 WARNING = "#f59e0b"
@@ -82,24 +80,7 @@ def minified(result: Minified) -> str:
         content += inside(result.program.graph)
         script = f'<pre class="code">{text(result.script)}</pre>'
         content += details("script", "exit code 1 while it fails", script)
-    if result.steps:
-        rows = (map(text, step.cells()) for step in result.steps)
-        head = ("reduction", "operations", "inputs", "elements")
-        content += details("reductions", f"{result.tries} tries", table(head, map(list, rows)))
     return box(f"minified {result.name}", result.verdict, content)
-
-
-@shows(Code)
-def code_view(module: Code) -> str:
-    """Inductor writes Python with the kernels' C++ or Triton in raw strings."""
-    languages = ["python", "cpp" if "#include" in module.text else "python"]
-    pieces = re.split(r"(?<=r''')\n|(?=^'''\))", module.text, flags=re.MULTILINE)
-    parts = (plain_code(piece, languages[i % 2], False) for i, piece in enumerate(pieces))
-    return box(module.name, "by Inductor", *parts)
-
-
-def stage_columns(stage: Stage) -> str:
-    return beside((OURS, stage.ours), (THEIRS, stage.theirs))
 
 
 def cell_table(*cells: Cell) -> str:
@@ -111,16 +92,12 @@ def cell_table(*cells: Cell) -> str:
     return table(Cell.HEAD, rows, numbers=(2, 3, 4, 5, 7, 8, 9))
 
 
-shows(Stage)(lambda stage: box(stage.name, f"{OURS} and {THEIRS}", stage_columns(stage)))
-shows(Cell)(lambda cell: box(f"{cell.capture} with {cell.compiler}", "", cell_table(cell)))
-
-
 @shows(Comparison)
 def comparison_view(comparison: Comparison) -> str:
     """The four ways to join the halves, and each stage in two columns."""
     folded = (
-        details(name, f"{len(stage.ours)} and {len(stage.theirs)}", stage_columns(stage))
-        for name, stage in comparison.stages.items()
+        details(name, f"{len(ours)} and {len(theirs)}", beside((OURS, ours), (THEIRS, theirs)))
+        for name, (ours, theirs) in comparison.stages.items()
     )
     return box(
         *headline(comparison),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from minicompile.api import backends
-from minicompile.debug.experiment import HINT, Experiment, KernelChanges, Outcome
+from minicompile.debug.experiment import HINT, Experiment, Outcome
 from minicompile.ops.display import bytes_text, count_text, method, to_html
 from minicompile.options import CHOICES
 from minicompile.scheduling.nodes import FusionDecision, Pair, Schedule
@@ -19,20 +19,15 @@ DYNAMIC = {"automatic": None, "yes": True, "no": False}
 """By names: to a widget None would be that nothing is chosen."""
 
 
-@shows(KernelChanges)
-def changes_view(changes: KernelChanges) -> str:
-    """Code side by side."""
-    return beside(("before", changes.before), ("after", changes.after))
-
-
 @shows(Outcome)
 def outcome_view(found: Outcome) -> str:
     """Before and after: answer, time, costs, kernels as loops and as code, decisions, refusals."""
     parts = [before_after(found.rows, found.after.refused)]
     for graph, (costs, code) in found.graphs.items():
-        shown, count = inside(costs), len(code.before) + len(code.after)
+        shown, count = inside(costs), sum(map(len, code))
         if count:
-            shown += details("code that differs", count_text(count, "kernel"), inside(code))
+            sides = beside(*zip(("before", "after"), code))
+            shown += details("code that differs", count_text(count, "kernel"), sides)
         same = not count and not any(costs.decisions)
         opened = not same or costs.before is costs.after
         parts.append(details(graph, "nothing differs" * same, shown, opened))

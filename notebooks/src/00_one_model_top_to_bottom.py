@@ -182,8 +182,8 @@ for reason in sorted({d.reason for d in decisions if not d.fused}):
 trace.schedule
 
 # %% [markdown]
-# How does it come to that? One question a slide: move the slider. The two that
-# are asked about are framed; the answer has its reason and the bytes that need not travel so far.
+# How does it come to that? One question a slide: move the slider. The two that are asked about stand side
+# by side; the answer has its reason, and the bytes that need not travel.
 
 # %% name="fusion-steps"
 trace.fusion_steps()

@@ -121,7 +121,7 @@ def launched_and_replayed() -> str:
             "compiled, replayed as a CUDA graph": microseconds(graph.replay),
         }
         schedule = mc.trace(model, tokens).schedule
-        line = mc.launches(compiled, tokens).timelines[0].summary
+        line = mc.launches(compiled, tokens)[0].summary
     kernels, calls = len(schedule.kernels), len(schedule.nodes) - len(schedule.kernels)
     lines = [f"a GPT of four blocks, 2 x 32 tokens: {kernels} kernels, {calls} library calls"]
     lines += [f"{name:<36} {time:7.0f} us a call" for name, time in times.items()]

@@ -336,9 +336,9 @@ print(
 # %% [markdown]
 # ## The program made small
 #
-# A *minifier* leaves the compiler as it is and takes the program apart. It proposes to end it earlier, to
-# begin it later, with smaller sizes, with other values; what still fails in the same way stays. Predict
-# how many operations of `f` the lost sign needs, and how many elements.
+# A *minifier* leaves the compiler as it is and takes the program apart. It proposes to leave out half of the
+# operations, a quarter, one, or to take other values; what still fails in the same way stays. Predict how
+# many operations of `f` the lost sign needs.
 
 # %% name="minify"
 with planted("same sign"):

@@ -84,7 +84,6 @@ def test_an_amd_gpu_has_a_listing_too(name: str) -> None:
         listing = assembly.levels["amdgcn"]
         # LLVM names the system in Triton 3.9 ("amd-amdhsa-unknown-gfx942"), not before
         assert re.search(r"\.amdgcn_target \"\w[\w.]*-amd-amdhsa-(unknown)?-gfx942\"", listing)
-        assert assembly.registers and assembly.registers <= 256 and assembly.spilled_bytes == 0
         assert assembly.shared_bytes <= 64 * 1024
         # its warps have 64 lanes, a block at most 1,024 threads
         threads = 64 * assembly.tiles.num_warps

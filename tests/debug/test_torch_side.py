@@ -16,7 +16,7 @@ from torch import nn
 import minicompile as mc
 from minicompile.compat import torch_compiler
 from minicompile.debug import torch_side
-from minicompile.debug.torch_side import INDUCTOR, OURS, THEIRS, Cell, Stage, pinned
+from minicompile.debug.torch_side import INDUCTOR, OURS, THEIRS, Cell, pinned
 from minicompile.debug.variant import StageAccuracy
 from minicompile.dynamo.interpreter import bytecode
 from minicompile.extension import lowering
@@ -76,17 +76,16 @@ def test_every_stage_of_both_and_inductors_code() -> None:
         assert cell.seconds and cell.kernels
     trace = mc.trace(layer, x, w)
     assert found.ours.kernels == sum(len(graph.kernels) for graph in trace.graphs.values())
-    [mine], [other] = found["graph"].ours, found["graph"].theirs
+    [mine], [other] = found.stages["graph"][0], found.stages["graph"][1]
     assert str(mine) == str(trace.capture.graph) and mine.op_count == other.op_count == 3
     for name in ("aot.joint", "aot.forward", "aot.backward"):
-        assert isinstance(found[name], Stage)
-        for [graph] in (found[name].ours, found[name].theirs):
+        for [graph] in found.stages[name]:
             assert f"test_torch_side.py:{layer.__code__.co_firstlineno + 1} in layer" in str(graph)
             assert "aten.mm.default" in str(graph)
             assert name != "aot.joint" or "# backward pass" in str(graph)
-    code = found["code"]
-    assert [made.name for made in code.theirs] == ["forward", "backward"]
-    assert all("async_compile.cpp" in made.text for made in code.theirs)
+    _, code = found.stages["code"]
+    assert [made.name for made in code] == ["forward, by Inductor", "backward, by Inductor"]
+    assert all("async_compile.cpp" in made.text for made in code)
     for cell in found.cells:
         row = dict(zip(Cell.HEAD, cell.cells(), strict=True))
         assert (row["graphs"], row["kernels"]) == ("1", str(cell.kernels))
@@ -107,7 +106,7 @@ def test_the_lesson_model(training: bool, without_cpp: None) -> None:
     for cell in found.cells:
         assert cell.accuracy.verdict in ("same as eager", "as accurate as eager"), str(cell)
         assert (cell.accuracy.gradient_error is not None) is training
-    assert bool(found["aot.backward"].ours) is training
+    assert bool(found.stages["aot.backward"][0]) is training
 
 
 @pytest.mark.long
@@ -119,7 +118,10 @@ def test_several_graphs_on_either_side(without_cpp: None) -> None:
 
     found = mc.compare_with_torch(broken, *arguments())
     assert found.conclusion == AGREE
-    assert [len(graphs) for graphs in (found["graph"].ours, found["graph"].theirs)] == [2, 2]
+    assert [len(graphs) for graphs in (found.stages["graph"][0], found.stages["graph"][1])] == [
+        2,
+        2,
+    ]
     assert {note.split(":")[0] for note in found.notes} == {
         "break by minicompile",
         "break by torch",
@@ -142,7 +144,7 @@ def test_buffers_inputs_and_sizes_that_change(without_cpp: None) -> None:
 
     found = mc.compare_with_torch(mc.compile(grown, dynamic=True), torch.randn(6, 4))
     assert found.conclusion == AGREE, str(found)
-    [mine], [other] = found["graph"].ours, found["graph"].theirs
+    [mine], [other] = found.stages["graph"][0], found.stages["graph"][1]
     assert "s0" in mine.signature and "Sym(s" in other.signature
 
 
@@ -262,7 +264,7 @@ def test_a_failure_of_torch_stands_in_its_column(monkeypatch: pytest.MonkeyPatch
     ours, ours_by_torch, _, theirs = found.cells
     assert theirs.accuracy.verdict == "raised" and ours_by_torch.accuracy.verdict == "not compiled"
     assert "RuntimeError: no kernel for that" in "".join(found.notes) and theirs.seconds is None
-    assert not ours.bad and found["graph"].theirs and not found["code"].theirs
+    assert not ours.bad and found.stages["graph"][1] and not found.stages["code"][1]
     assert "compile half of Inductor" in found.conclusion and to_html(found)
 
 

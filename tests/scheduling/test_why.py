@@ -24,7 +24,7 @@ from tests.scheduling.claims import (
     operations,
     pairs_with_common_buffers,
 )
-from tests.scheduling.test_schedule import OPTIONS, add, double, mul, normalised, relu, softmax
+from tests.scheduling.test_schedule import OPTIONS, add, double, relu, softmax
 
 
 @pytest.fixture(scope="module")
@@ -210,21 +210,6 @@ def test_what_comes_after_compiles_and_runs(language: str) -> None:
     (given,) = example_inputs(graph)
     assert len(plans) > 1
     torch.testing.assert_close(run([given])[0], given.softmax(-1))
-
-
-def test_steps_go_from_single_nodes_to_the_kernels() -> None:
-    b = GraphBuilder()
-    x, w = b.input((4, 32)), b.input((32,))
-    hat, rstd = normalised(b, x, 32)
-    found = schedule(b.finish(mul(b, hat, w), rstd), OPTIONS)
-    steps = found.steps()
-    assert steps[0].before == tuple((n.name,) for n in found.before)
-    for step, decision in zip(steps, found.decisions, strict=True):
-        assert step.decision is decision
-        assert len(step.after) == len(step.before) - decision.fused
-    for earlier, later in itertools.pairwise(steps):
-        assert later.before == earlier.after
-    assert {"_".join(g) for g in steps[-1].after} == {k.name for k in found.kernels}
 
 
 def test_answers_steps_and_what_ifs_have_pictures() -> None:

@@ -98,7 +98,6 @@ ONE: dict[str, Find] = {
     "dependency": lambda: traced().schedule.before[0].reads[0],
     "loop body": lambda: traced().schedule.before[0].body,
     "fusion decision": lambda: traced().schedule.decisions[0],
-    "fusion step": lambda: next(iter(traced().schedule.steps())),
     "fusion steps": lambda: traced().schedule.steps(),
     "explorer": lambda: traced().explore(),
     "why": lambda: traced().schedule.why(*two_kernels()),

@@ -255,7 +255,7 @@ def test_a_function_without_source_is_shown_by_its_line_numbers() -> None:
     exec("def f(x):\n    return x + 1", scope)
     [section] = mc.trace(scope["f"], torch.ones(2)).explore().pane("source").sections
     assert [piece.text for piece in section.pieces] == ["line 2, whose source is not there"]
-    assert str(mc.launches(scope["f"], torch.ones(2))).startswith("launches of f")
+    assert str(mc.launches(scope["f"], torch.ones(2))).startswith("forward of f")
 
 
 def test_bytes_of_symbolic_sizes_name_the_sizes_that_they_are_of() -> None:

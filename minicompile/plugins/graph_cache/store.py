@@ -59,9 +59,9 @@ CAPTURING = {
     "reduction",
 }
 """Registries that don't decide what becomes of a captured graph; all others do."""
-UNCONCERNED = {"progress", "dump", "logs"}
+UNCONCERNED = {"dump", "logs"}
 """Observers that do without the stages, unless options ask for them."""
-ELSEWHERE = {"cache_dir", "debug_dir", "progress", "recompile_limit"}
+ELSEWHERE = {"cache_dir", "debug_dir", "recompile_limit"}
 """Options that don't decide."""
 LITERALS = (
     *(type(None), bool, int, float, complex, str, slice, type(...)),

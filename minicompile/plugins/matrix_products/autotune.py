@@ -56,11 +56,6 @@ class Tuning:
     times: list[float]
     done: bool = False
 
-    @property
-    def stage(self) -> str:
-        """How far it is."""
-        return f"measuring {len(self.times)} of {len(self.tried)} tiles of {self.source.name}"
-
     def described(self, tiles: Tiles) -> str:
         if tiles.way == "library":
             after = f", XBLOCK={tiles.x}, {count_text(tiles.num_warps, 'warp')}" * bool(tiles.x)

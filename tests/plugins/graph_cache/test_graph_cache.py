@@ -203,7 +203,7 @@ def test_whatever_decides_is_in_the_key(disk, tmp_path) -> None:
     assert None not in keys
     assert len(set(keys)) == len(keys)
     assert keys[0] == key(lambda x: x.sin() + 1)
-    assert keys[0] == key(lambda x: x.sin() + 1, torch.zeros(4, 8), progress=False)
+    assert keys[0] == key(lambda x: x.sin() + 1, torch.zeros(4, 8))
 
 
 def test_settings_of_torch_and_the_gpu_are_in_the_key(disk, monkeypatch, tmp_path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
-import re
 from typing import Any
 
 import pytest
@@ -159,30 +157,6 @@ def test_deterministic_sums_keep_their_tiles(tmp_path, deterministic) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert loaded == [not deterministic, True]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_terminal_shows_how_far_it_is(tmp_path, monkeypatch, fails) -> None:
-    terminal, source, fake = io.StringIO(), source_of(added()), Fake()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("sys.stderr", terminal)
-    count = len(candidates(source))
-
-    def measure(launch: Any, arguments: list[Any]) -> float:
-        if fails and launch.tiles == fake.loaded[3]:
-            raise KeyboardInterrupt
-        return 1.0
-
-    options = Options(cache_dir=str(tmp_path), progress=True)
-    tell = Watch(Compilation(3, 0, "fn", options)).tell
-    run = tuned(source, options, fake.load, measure, tell)
-    with pytest.raises(KeyboardInterrupt) if fails else contextlib.nullcontext():
-        run(torch.randn(4096), torch.zeros(4096))
-    *lines, last = terminal.getvalue().split("\r\x1b[K")
-    places = {re.search(r"measuring (\d+) of (\d+) tiles of triton_", line) for line in lines[1:]}
-    assert last == "" and {int(place[2]) for place in places} == {count}
-    assert len({int(place[1]) for place in places}) > 2
 
 
 @pytest.mark.gpu
