@@ -191,9 +191,9 @@ class PriceList(Shown):
     plugins: tuple[Plugin, ...]
 
     def __str__(self) -> str:
-        from minicompile.bench.prices import price_text
+        from minicompile.bench.prices import markdown
 
-        return "\n".join(map(price_text, self.plugins))
+        return markdown(self.plugins)
 
 
 def price_list() -> PriceList:
@@ -203,14 +203,16 @@ def price_list() -> PriceList:
 
 @shows(PriceList)
 def price_table(prices: PriceList) -> str:
-    from minicompile.bench.prices import folder_of, price_text, tokens_in
+    from minicompile.bench.prices import MEASURED, figures, head
 
     rows = []
     for plugin in prices.plugins:
-        folder = folder_of(plugin)
-        tokens = f"{tokens_in(folder):,}" if folder is not None else ""
-        measured = "<br>".join(text(line.strip()) for line in price_text(plugin).splitlines()[1:])
-        default = "on" if plugin.default else "off"
-        rows.append([code(plugin.name), default, tokens, text(plugin.purpose), measured])
-    head = ("plug-in", "default", "tokens", "what it does", "measured, off → on")
-    return box("plug-ins", "", table(head, rows, numbers=(2,)))
+        name, default, tokens, purpose = head(plugin)
+        measured = (
+            f"{case} [{device}]: " + ", ".join(f"{w} {c}" for w, c in zip(MEASURED, cells) if c)
+            for case, device, cells in figures(plugin)
+        )
+        shown = "<br>".join(map(text, measured)) or text("not measured")
+        rows.append([code(name), default, tokens, text(purpose), shown])
+    columns = ("plug-in", "default", "tokens", "what it does", "measured, off → on")
+    return box("plug-ins", "", table(columns, rows, numbers=(2,)))

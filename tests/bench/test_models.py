@@ -17,5 +17,5 @@ def test_a_model_gives_eager_s_numbers(name: str) -> None:
     if model.gpu:
         pytest.importorskip("transformers")
     fns = (model.fn, minicompile.compile(model.fn, fullgraph=True))
-    eager, ours = (model.run(f, model.make_inputs("cpu", torch.float32, True)) for f in fns)
+    eager, ours = (model.run(f, model.make_inputs("cpu", torch.float32, "small")) for f in fns)
     torch.testing.assert_close(ours, eager, rtol=2e-5, atol=2e-5)
