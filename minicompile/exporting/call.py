@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import inspect
 import keyword
@@ -123,9 +122,6 @@ class Call:
         exec(compile(text, FILE, "exec"), names)
         names[owner], function = self.target, names[self.name]
         return function
-
-    def bound(self, arguments: dict[str, Any]) -> inspect.BoundArguments:
-        return inspect.BoundArguments(self.signature, collections.OrderedDict(arguments))
 
     def is_argument(self, source: Source) -> bool:
         """Whether a source lies in the arguments."""

@@ -12,6 +12,7 @@ The real compiler: torch/export/_trace.py, torch/export/dynamic_shapes.py.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -94,7 +95,8 @@ def export(
 def every_break(call: Call, error: Unsupported) -> ExportError:
     """The error of a call that is no single graph: found by running a copy of it once, with breaks."""
     copies = Copier()
-    target, bound = copies(call.target), call.bound(copies(call.arguments))
+    target = copies(call.target)
+    bound = inspect.BoundArguments(call.signature, copies(call.arguments))
     with torch.no_grad():
         breaks = explain(target)(*bound.args, **bound.kwargs).breaks
     texts = [refusal_text(b.reason, b.user_line, b.hint, b.id) for b in breaks]

@@ -67,10 +67,6 @@ class Library:
         """The results for contiguous CPU tensors. Raises ExportError with what the library says."""
         given, made = (CTensor * (len(inputs) + 1))(), (CTensor * (self.results + 1))()
         for place, tensor in zip(given, inputs):
-            if tensor.dim() > MOST_DIMENSIONS or tensor.dtype not in NUMBERS:
-                raise ExportError(f"a package takes no {tensor.dtype} of {tensor.dim()} dimensions")
-            if tensor.device.type != "cpu":
-                raise ExportError(f"a package takes no tensor on device {tensor.device}")
             place.data, place.dtype = tensor.data_ptr(), NUMBERS[tensor.dtype]
             place.ndim, place.shape[: tensor.dim()] = tensor.dim(), tuple(tensor.shape)
         if self.c.mc_run(self.model, given, len(inputs), made, self.results):
