@@ -10,6 +10,8 @@ then it runs over one call, in training with its backward, until the GPU is done
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,11 +20,11 @@ from typing import Any
 import torch
 
 from minicompile.bench.cases import COMPILERS, OURS, TORCH, Case, find_cases
-from minicompile.bench.machine import in_new_python
+from minicompile.errors import BackendError
+from minicompile.options import child_environment
 
 STATES = ("fresh", "warm start")
 EAGER_CALLS = 3
-TIMEOUT_SECONDS = 1200
 
 
 def seconds_of(compiler: str, case_name: str, device: str, threads: str, dtype: str) -> float:
@@ -45,15 +47,25 @@ def seconds_of(compiler: str, case_name: str, device: str, threads: str, dtype: 
     return time.perf_counter() - start
 
 
+RUN = f"import sys; from {__name__} import seconds_of; print(seconds_of(*sys.argv[1:]))"
+
+
 def in_fresh_process(
     compiler: str, case: str, device: str, threads: int, cache: str, dtype: str, **more: str
 ) -> float:
     """Seconds of a first call; `more` is added to the environment. Raises BackendError with what the process
     printed last."""
-    arguments = compiler, case, device, threads, dtype
     folders = {COMPILERS[compiler].cache_variable: cache, "TRITON_CACHE_DIR": f"{cache}/triton/0"}
-    what = f"{compiler} at {case}"
-    return float(in_new_python(what, TIMEOUT_SECONDS, seconds_of, *arguments, **folders, **more))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, compiler, case, device, str(threads), dtype],
+        capture_output=True,
+        text=True,
+        env=child_environment(**folders, **more),
+    )
+    if done.returncode:
+        last = (done.stderr.strip() or "no output").splitlines()[-1]
+        raise BackendError(f"{compiler} at {case} failed in a fresh process: {last}")
+    return float(done.stdout.split()[-1])
 
 
 def measure_first_calls(
