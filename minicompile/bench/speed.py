@@ -100,10 +100,8 @@ def measure(case: Case, device: str, dtype: torch.dtype, seconds: float) -> Row:
     for name, compiler in COMPILERS.items():
         try:
             with scoped():
-                fn, inputs = (
-                    compiler.compile(subject.fn, mode=subject.mode),
-                    case.inputs(device, dtype),
-                )
+                fn = compiler.compile(subject.fn, mode=subject.mode)
+                inputs = case.inputs(device, dtype)
                 for _ in range(WARM_CALLS + 1 if subject.mode else 1):  # a CUDA graph's replay, too
                     results = subject.run(fn, inputs)
             row.errors[name] = error_of(results, exact)
@@ -114,7 +112,7 @@ def measure(case: Case, device: str, dtype: torch.dtype, seconds: float) -> Row:
             row.peaks[name] = peak_bytes(step, device)
             steps[name] = step
         except Exception as failure:
-            row.failures[name] = failure_text(failure)
+            row.failures[name] = f"{type(failure).__name__}: {failure}".splitlines()[0]
             continue
         if row.errors[name] > allowed:
             row.failures[name] = f"off by {row.errors[name]:.1e}, allowed {allowed:.1e}"
@@ -125,11 +123,6 @@ def measure(case: Case, device: str, dtype: torch.dtype, seconds: float) -> Row:
         row.to_theirs = timings.ratio(OURS, TORCH) if TORCH in steps else None
         row.to_eager = timings.ratio(OURS, EAGER) if EAGER in steps else None
     return row
-
-
-def failure_text(failure: Exception) -> str:
-    """The exception's type and the first line of its message."""
-    return f"{type(failure).__name__}: {failure}".splitlines()[0]
 
 
 # -- the table
