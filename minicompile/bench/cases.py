@@ -23,30 +23,17 @@ EAGER, TORCH, OURS = "eager", "torch.compile", "minicompile"
 
 @dataclass(frozen=True)
 class Compiler:
-    """One way to run a function.
-
-    compile          takes a function or module and `mode=`; gives what to call
-    modules          imported before a first call is timed, since importing isn't compiling
-    cache_variable   the environment variable that names its cache on disk
-    """
+    """One way to run a function: `compile` takes a function or module and `mode=`, gives what to call;
+    `cache_variable` is the environment variable that names its cache on disk."""
 
     compile: Callable[..., Any]
-    modules: tuple[str, ...] = ()
     cache_variable: str = ""
 
 
-COMPILERS: dict[str, Compiler] = {
+COMPILERS = {
     EAGER: Compiler(lambda fn, mode=None: fn),
-    TORCH: Compiler(
-        partial(torch.compile, dynamic=False),
-        ("torch._dynamo", "torch._inductor.compile_fx"),
-        "TORCHINDUCTOR_CACHE_DIR",
-    ),
-    OURS: Compiler(
-        partial(minicompile.compile, dynamic=False),
-        ("minicompile.pipeline", "minicompile.api"),
-        "MINICOMPILE_CACHE_DIR",
-    ),
+    TORCH: Compiler(partial(torch.compile, dynamic=False), "TORCHINDUCTOR_CACHE_DIR"),
+    OURS: Compiler(partial(minicompile.compile, dynamic=False), "MINICOMPILE_CACHE_DIR"),
 }
 """By name; all compile for fixed sizes."""
 

@@ -154,16 +154,6 @@ def register(
     PATTERNS[name] = Pattern(name, fn, given, training)
 
 
-def pattern(*inputs: str | Input, training: bool = False) -> Callable[[Any], Any]:
-    """Registers a function under its name."""
-
-    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
-        register(fn.__name__, fn, *inputs, training=training)
-        return fn
-
-    return decorate
-
-
 register("gelu_bias", lambda x, bias: F.gelu(x + bias), "B T F", "F", training=True)
 register("swiglu", lambda gate, up: F.silu(gate) * up, "B T F", "B T F", training=True)
 register(
@@ -207,7 +197,6 @@ register("square_sum", lambda x: (x * x).sum(), "B T F")
 register("column_sums", lambda d, x: (d.sum((0, 1)), (d * x).sum((0, 1))), "B T F", "B T F")
 
 
-@pattern("B T D", "B T D", "D", training=True)
 def rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """As in a Llama block: the sum goes on as the next residual."""
     whole = x + residual
@@ -215,14 +204,27 @@ def rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tenso
     return (whole * scale).to(x.dtype) * weight, whole
 
 
-@pattern("N C Y X", "C", "C", Input("C", constant=True), Input("C", constant=True), training=True)
+register("rms_norm", rms_norm, "B T D", "B T D", "D", training=True)
+
+
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     """With the update of the running averages. An activation without a kink: of 50 million numbers one is so
     close to it that rounding decides its gradient."""
     return F.silu(F.batch_norm(x, mean, var, weight, bias, training=True))
 
 
-@pattern("B H T E", "B H T E", "B H T E", training=True)
+register(
+    "batch_norm",
+    batch_norm,
+    "N C Y X",
+    "C",
+    "C",
+    Input("C", constant=True),
+    Input("C", constant=True),
+    training=True,
+)
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Written out, with a causal mask."""
     length = q.shape[-2]
@@ -231,7 +233,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(scores.masked_fill(~seen, float("-inf")), -1) @ v
 
 
-@pattern("B T H E", Input("T E", constant=True), Input("T E", constant=True))
+register("attention", attention, "B H T E", "B H T E", "B H T E", training=True)
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding, by halves."""
     first, second = x.chunk(2, -1)
@@ -239,24 +243,32 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None] + turned * sin[:, None]
 
 
-@pattern("G D", "V D", Input("G", below="V"), training=True)
+register("rope", rope, "B T H E", Input("T E", constant=True), Input("T E", constant=True))
+
+
 def next_token_loss(x: Tensor, words: Tensor, labels: Tensor) -> Tensor:
     """The end of a language model: its logits are larger than anything else."""
     return F.cross_entropy(F.linear(x, words), labels)
 
 
-@pattern("B T D", Input("B T D", below="2"), training=True)
+register("next_token_loss", next_token_loss, "G D", "V D", Input("G", below="V"), training=True)
+
+
 def bce_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
 
 
-@pattern("B T D", training=True)
+register("bce_loss", bce_loss, "B T D", Input("B T D", below="2"), training=True)
+
+
 def row_entropy(logits: Tensor) -> Tensor:
     """How sure a policy is of its next action."""
     return torch.special.entr(torch.softmax(logits, -1)).sum(-1)
 
 
-@pattern(*(3 * ["G F"]), Input("G F", positive=True), *(3 * ["F"]), Input("F", positive=True))
+register("row_entropy", row_entropy, "B T D", training=True)
+
+
 def adamw_step(p0: Tensor, g0: Tensor, m0: Tensor, v0: Tensor,
                p1: Tensor, g1: Tensor, m1: Tensor, v1: Tensor) -> None:  # fmt: skip
     """In place, for a weight and a bias."""
@@ -267,7 +279,16 @@ def adamw_step(p0: Tensor, g0: Tensor, m0: Tensor, v0: Tensor,
         p.addcdiv_(m, (v.sqrt() / math.sqrt(1 - 0.999)).add_(1e-8), value=-1e-2)
 
 
-@pattern(Input("B T", below="V"), "V D", "T D", "D", "D", training=True)
+register(
+    "adamw_step",
+    adamw_step,
+    *(3 * ["G F"]),
+    Input("G F", positive=True),
+    *(3 * ["F"]),
+    Input("F", positive=True),
+)
+
+
 def embedding_sum(
     tokens: Tensor, words: Tensor, places: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
@@ -275,8 +296,15 @@ def embedding_sum(
     return F.layer_norm(F.embedding(tokens, words) + places, (words.shape[1],), weight, bias)
 
 
-@pattern("T V")
+register(
+    "embedding_sum", embedding_sum, Input("B T", below="V"), "V D", "T D", "D", "D", training=True
+)
+
+
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Greedy decoding: the likeliest token and its probability."""
     best, at = torch.softmax(logits, -1).max(-1)
     return at, best
+
+
+register("argmax", argmax, "T V")

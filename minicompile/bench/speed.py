@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,7 +35,6 @@ from minicompile.bench.machine import circumstances, table_text
 from minicompile.bench.patterns import SCALES
 from minicompile.bench.timing import (
     Ratio,
-    geometric_mean,
     peak_bytes,
     time_in_turns,
     time_text,
@@ -195,7 +195,9 @@ def run(chosen: argparse.Namespace) -> int:
     for kind in KINDS:
         ratios = [row.to_theirs for row in rows if row.kind == kind]
         if medians := [ratio.median for ratio in ratios if ratio is not None]:
-            print(f"{kind}: geometric mean {geometric_mean(medians):.2f} of {len(medians)} cases")
+            print(
+                f"{kind}: geometric mean {statistics.geometric_mean(medians):.2f} of {len(medians)} cases"
+            )
     calls = measure_first_calls(first, device, chosen.threads, chosen.dtype)
     if chosen.json is not None:
         facts = {

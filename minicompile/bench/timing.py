@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,12 +95,6 @@ def synchronize(device: str) -> None:
     """Wait for a GPU."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
-
-
-def geometric_mean(ratios: Iterable[float]) -> float:
-    """Of positive numbers; NaN of none."""
-    found = list(ratios)
-    return statistics.geometric_mean(found) if found else math.nan
 
 
 def time_text(seconds: float) -> str:

@@ -28,7 +28,7 @@ from minicompile.bench.cases import (
 from minicompile.bench.machine import table_text
 from minicompile.bench.patterns import MEMORY_BOUND, ON_GPU, PATTERNS
 from minicompile.bench.speed import error_of, measure
-from minicompile.bench.timing import Timings, geometric_mean, peak_bytes, time_in_turns
+from minicompile.bench.timing import Timings, peak_bytes, time_in_turns
 
 pytestmark = pytest.mark.long
 
@@ -162,7 +162,6 @@ def test_turns_meet_the_same_machine():
     calls = {name: lambda name=name: order.append(name) for name in "abc"}
     found = time_in_turns(calls, 0.0, "cpu")
     assert [len(found.seconds[name]) for name in "abc"] == [timing.LEAST_ROUNDS] * 3
-    assert geometric_mean([1, 4]) == 2
     pairs = Timings({"x": [1.0, 2.0, 9.0], "y": [2.0, 4.0, 3.0]})
     assert pairs.ratio("x", "y").median == 0.5
     assert pairs.median("x") == 2.0

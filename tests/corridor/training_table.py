@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.distributions import Distribution
 
 import minicompile as mc
 from minicompile.api import dispatcher_of
-from minicompile.bench.timing import geometric_mean, time_in_turns
+from minicompile.bench.timing import time_in_turns
 from minicompile.dynamo.history import Explanation
 from tests.corridor import control_programs, diffusion_programs, image_programs  # noqa: F401
 from tests.corridor.programs import PROGRAMS, Compile, Step
@@ -159,7 +160,9 @@ def main() -> int:
     for way in ways:
         ratios = {row.name: row.times[way] / row.times["eager"] for row in rows}
         slower = [name for name, ratio in ratios.items() if ratio > 1]
-        mean = geometric_mean([ratio for ratio in ratios.values() if math.isfinite(ratio)])
+        mean = statistics.geometric_mean(
+            [ratio for ratio in ratios.values() if math.isfinite(ratio)]
+        )
         print(f"{way}: {mean:.2f} of eager's time; slower: {', '.join(slower)}")
     return int(any(row.difference > TOLERANCE for row in rows))
 
