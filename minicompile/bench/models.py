@@ -1,10 +1,10 @@
 """The named models: whole networks of plain PyTorch, each for inference and for training.
 
-    found = MODELS["gpt2_block_training"]
-    inputs = found.make_inputs("cpu", torch.float32)   # the module, then its tensors
-    results = found.run(found.fn, inputs)              # outputs, gradients, what the module keeps
+    model = MODELS["gpt2_block_training"]
+    inputs = model.make_inputs("cpu", torch.float32)   # the module, then its tensors
+    results = model.run(model.fn, inputs)              # outputs, gradients, inputs, what the module keeps
 
-The interface is that of a pattern. `lesson_model_step` is a training step with AdamW.
+The interface is that of a pattern.
 """
 
 from __future__ import annotations
@@ -18,82 +18,54 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minicompile.compat import tree_leaves
+from minicompile.bench.patterns import Scale, Subject
 
 Made = tuple[nn.Module, list[Tensor]]
 
 
 @dataclass(frozen=True)
-class Model:
-    """A function of a module and its tensors. `training`: its gradients count too; `step`: AdamW follows."""
+class Model(Subject):
+    """A function of a module and its tensors."""
 
     name: str
     fn: Callable[..., Any]
     build: Callable[[bool], Made]
     """Takes whether it has to be small."""
     training: bool = False
-    step: bool = False
     gpu: bool = False
     """Too large to be timed on a CPU unless it is asked for."""
     mode: str | None = None
 
     def make_inputs(
-        self, device: str, dtype: torch.dtype, small: bool = False, seed: int = 0
+        self, device: str, dtype: torch.dtype, scale: Scale = "large", seed: int = 0
     ) -> list[Any]:
-        """The module, its tensors and, for a step, the optimizer: the same numbers at every call. What a
-        block gets comes from other layers: it has a gradient, as data has not."""
+        """The module and its tensors: the same numbers at every call. What a block gets comes from other
+        layers: it has a gradient, as data has not."""
         with torch.random.fork_rng(), torch.device(device):
             torch.manual_seed(seed)
-            module, tensors = self.build(small)
+            module, tensors = self.build(scale == "small")
         module.to(dtype).train(self.training)
         tensors = [t.to(dtype if t.is_floating_point() else t.dtype) for t in tensors]
-        if self.training and isinstance(module, Block):
-            tensors[0].requires_grad_()
-        last = [torch.optim.AdamW(module.parameters())] if self.step else []
-        return [module, *tensors, *last]
-
-    def run(self, fn: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
-        """Call `fn`, the model's own or a compiled one: outputs, gradients, parameters and buffers."""
-        module, learnt = inputs[0], self.learnt(inputs)
-        outputs = self.once(fn, inputs, learnt)
-        gradients = [t.grad for t in learnt if t.grad is not None]
-        return [*outputs, *gradients, *module.parameters(), *module.buffers()]
-
-    def learnt(self, inputs: list[Any]) -> list[Tensor]:
-        """What gets gradients, in training."""
-        parameters = inputs[0].parameters() if self.training else ()
-        return [*parameters, *(t for t in inputs[1:] if isinstance(t, Tensor) and t.requires_grad)]
-
-    def once(self, fn: Callable[..., Any], inputs: list[Any], learnt: list[Tensor]) -> list[Tensor]:
-        """A call; in training its backward, and for a step the optimizer's. Gives its outputs.
-
-        What comes down to an output that is no loss is the (random) input.
-        """
-        module, *tensors = inputs[:-1] if self.step else inputs
-        with torch.set_grad_enabled(self.training):
-            outputs = [o for o in tree_leaves(fn(module, *tensors)) if isinstance(o, Tensor)]
-        if self.training:
-            for tensor in learnt:
-                tensor.grad = None
-            outputs[-1].backward(tensors[0].detach() if isinstance(module, Block) else None)
-        if self.step:
-            inputs[-1].step()
-        return outputs
+        tensors[0].requires_grad_(self.training and isinstance(module, Block))
+        return [module, *tensors]
 
 
 MODELS: dict[str, Model] = {}
 
 
-def model(build: Callable[[bool], Made], *kinds: str) -> Callable[[Any], Any]:
-    """Registers a function under its name with each ending: "", "_training", "_step"."""
+def register(
+    name: str, fn: Callable[..., Any], build: Callable[[bool], Made], gpu: bool = False
+) -> None:
+    """Register a model for inference, and for training with "_training" behind its name."""
+    for training in (False, True):
+        full = name + "_training" * training
+        MODELS[full] = Model(full, fn, build, training, gpu)
 
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        for kind in kinds or ("", "_training"):
-            name = fn.__name__ + kind
-            MODELS[name] = Model(name, fn, build, bool(kind), kind == "_step")
-        return fn
 
-    return register
+def classify(module: nn.Module, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits and the loss."""
+    logits = module(x)
+    return logits, F.cross_entropy(logits, labels)
 
 
 def build_lesson_model(small: bool) -> Made:
@@ -104,18 +76,6 @@ def build_lesson_model(small: bool) -> Made:
     module = GPT()
     shape, high = (2 if small else BATCH_SIZE, module.config.block_size), module.config.vocab_size
     return module, [torch.randint(high, shape), torch.randint(high, shape)]
-
-
-@model(build_lesson_model, "", "_training", "_step")
-def lesson_model(module: nn.Module, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    logits, loss = module(tokens, targets)
-    return logits, loss
-
-
-@model(build_lesson_model, "_training")
-def lesson_model_in_context(module: nn.Module, tokens: Tensor, targets: Tensor) -> Any:
-    """The model is called by C code: capture of the function that says so ends there."""
-    return contextvars.copy_context().run(module, tokens, targets)
 
 
 class Block(nn.Module):
@@ -142,11 +102,6 @@ def build_gpt2_block(small: bool) -> Made:
     return Block(64 * heads, heads), [torch.randn(batch, tokens, 64 * heads)]
 
 
-@model(build_gpt2_block)
-def gpt2_block(module: nn.Module, x: Tensor) -> Any:
-    return module(x)
-
-
 def build_cnn(small: bool) -> Made:
     batch, side = (2, 16) if small else (16, 64)
     layers: list[nn.Module] = []
@@ -157,12 +112,6 @@ def build_cnn(small: bool) -> Made:
     return nn.Sequential(*layers), [torch.randn(batch, 3, side, side), torch.randint(10, (batch,))]
 
 
-@model(build_cnn)
-def cnn(module: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    logits = module(images)
-    return logits, F.cross_entropy(logits, labels)
-
-
 def build_mlp(small: bool) -> Made:
     batch, width = (4, 16) if small else (256, 1024)
     layers = [nn.Linear(784, width), nn.GELU(), nn.Linear(width, width), nn.GELU()]
@@ -170,7 +119,13 @@ def build_mlp(small: bool) -> Made:
     return module, [torch.randn(batch, 784), torch.randint(10, (batch,))]
 
 
-@model(build_mlp)
-def mlp(module: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    logits = module(images)
-    return logits, F.cross_entropy(logits, labels)
+register("lesson_model", lambda module, *tokens: module(*tokens), build_lesson_model)
+# called by C code: capture of the function that says so ends there
+register(
+    "lesson_model_in_context",
+    lambda module, *tokens: contextvars.copy_context().run(module, *tokens),
+    build_lesson_model,
+)
+register("gpt2_block", lambda module, x: module(x), build_gpt2_block)
+register("cnn", classify, build_cnn)
+register("mlp", classify, build_mlp)

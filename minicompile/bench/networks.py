@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minicompile.bench.models import MODELS, Made, Model
+from minicompile.bench.models import MODELS, Made, Model, register
 
 BLOCKS = {
     "num_hidden_layers": 2,
@@ -73,8 +73,7 @@ NETWORKS = {
 """GPT-2 124M, Llama-160M, BERT-base, ViT-B/16, ResNet-50."""
 
 for _name, _build in NETWORKS.items():
-    MODELS[_name] = Model(_name, network, _build, gpu=True)
-    MODELS[f"{_name}_training"] = Model(f"{_name}_training", network, _build, True, gpu=True)
+    register(_name, network, _build, gpu=True)
 
 _token = building("GPT2LMHeadModel", TEXT, 1, 1, **GPT2)
 MODELS["gpt2_token"] = Model("gpt2_token", network, _token, gpu=True, mode="reduce-overhead")

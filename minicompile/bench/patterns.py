@@ -1,14 +1,15 @@
 """The named patterns: short functions of plain PyTorch that deep learning is made of, with realistic sizes.
 
-    found = PATTERNS["layer_norm"]
-    inputs = found.make_inputs("cpu", torch.float32)
-    results = found.run(found.fn, inputs)              # outputs, gradients, inputs
+    pattern = PATTERNS["layer_norm"]
+    inputs = pattern.make_inputs("cpu", torch.float32)
+    results = pattern.run(pattern.fn, inputs)          # outputs, gradients, inputs
 
 A pattern is registered with its inputs, each named by its dimensions; SIZES says how large those are.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from minicompile.compat import tree_leaves
@@ -28,8 +29,8 @@ SIZES = {
     "B": (8, 2, 2, 16, 16), "H": (12, 2, 4, 4, 32), "T": (512, 16, 256, 512, 1024),
     "E": (64, 8, 64, 512, 128), "D": (768, 24, 768, 2048, 4096), "F": (2048, 40, 2048, 2048, 4096),
     "G": (2048, 40, 768, 4096, 8192), "V": (16384, 50, 4096, 32768, 50257),
-    "16k": (16384, 70, 4096, 16384, 16384), "64k": (65536, 130, 4096, 65536, 65536),
     "N": (32, 2, 8, 64, 64), "C": (64, 8, 32, 64, 256), "Y": (56, 8, 28, 64, 56),
+    "16k": (16384, 70, 4096, 16384, 16384), "64k": (65536, 130, 4096, 65536, 65536),
     "X": (56, 12, 28, 64, 56), "2": (2, 2, 2, 2, 2),
 }  # fmt: skip
 """Dimensions at each of SCALES: usual, for tests, tensors of a few MB, of 67 MB, of 50 million numbers."""
@@ -60,14 +61,70 @@ class Input:
     positive: bool = False
 
 
+class Subject:
+    """What is measured: a function of tensors and perhaps a module. `training`: its gradients count too."""
+
+    name: str
+    fn: Callable[..., Any]
+    training: bool
+    mode: str | None
+    """What compilers are given as `mode`."""
+
+    def run(self, fn: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
+        """Call `fn`, the subject's own or a compiled one: outputs, gradients, what the inputs are then."""
+        torch.manual_seed(0)
+        outputs = self.outputs(fn, inputs)
+        return [*outputs, *self.gradients(inputs, outputs, factors(outputs)), *held(inputs)]
+
+    def outputs(self, fn: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
+        with torch.set_grad_enabled(self.training):
+            return [leaf for leaf in tree_leaves(fn(*inputs)) if isinstance(leaf, Tensor)]
+
+    def gradients(
+        self, inputs: list[Any], outputs: list[Tensor], down: list[Tensor]
+    ) -> list[Tensor]:
+        """The gradients of all that requires one, given those of the outputs."""
+        wanted, sources = [x for x in held(inputs) if x.requires_grad], differentiable(outputs)
+        if not sources or not wanted:
+            return []
+        found = torch.autograd.grad(sources, wanted, down, allow_unused=True)
+        return [gradient for gradient in found if gradient is not None]
+
+    def step(self, fn: Callable[..., Any], inputs: list[Any]) -> Callable[[], object]:
+        """What is timed: a call, in training with the backward; its results are dropped."""
+        down = factors(self.outputs(fn, inputs))
+        return lambda: self.gradients(inputs, self.outputs(fn, inputs), down)
+
+
+def held(inputs: list[Any]) -> list[Tensor]:
+    """The tensors among inputs, those of modules included."""
+    own = ([*x.parameters(), *x.buffers()] if isinstance(x, nn.Module) else [x] for x in inputs)
+    return list(itertools.chain(*own))
+
+
+def differentiable(outputs: list[Tensor]) -> list[Tensor]:
+    """The outputs that gradients are taken of: where the last one is a number, it is a loss."""
+    sources = [output for output in outputs if output.requires_grad]
+    return sources[-1:] if sources and sources[-1].dim() == 0 else sources
+
+
+def factors(outputs: list[Tensor]) -> list[Tensor]:
+    """Gradients of the outputs: the same at every call, and different from element to element."""
+    return [
+        (0.5 + torch.arange(x.numel(), device=x.device).cos()).view(x.shape).to(x)
+        for x in differentiable(outputs)
+    ]
+
+
 @dataclass(frozen=True)
-class Pattern:
-    """A function and what it is called with. `training`: its gradients count too."""
+class Pattern(Subject):
+    """A function and what it is called with."""
 
     name: str
     fn: Callable[..., Any]
     inputs: tuple[Input, ...]
     training: bool = False
+    mode: str | None = None
 
     def make_inputs(self, device: str, dtype: torch.dtype, scale: Scale = "large") -> list[Tensor]:
         """The same tensors at every call; those that get gradients require them."""
@@ -84,17 +141,6 @@ class Pattern:
                 made[-1].requires_grad_(self.training and not given.constant)
         return made
 
-    def run(self, fn: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
-        """Call `fn`, the pattern's own or a compiled one: outputs, gradients, inputs (maybe written to)."""
-        torch.manual_seed(0)
-        outputs = [leaf for leaf in tree_leaves(fn(*inputs)) if isinstance(leaf, Tensor)]
-        wanted = [tensor for tensor in inputs if tensor.requires_grad]
-        sources = [output for output in outputs if output.requires_grad]
-        down = [(0.5 + torch.arange(s.numel(), device=s.device).cos()).view(s.shape).to(s)
-                for s in sources]  # fmt: skip
-        gradients = torch.autograd.grad(sources, wanted, down) if wanted else ()
-        return [*outputs, *gradients, *inputs]
-
 
 def shape_of(dims: str, scale: Scale) -> list[int]:
     return [SIZES[dim][SCALES.index(scale)] for dim in dims.split()]
@@ -103,33 +149,56 @@ def shape_of(dims: str, scale: Scale) -> list[int]:
 PATTERNS: dict[str, Pattern] = {}
 
 
-def pattern(*inputs: str | Input, training: bool = False) -> Callable[[Any], Any]:
-    """Registers a function under its name."""
-
-    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        given = tuple(Input(i) if isinstance(i, str) else i for i in inputs)
-        PATTERNS[fn.__name__] = Pattern(fn.__name__, fn, given, training)
-        return fn
-
-    return register
+def register(
+    name: str, fn: Callable[..., Any], *inputs: str | Input, training: bool = False
+) -> None:
+    given = tuple(Input(i) if isinstance(i, str) else i for i in inputs)
+    PATTERNS[name] = Pattern(name, fn, given, training)
 
 
-@pattern("B T F", "F", training=True)
-def gelu_bias(x: Tensor, bias: Tensor) -> Tensor:
-    return F.gelu(x + bias)
+register("gelu_bias", lambda x, bias: F.gelu(x + bias), "B T F", "F", training=True)
+register("swiglu", lambda gate, up: F.silu(gate) * up, "B T F", "B T F", training=True)
+register(
+    "layer_norm",
+    lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b),
+    "B T D",
+    "D",
+    "D",
+    training=True,
+)
+register("group_norm", lambda x, w, b: F.silu(F.group_norm(x, 4, w, b)), "N C Y X", "C", "C")
+register("softmax", lambda x: torch.softmax(x, -1), "B H T T")
+register("softmax_4k", lambda x: torch.softmax(x, -1), "B T D")  # on a GPU, rows of 4,096 numbers
+register("softmax_16k", lambda x: torch.softmax(x, -1), "D 16k")
+register("softmax_64k", lambda x: torch.softmax(x, -1), "T 64k")
+register(
+    "cross_entropy",
+    lambda x, labels: F.cross_entropy(x, labels),
+    "T V",
+    Input("T", below="V"),
+    training=True,
+)
+# by the library alone; on a GPU of GPT-2's vocabulary, whose size is odd
+register("word_logits", lambda x, words: F.linear(x, words), "G D", "V D", training=True)
+register("max_pool", lambda x: F.max_pool2d(F.relu(x), 3, 2, 1), "N C Y X", training=True)
+register("avg_pool", lambda x: F.avg_pool2d(x, 3, 2, 1), "N C Y X", training=True)
+register(
+    "upsample_nearest",
+    lambda x: F.relu(F.interpolate(x, scale_factor=2.0)),
+    "N C Y X",
+    training=True,
+)
+register(
+    "upsample_bilinear", lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), "B C Y X"
+)
+register("transposed_add", lambda x, y: x.t() + 2 * y, "G G", "G G")
+register("cumsum", lambda x: torch.cumsum(x * x, -1), "B T D")
+# what the norm of a gradient needs
+register("square_sum", lambda x: (x * x).sum(), "B T F")
+# what a bias and a scale get in the backward
+register("column_sums", lambda d, x: (d.sum((0, 1)), (d * x).sum((0, 1))), "B T F", "B T F")
 
 
-@pattern("B T F", "B T F", training=True)
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate) * up
-
-
-@pattern("B T D", "D", "D", training=True)
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x, (x.shape[-1],), weight, bias)
-
-
-@pattern("B T D", "B T D", "D", training=True)
 def rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """As in a Llama block: the sum goes on as the next residual."""
     whole = x + residual
@@ -137,40 +206,27 @@ def rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tenso
     return (whole * scale).to(x.dtype) * weight, whole
 
 
-@pattern("N C Y X", "C", "C")
-def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.silu(F.group_norm(x, 4, weight, bias))
+register("rms_norm", rms_norm, "B T D", "B T D", "D", training=True)
 
 
-@pattern("N C Y X", "C", "C", Input("C", constant=True), Input("C", constant=True), training=True)
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     """With the update of the running averages. An activation without a kink: of 50 million numbers one is so
     close to it that rounding decides its gradient."""
     return F.silu(F.batch_norm(x, mean, var, weight, bias, training=True))
 
 
-@pattern("B H T T")
-def softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
+register(
+    "batch_norm",
+    batch_norm,
+    "N C Y X",
+    "C",
+    "C",
+    Input("C", constant=True),
+    Input("C", constant=True),
+    training=True,
+)
 
 
-@pattern("B T D")
-def softmax_4k(x: Tensor) -> Tensor:
-    """Rows of 4,096 numbers on a GPU."""
-    return torch.softmax(x, -1)
-
-
-@pattern("D 16k")
-def softmax_16k(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
-
-
-@pattern("T 64k")
-def softmax_64k(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
-
-
-@pattern("B H T E", "B H T E", "B H T E", training=True)
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Written out, with a causal mask."""
     length = q.shape[-2]
@@ -179,7 +235,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(scores.masked_fill(~seen, float("-inf")), -1) @ v
 
 
-@pattern("B T H E", Input("T E", constant=True), Input("T E", constant=True))
+register("attention", attention, "B H T E", "B H T E", "B H T E", training=True)
+
+
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding, by halves."""
     first, second = x.chunk(2, -1)
@@ -187,35 +245,32 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None] + turned * sin[:, None]
 
 
-@pattern("T V", Input("T", below="V"), training=True)
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits, labels)
+register("rope", rope, "B T H E", Input("T E", constant=True), Input("T E", constant=True))
 
 
-@pattern("G D", "V D", Input("G", below="V"), training=True)
 def next_token_loss(x: Tensor, words: Tensor, labels: Tensor) -> Tensor:
     """The end of a language model: its logits are larger than anything else."""
     return F.cross_entropy(F.linear(x, words), labels)
 
 
-@pattern("B T D", Input("B T D", below="2"), training=True)
+register("next_token_loss", next_token_loss, "G D", "V D", Input("G", below="V"), training=True)
+
+
 def bce_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
 
 
-@pattern("G D", "V D", training=True)
-def word_logits(x: Tensor, words: Tensor) -> Tensor:
-    """By the library alone; on a GPU of GPT-2's vocabulary, whose size is odd."""
-    return F.linear(x, words)
+register("bce_loss", bce_loss, "B T D", Input("B T D", below="2"), training=True)
 
 
-@pattern("B T D", training=True)
 def row_entropy(logits: Tensor) -> Tensor:
     """How sure a policy is of its next action."""
     return torch.special.entr(torch.softmax(logits, -1)).sum(-1)
 
 
-@pattern(*(3 * ["G F"]), Input("G F", positive=True), *(3 * ["F"]), Input("F", positive=True))
+register("row_entropy", row_entropy, "B T D", training=True)
+
+
 def adamw_step(p0: Tensor, g0: Tensor, m0: Tensor, v0: Tensor,
                p1: Tensor, g1: Tensor, m1: Tensor, v1: Tensor) -> None:  # fmt: skip
     """In place, for a weight and a bias."""
@@ -226,27 +281,16 @@ def adamw_step(p0: Tensor, g0: Tensor, m0: Tensor, v0: Tensor,
         p.addcdiv_(m, (v.sqrt() / math.sqrt(1 - 0.999)).add_(1e-8), value=-1e-2)
 
 
-@pattern("N C Y X", training=True)
-def max_pool(x: Tensor) -> Tensor:
-    return F.max_pool2d(F.relu(x), 3, stride=2, padding=1)
+register(
+    "adamw_step",
+    adamw_step,
+    *(3 * ["G F"]),
+    Input("G F", positive=True),
+    *(3 * ["F"]),
+    Input("F", positive=True),
+)
 
 
-@pattern("N C Y X", training=True)
-def avg_pool(x: Tensor) -> Tensor:
-    return F.avg_pool2d(x, 3, stride=2, padding=1)
-
-
-@pattern("N C Y X", training=True)
-def upsample_nearest(x: Tensor) -> Tensor:
-    return F.relu(F.interpolate(x, scale_factor=2.0, mode="nearest"))
-
-
-@pattern("B C Y X")
-def upsample_bilinear(x: Tensor) -> Tensor:
-    return F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)
-
-
-@pattern(Input("B T", below="V"), "V D", "T D", "D", "D", training=True)
 def embedding_sum(
     tokens: Tensor, words: Tensor, places: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
@@ -254,33 +298,18 @@ def embedding_sum(
     return F.layer_norm(F.embedding(tokens, words) + places, (words.shape[1],), weight, bias)
 
 
-@pattern("G G", "G G")
-def transposed_add(x: Tensor, y: Tensor) -> Tensor:
-    return x.t() + 2 * y
+register(
+    "embedding_sum", embedding_sum, Input("B T", below="V"), "V D", "T D", "D", "D", training=True
+)
 
 
-@pattern("B T D")
-def cumsum(x: Tensor) -> Tensor:
-    return torch.cumsum(x * x, -1)
-
-
-@pattern("T V")
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Greedy decoding: the likeliest token and its probability."""
     best, at = torch.softmax(logits, -1).max(-1)
     return at, best
 
 
-@pattern("B T F", "B T F")
-def column_sums(down: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What a bias and a scale get in the backward."""
-    return down.sum((0, 1)), (down * x).sum((0, 1))
-
-
-@pattern("B T F")
-def square_sum(x: Tensor) -> Tensor:
-    """What the norm of a gradient needs."""
-    return (x * x).sum()
+register("argmax", argmax, "T V")
 
 
 class SwiGLU(torch.autograd.Function):
@@ -298,30 +327,34 @@ class SwiGLU(torch.autograd.Function):
         return gradient * up * s * (1 + gate * (1 - s)), gradient * gate * s
 
 
-@pattern("B T F", "B T F", training=True)
-def swiglu_function(gate: Tensor, up: Tensor) -> Tensor:
-    """SwiGLU with its backward written by hand, as libraries of fused operators have it."""
-    return SwiGLU.apply(gate, up)  # type: ignore[no-any-return]
+# its backward is written by hand, as in libraries of fused operators
+register("swiglu_function", lambda gate, up: SwiGLU.apply(gate, up), *(2 * ["B T F"]), training=True)
 
 
-@pattern("B T F", "F", training=True)
-def checkpointed_gelu(x: Tensor, bias: Tensor) -> Tensor:
+def checkpointed_gelu(x: Tensor, bias: Tensor) -> Any:
     """Activations that the backward computes again."""
-    return checkpoint(lambda x: F.gelu(F.gelu(x + bias) + bias), x, use_reentrant=False)  # type: ignore[no-any-return]
+    return checkpoint(lambda x: F.gelu(F.gelu(x + bias) + bias), x, use_reentrant=False)
 
 
-@pattern("B T D", "B T D", training=True)
+register("checkpointed_gelu", checkpointed_gelu, "B T F", "F", training=True)
+
+
 def dropout_residual(x: Tensor, residual: Tensor) -> Tensor:
     """Dropout written out: the same numbers are dropped whatever the dtype."""
     kept = torch.rand(x.shape, device=x.device) >= 0.1
     return x * kept / 0.9 + residual
 
 
-@pattern("B T D", "D", training=True)
-def mapped_norm(x: Tensor, weight: Tensor) -> Tensor:
+register("dropout_residual", dropout_residual, *(2 * ["B T D"]), training=True)
+
+
+def mapped_norm(x: Tensor, weight: Tensor) -> Any:
     """RMSNorm written for one row, and mapped over all."""
 
     def one(row: Tensor) -> Tensor:
         return row * torch.rsqrt((row * row).mean() + 1e-6) * weight
 
     return torch.vmap(torch.vmap(one))(x)
+
+
+register("mapped_norm", mapped_norm, "B T D", "D", training=True)

@@ -3,7 +3,7 @@
 A plug-in names its cases in `PLUGIN.cases`: cases of `minicompile bench`, as "max_pool, cache". `--measure`
 times each with the plug-in off and on, in turns in one process, and writes `price.json` into its folder. A
 case that ends in ", second process" is a first call, where another process has made the same call before.
-`--markdown` prints the list as docs/plugins.md holds it.
+docs/plugins.md holds what is printed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 import minicompile
 from minicompile.bench.cases import OURS, Case, find_cases
-from minicompile.bench.first_calls import WARM_START, in_fresh_process
+from minicompile.bench.first_calls import in_fresh_process
 from minicompile.bench.machine import processor, versions
 from minicompile.bench.timing import peak_bytes, time_in_turns
 from minicompile.errors import unknown
@@ -31,6 +31,7 @@ from minicompile.ops.plugins import Plugin, available
 
 PRICE = "price.json"
 SECOND = ", second process"
+MEASURED = ("call ms", "first call ms", "peak MiB")
 WARM_CALLS = 4
 """Calls before the clock starts: a CUDA graph is replayed from the third one on."""
 LAYOUT = (
@@ -43,7 +44,12 @@ def tokens_of(source: str) -> int:
     """Count the tokens of a Python source without comments, docstrings and blank lines.
 
     An f-string is one token, as Python 3.11 has it; later ones take it apart."""
-    docs = set(_docstring_lines(ast.parse(source)))
+    texts = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
+    docs = {
+        text.lineno
+        for text in texts  # also those after a field or a constant
+        if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
     begin, end = (getattr(tokenize, f"FSTRING_{name}", None) for name in ("START", "END"))
     count = depth = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -52,14 +58,6 @@ def tokens_of(source: str) -> int:
             count += not (token.type == tokenize.STRING and token.start[0] in docs)
         depth += token.type == begin
     return count
-
-
-def _docstring_lines(tree: ast.Module) -> Iterator[int]:
-    """Yield the lines on which docstrings begin, those after a field or a constant too."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Expr(ast.Constant(str())):
-                yield node.lineno
 
 
 def folder_of(plugin: Plugin) -> Path | None:
@@ -72,10 +70,11 @@ def tokens_in(folder: Path) -> int:
     return sum(tokens_of(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py"))
 
 
-def stored_prices(folder: Path) -> dict[str, Any]:
+def stored_prices(folder: Path | None) -> dict[str, Any]:
     """Return what `--measure` wrote last: by device its name, versions, command and a row for each case."""
-    path = folder / PRICE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if folder is None or not (folder / PRICE).is_file():
+        return {}
+    return json.loads((folder / PRICE).read_text(encoding="utf-8"))
 
 
 def off_and_on(pair: Sequence[float]) -> str:
@@ -84,28 +83,27 @@ def off_and_on(pair: Sequence[float]) -> str:
     return "\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}".join(texts)
 
 
-def price_text(plugin: Plugin) -> str:
-    """Describe one plug-in: name, default, tokens and purpose; under it a line for each measured case."""
+def head(plugin: Plugin) -> tuple[str, str, str, str]:
+    """Name, default, tokens, purpose."""
     folder = folder_of(plugin)
-    tokens = f"{tokens_in(folder):>7,}" if folder is not None else "?"
-    state = "on" if plugin.default else "off"
-    lines = [f"{plugin.name:<16} {state:<4} {tokens:>7} tokens  {plugin.purpose}"]
-    prices = stored_prices(folder) if folder is not None else {}
-    for device, price in prices.items():
+    tokens = f"{tokens_in(folder):,}" if folder is not None else "?"
+    return plugin.name, "on" if plugin.default else "off", tokens, plugin.purpose
+
+
+def figures(plugin: Plugin) -> Iterator[tuple[str, str, list[str]]]:
+    """For each measured case its name, the device, and a cell for each of MEASURED."""
+    for price in stored_prices(folder_of(plugin)).values():
         for row in price["cases"]:
-            parts = [f"{what} {off_and_on(row[what])}" for what in row if what != "case"]
-            lines.append(f"    {row['case']} [{device}]: {', '.join(parts)}")
-    if not prices:
-        lines.append("    not measured: minicompile plugins --measure " + plugin.name)
-    return "\n".join(lines)
+            cells = [off_and_on(row[what]) if what in row else "" for what in MEASURED]
+            yield row["case"], price["device"], cells
 
 
 HEAD = """# Plug-ins and their prices
 
 The core compiles every program without them. Each costs tokens of Python and buys what the table says: its
-cases with the plug-in off, then on. This page is what `minicompile plugins --markdown` prints; figures are
-taken by `minicompile plugins --measure NAME` with `--device cpu` or `cuda`. Peak memory is what a call
-allocates beyond its inputs; a CUDA graph allocates once, when it is captured, which isn't counted.
+cases with the plug-in off, then on. This page is what `minicompile plugins` prints; figures are taken by
+`minicompile plugins --measure NAME` with `--device cpu` or `cuda`. Peak memory is what a call allocates
+beyond its inputs; a CUDA graph allocates once, when it is captured, which isn't counted.
 
 | plug-in | default | tokens | what it does |
 | --- | --- | ---: | --- |
@@ -120,17 +118,12 @@ def markdown(plugins: Iterable[Plugin]) -> str:
     """Return the list as a page: what there is, then what was measured."""
     text, rows, taken = HEAD, "", set()
     for plugin in plugins:
-        folder = folder_of(plugin)
-        tokens = f"{tokens_in(folder):,}" if folder is not None else "?"
-        state = "on" if plugin.default else "off"
-        text += f"| `{plugin.name}` | {state} | {tokens} | {plugin.purpose} |\n"
-        for price in (stored_prices(folder) if folder is not None else {}).values():
+        name, state, tokens, purpose = head(plugin)
+        text += f"| `{name}` | {state} | {tokens} | {purpose} |\n"
+        for case, device, cells in figures(plugin):
+            rows += f"| `{name}` | {case} | {device} | {' | '.join(cells)} |\n"
+        for price in stored_prices(folder_of(plugin)).values():
             taken.add(f"{price['device']}, torch {price['versions']['torch']}")
-            for row in price["cases"]:
-                pairs = (row.get(key) for key in ("call ms", "first call ms", "peak MiB"))
-                cells = [off_and_on(pair) if pair else "" for pair in pairs]
-                case = f"{row['case']} | {price['device']}"
-                rows += f"| `{plugin.name}` | {case} | {' | '.join(cells)} |\n"
     return text + FIGURES + rows + f"\nTaken on: {'; '.join(sorted(taken))}.\n"
 
 
@@ -172,10 +165,9 @@ def measure_case(plugin: Plugin, case: Case, device: str, seconds: float) -> dic
     for name, plugins in choices(plugin).items():
         options = {"plugins": plugins, **dict(plugin.options if name == "on" else ())}
         torch.manual_seed(0)
-        inputs = case.inputs(device, dtype)
-        function = case.subject.fn
-        fn = minicompile.compile(function, dynamic=False, mode=case.mode, options=options)
-        steps[name] = case.step(fn, inputs)
+        subject, inputs = case.subject, case.inputs(device, dtype)
+        fn = minicompile.compile(subject.fn, dynamic=False, mode=subject.mode, options=options)
+        steps[name] = subject.step(fn, inputs)
         for _ in range(WARM_CALLS):
             steps[name]()
     turns = time_in_turns(steps, seconds, device)
@@ -188,22 +180,17 @@ def measure_case(plugin: Plugin, case: Case, device: str, seconds: float) -> dic
 
 def measure_start(plugin: Plugin, name: str, device: str) -> dict[str, Any]:
     """Return a row of first calls where another process has made the same call before."""
+    case, threads = name.removesuffix(SECOND), torch.get_num_threads()
     found = []
     for plugins in choices(plugin).values():
         with tempfile.TemporaryDirectory() as cache:
-            how = device, torch.get_num_threads(), cache, "bfloat16"
-            case, names = name.removesuffix(SECOND), ",".join(plugins)
-            runs = [
-                in_fresh_process(OURS, case, WARM_START, *how, MINICOMPILE_PLUGINS=names)
-                for _ in range(2)
-            ]
-            found.append(round(1e3 * runs[1], 1))
+            names = ",".join(plugins)
+            for _ in range(2):
+                seconds = in_fresh_process(
+                    OURS, case, device, threads, cache, "bfloat16", MINICOMPILE_PLUGINS=names
+                )
+            found.append(round(1e3 * seconds, 1))
     return {"case": name, "first call ms": found}
-
-
-def ours() -> list[Plugin]:
-    """Return the plug-ins that come with the package."""
-    return [p for p in available().values() if p.modules[0].startswith("minicompile.plugins.")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -211,25 +198,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="measure what they buy, and write it down"
     )
-    parser.add_argument("--markdown", action="store_true", help="print the page docs/plugins.md")
     parser.add_argument("--device", default="cpu", help='"cpu" or "cuda"')
     parser.add_argument("--seconds", type=float, default=2.0, help="for each case")
 
 
 def run(chosen: argparse.Namespace) -> int:
     plugins = available()
-    if chosen.markdown:
-        print(markdown(ours()), end="")
-        return 0
-    for name in chosen.names or plugins:
+    for name in chosen.names:
         if name not in plugins:
             raise unknown("plug-in", name, sorted(plugins))
-        plugin = plugins[name]
-        folder = folder_of(plugin)
-        if chosen.measure and folder is not None:
-            price = measure(plugin, chosen.device, chosen.seconds)
-            if price["cases"]:
-                prices = json.dumps({**stored_prices(folder), chosen.device: price}, indent=1)
-                (folder / PRICE).write_text(prices + "\n", encoding="utf-8")
-        print(price_text(plugin))
+    wanted = [plugins[name] for name in chosen.names or plugins]
+    for plugin in wanted if chosen.measure else ():
+        price, folder = measure(plugin, chosen.device, chosen.seconds), folder_of(plugin)
+        if price["cases"] and folder is not None:
+            prices = json.dumps({**stored_prices(folder), chosen.device: price}, indent=1)
+            (folder / PRICE).write_text(prices + "\n", encoding="utf-8")
+    print(markdown(wanted), end="")
     return 0

@@ -2,22 +2,17 @@
 
 Machines are noisy, and so are two measurements made one after the other. In turns each round gives a ratio
 whose two sides met the same machine; what is reported is the median of these, with its quartiles.
-
-On a GPU a call has two times: wall time, from Python to the end of its kernels, and device time, what they
-take when nothing waits for Python.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +54,15 @@ class Timings:
         return Ratio(middle, low, high)
 
 
-Timer = Callable[[int], float]
-"""Takes how often to call; gives the seconds of one call."""
-
-
-def time_in_turns(calls: dict[str, Callable[[], object]], seconds: float, device: str) -> Timings:
-    """Wall time of each call. What compiles must have done so before."""
-    return run_in_turns({n: partial(timed, c, device=device) for n, c in calls.items()}, seconds)
-
-
-def run_in_turns(timers: Mapping[str, Timer], seconds: float) -> Timings:
-    """Run all in turns for about `seconds`; who begins rotates."""
-    names, found = list(timers), Timings({name: [] for name in timers})
+def time_in_turns(
+    calls: Mapping[str, Callable[[], object]], seconds: float, device: str
+) -> Timings:
+    """Wall time of each call, all in turns for about `seconds`; who begins rotates. What compiles must have
+    done so before."""
+    names, found = list(calls), Timings({name: [] for name in calls})
     repeats = {}
-    for name, timer in timers.items():
-        once = min(timer(1) for _ in range(3))
+    for name, call in calls.items():
+        once = min(timed(call, 1, device) for _ in range(3))
         repeats[name] = max(1, int(TURN_SECONDS / once))
     gc.collect()
     collects = gc.isenabled()
@@ -85,7 +74,7 @@ def run_in_turns(timers: Mapping[str, Timer], seconds: float) -> Timings:
                 break
             for place in range(len(names)):
                 name = names[(turn + place) % len(names)]
-                found.seconds[name].append(timers[name](repeats[name]))
+                found.seconds[name].append(timed(calls[name], repeats[name], device))
     finally:
         if collects:
             gc.enable()
@@ -106,48 +95,6 @@ def synchronize(device: str) -> None:
     """Wait for a GPU."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
-
-
-# -- device time
-
-CACHES = 4
-"""A GPU's timing goes through so many times the bytes of its L2 cache: no call finds there what it reads."""
-
-
-def l2_bytes(device: str) -> int:
-    """The size of the last cache before a GPU's memory."""
-    return int(torch.cuda.get_device_properties(device).L2_cache_size)
-
-
-def device_timer(calls: Sequence[Callable[[], object]]) -> Timer:
-    """Seconds of a GPU's time a call, of calls that take turns. The results of each live until the last has
-    run, so that none writes where another just wrote.
-
-    They are captured as one CUDA graph and replayed between two events. Raises what capturing raises. What
-    compiles must have done so before.
-    """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        held = [call() for call in calls]
-    del held
-
-    def timer(repeats: int) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()  # the device has work while Python queues what is timed
-        start.record()
-        for _ in range(repeats):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3 / repeats / len(calls)
-
-    return timer
-
-
-def geometric_mean(ratios: Iterable[float]) -> float:
-    """Of positive numbers; NaN of none."""
-    found = list(ratios)
-    return statistics.geometric_mean(found) if found else math.nan
 
 
 def time_text(seconds: float) -> str:

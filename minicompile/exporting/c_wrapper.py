@@ -20,6 +20,7 @@ import torch
 
 from minicompile.codegen.cpp_ops import STORAGE, CIndex, literal
 from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelSource
+from minicompile.codegen.wrapper import solved
 from minicompile.errors import Unsupported
 from minicompile.exporting.exported import Exported
 from minicompile.lowering.ir import ExternKernel, InputBuffer, Layout, View, same_size
@@ -111,11 +112,13 @@ class CWriter:
             first += [f"    // {c_string(name)}: {layout}", f"    if ({expect}) return 1;"]
             for axis, size in enumerate(layout.size):
                 unknown = set() if isinstance(size, int) else size.free_symbols - {*self.symbols}
-                if unknown == {size}:
-                    first.append(f"    const int64_t {size} = in[{number}].shape[{axis}];")
-                    first.append(f"    size[{len(self.symbols)}] = {size};")
-                    self.symbols.append(size)
-                else:
+                place = f"in[{number}].shape[{axis}]"
+                for symbol in unknown if len(unknown) == 1 else ():
+                    if value := solved(size, symbol, place, "/"):
+                        first.append(f"    const int64_t {symbol} = {value};")
+                        first.append(f"    size[{len(self.symbols)}] = {symbol};")
+                        self.symbols.append(symbol)
+                if unknown != {size}:
                     later.append((what, axis, size))
         checks = [
             f"    if (mc_expect_size({w}, {a}, {self.length(s)})) return 1;" for w, a, s in later
@@ -141,8 +144,7 @@ class CWriter:
         return self.index(size)
 
     def lengths(self, sizes: Iterable[Size]) -> str:
-        texts = [self.length(size) for size in sizes]
-        return f"(int64_t[]){{{', '.join(texts or ['0'])}}}"
+        return f"(int64_t[]){{{', '.join(map(self.length, sizes)) or '0'}}}"
 
     # -- memory
 
@@ -191,7 +193,6 @@ class CWriter:
             except Unsupported as refused:
                 where = refused.where or next(iter(lines), None)
                 raise Unsupported(refused.reason, where, refused.hint) from None
-        self.lines.append("")
         for number, output in enumerate(graph.outputs):
             self._result(number, output)
 

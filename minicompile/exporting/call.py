@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import inspect
 import keyword
@@ -45,7 +44,10 @@ Dim.AUTO = Dim("")
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 """Arguments that are specialised, and what results may hold beside tensors and sizes."""
-RESERVED = {"result", "type", "len", "list", "tuple", "dict", "repr", "str", "min", "max", "float"}
+RESERVED = {
+    "result", "torch", "inf", "nan", "type", "len", "list", "tuple", "dict", "repr", "str", "min",
+    "max", "float",
+}  # fmt: skip
 """Names that conditions and the expression of the results use."""
 FILE = "<minicompile export>"
 """The file of the functions that are captured."""
@@ -85,7 +87,7 @@ class Call:
         except (TypeError, ValueError) as error:  # C functions may have no signature
             raise ExportError(f"{name}: {error}") from None
         bound.apply_defaults()
-        if taken := sorted(signature.parameters.keys() & (RESERVED | NAMES.keys())):
+        if taken := sorted(signature.parameters.keys() & RESERVED):
             raise ExportError(f"{name}: conditions name {taken[0]!r}: rename the parameter")
         for path, value in walk(bound.arguments):
             dense = type(value) in TENSORS and value.layout is torch.strided
@@ -123,9 +125,6 @@ class Call:
         exec(compile(text, FILE, "exec"), names)
         names[owner], function = self.target, names[self.name]
         return function
-
-    def bound(self, arguments: dict[str, Any]) -> inspect.BoundArguments:
-        return inspect.BoundArguments(self.signature, collections.OrderedDict(arguments))
 
     def is_argument(self, source: Source) -> bool:
         """Whether a source lies in the arguments."""

@@ -8,18 +8,19 @@ x.dtype == torch.float32 and x.layout == torch.strided, x.size(1) == 16, 2 <= x.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 
 from minicompile.dynamo.result import describe
 from minicompile.dynamo.sizes import MARK
 from minicompile.errors import ExportError
-from minicompile.ops.display import Shown
 
 NAMES = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
 """What expressions may name beside arguments, builtins and `result`: so that `repr` of a constant is one."""
@@ -37,7 +38,7 @@ def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Constraint(Shown):
+class Constraint:
     """What must hold of the arguments of each call: the condition, why, and the user's line that needs it."""
 
     condition: str
@@ -82,6 +83,23 @@ def fixed(path: str, value: Any) -> Iterator[str]:
         yield f"type({path}) is {type(value).__name__} and len({path}) == {len(value)}"
     else:
         yield f"repr({path}) == {repr(value)!r}"
+
+
+MANY = 2000
+"""So many combinations of sizes are not tried one by one."""
+
+
+def always_holds(condition: sympy.Basic, limits: Mapping[sympy.Symbol, Any]) -> bool:
+    """Whether a condition is true of all sizes within limits, inclusive, if these are few."""
+    symbols = sorted(condition.free_symbols, key=str)
+    within = [limits.get(symbol, (0, None)) for symbol in symbols]
+    ranges = [range(low, high + 1) for low, high in within if high is not None]
+    if len(ranges) < len(symbols) or math.prod(map(len, ranges)) > MANY:
+        return False
+    return all(
+        condition.xreplace(dict(zip(symbols, map(sympy.Integer, sizes)))) == sympy.true
+        for sizes in itertools.product(*ranges)
+    )
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,12 +12,10 @@ The real compiler: torch/export/_trace.py, torch/export/dynamic_shapes.py.
 
 from __future__ import annotations
 
-import itertools
-import math
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import sympy
 import torch
 from torch import fx
 from torch._ops import OpOverload
@@ -35,8 +33,8 @@ from minicompile.dynamo.module import original_of
 from minicompile.dynamo.result import Capture, GraphInput
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.errors import ExportError, Unsupported, refusal_text
-from minicompile.exporting.call import FILE, Call, Dim
-from minicompile.exporting.conditions import Constraint, fixed, walk
+from minicompile.exporting.call import FILE, Call
+from minicompile.exporting.conditions import Constraint, always_holds, fixed, walk
 from minicompile.exporting.exported import Exported, InputSpec, OutputSpec, Signature
 from minicompile.exporting.results import Structure
 from minicompile.ops.display import count_text
@@ -94,7 +92,8 @@ def export(
 def every_break(call: Call, error: Unsupported) -> ExportError:
     """The error of a call that is no single graph: found by running a copy of it once, with breaks."""
     copies = Copier()
-    target, bound = copies(call.target), call.bound(copies(call.arguments))
+    target = copies(call.target)
+    bound = inspect.BoundArguments(call.signature, copies(call.arguments))
     with torch.no_grad():
         breaks = explain(target)(*bound.args, **bound.kwargs).breaks
     texts = [refusal_text(b.reason, b.user_line, b.hint, b.id) for b in breaks]
@@ -228,6 +227,7 @@ def conditions(call: Call, capture: Capture) -> tuple[Constraint, ...]:
     env, narrowed = capture.shape_env, list[str]()
     wishes = env.wishes if env is not None else {}
     dims = {s: call.dims[wish] for s, wish in wishes.items() if wish in call.dims}
+    ranges = {symbol: (dim.min, dim.max) for symbol, dim in dims.items()}
     example = "as in the example"
     constraints = [Constraint(c, example) for p, x in walk(call.arguments) for c in fixed(p, x)]
     for guard in (*capture.guards, *shape_guards(env)):
@@ -237,7 +237,7 @@ def conditions(call: Call, capture: Capture) -> tuple[Constraint, ...]:
         if not all(about):
             raise ExportError(f"{call.name}: an argument is a tensor of the module: {guard}")
         if guard.kind == "shape":
-            if always_holds(guard.expected, dims):
+            if always_holds(guard.expected, ranges):
                 continue
             names = sorted({wishes[s] for s in guard.expected.free_symbols if s in dims})
             if names:
@@ -254,20 +254,3 @@ def conditions(call: Call, capture: Capture) -> tuple[Constraint, ...]:
     for constraint in constraints:
         constraint.check(call.arguments)
     return tuple(dict.fromkeys(constraints))
-
-
-MANY = 2000
-"""So many combinations of sizes are not tried one by one."""
-
-
-def always_holds(condition: sympy.Basic, dims: Mapping[sympy.Symbol, Dim]) -> bool:
-    """Whether a condition is true of all sizes that are declared, if these have limits and are few."""
-    symbols = sorted(condition.free_symbols, key=str)
-    limits = [dims.get(symbol, Dim.AUTO) for symbol in symbols]
-    ranges = [range(dim.min, dim.max + 1) for dim in limits if dim.max is not None]
-    if len(ranges) < len(symbols) or math.prod(map(len, ranges)) > MANY:
-        return False
-    return all(
-        condition.xreplace(dict(zip(symbols, map(sympy.Integer, sizes)))) == sympy.true
-        for sizes in itertools.product(*ranges)
-    )

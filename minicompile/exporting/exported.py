@@ -21,7 +21,7 @@ from minicompile import compat
 from minicompile.aot.runtime import interpret
 from minicompile.errors import ExportError
 from minicompile.exporting.conditions import Constraint, evaluate, plain
-from minicompile.ops.display import Shown, bytes_text, count_text
+from minicompile.ops.display import Shown, count_text
 from minicompile.ops.graph import Graph
 
 
@@ -107,10 +107,9 @@ class Exported(Shown):
         return evaluate(self.structure, {**arguments, "result": results})
 
     def __str__(self) -> str:
-        total = sum(value.nbytes for value in self.state.values())
-        about = f"{count_text(self.graph.op_count, 'operation')}, {bytes_text(total)} of state"
+        about = count_text(self.graph.op_count, "operation")
         lines = [
-            f"export of {self.name}: {about}, {count_text(len(self.constraints), 'constraint')}"
+            f"export of {self.name}: {about}, {count_text(len(self.state), 'tensor')} of state"
         ]
         lines += ["", str(self.graph), "", f"{self.name}{self.call} returns {self.structure}"]
         lines += ["", str(self.signature), "", "each call must fulfil:"]

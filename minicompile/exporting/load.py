@@ -27,7 +27,6 @@ from minicompile.ops.display import Shown
 VERSION = 4
 """Of the package's format and C interface: MC_VERSION in minicompile_package.h."""
 LAST = '"crc32_above": '
-NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 BY_NUMBER = list(DTYPES)
 
 
@@ -67,11 +66,7 @@ class Library:
         """The results for contiguous CPU tensors. Raises ExportError with what the library says."""
         given, made = (CTensor * (len(inputs) + 1))(), (CTensor * (self.results + 1))()
         for place, tensor in zip(given, inputs):
-            if tensor.dim() > MOST_DIMENSIONS or tensor.dtype not in NUMBERS:
-                raise ExportError(f"a package takes no {tensor.dtype} of {tensor.dim()} dimensions")
-            if tensor.device.type != "cpu":
-                raise ExportError(f"a package takes no tensor on device {tensor.device}")
-            place.data, place.dtype = tensor.data_ptr(), NUMBERS[tensor.dtype]
+            place.data, place.dtype = tensor.data_ptr(), BY_NUMBER.index(tensor.dtype)
             place.ndim, place.shape[: tensor.dim()] = tensor.dim(), tuple(tensor.shape)
         if self.c.mc_run(self.model, given, len(inputs), made, self.results):
             raise ExportError(self.error())

@@ -25,13 +25,13 @@ from typing import Any
 import sympy
 from torch import Tensor
 
-import minicompile
 from minicompile.aot.autograd import ahead_of_time, fake_mode_of
 from minicompile.codegen.cpp_ops import prelude
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.plan import KernelSource
 from minicompile.errors import BackendError, Unsupported
 from minicompile.exporting.c_wrapper import DTYPES, CWriter, c_string
+from minicompile.exporting.conditions import always_holds
 from minicompile.exporting.exported import Exported
 from minicompile.exporting.load import LAST, VERSION
 from minicompile.lowering.lower import lower
@@ -76,9 +76,8 @@ def aot_package(exported: Exported, path: str | Path) -> Path:
     Raises Unsupported for what a package can't do, with the user's line, and BackendError without a compiler.
     """
     path, name = Path(path), re.sub(r"\W", "_", exported.name)
-    options = Options()
     every = plugins.available()
-    options = Options(plugins=tuple(p for p in options.plugins if not every[p].needs_torch))
+    options = Options(plugins=tuple(p for p in Options().plugins if not every[p].needs_torch))
     planned, kernels, text = lowered(exported, options)
     writer = CWriter(planned, kernels, exported, conditions_of(exported))
     weights: dict[str, Any] = dict(exported.state)
@@ -101,7 +100,6 @@ def aot_package(exported: Exported, path: str | Path) -> Path:
         mutated, outputs = exported.signature.mutated, exported.signature.outputs
         facts = {
             "name": name,
-            "made_by": f"minicompile {minicompile.__version__}",
             "call": str(exported.call),
             "inputs": [[target, target in mutated] for target in writer.users],
             "results": len(outputs) - len(mutated),
@@ -143,15 +141,16 @@ def lowered(
 
 
 def conditions_of(exported: Exported) -> dict[str, sympy.Basic]:
-    """What must hold of the sizes, besides those that are constants or equal to others, by its text."""
+    """What must hold of the sizes, by its text."""
     env, conditions = exported.shape_env, dict[str, sympy.Basic]()
     for symbol, (low, high) in env.ranges.items() if env is not None else ():
-        if symbol in env.symbols and symbol not in env.fixed:
+        if symbol in env.symbols:
             conditions[f"{env.text(symbol)} >= {low}"] = symbol >= low
             if high is not None:
                 conditions[f"{env.text(symbol)} <= {high}"] = symbol <= high
     for fact in env.guards if env is not None else ():
-        conditions[env.text(fact.condition)] = fact.condition
+        if not always_holds(fact.condition, env.ranges):
+            conditions[env.text(fact.condition)] = fact.condition
     return conditions
 
 

@@ -97,7 +97,7 @@ class Structure:
         if isinstance(value, SYMBOLIC):
             return str(self.capture.shape_env.text(value.node.expr))
         if type(value) in CONSTANTS:
-            return repr(value)
+            return "torch." * isinstance(value, torch.device) + repr(value)
         cls = type(value)
         if cls not in (*CONTAINERS, torch.Size) or depth > 50:
             cure = "return tensors and numbers in tuples, lists and dicts"

@@ -1,4 +1,4 @@
-"""Written-out attention on a GPU, compiled to the template, beside the library's: errors and device time.
+"""Written-out attention on a GPU, compiled to the template, beside the library's: errors and time.
 
     python -m tests.bench.attention                 causal and with changed scores, bfloat16
     python -m tests.bench.attention causal --head 64 --length 2048
@@ -26,7 +26,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import minicompile as mc
 from minicompile.bench.machine import table_text
-from minicompile.bench.timing import device_timer, run_in_turns
+from minicompile.bench.timing import time_in_turns
 from minicompile.codegen.plan import KernelSource
 from minicompile.options import Options
 from minicompile.runtime.gpu_kernel import gpu_kernel, planned_tiles
@@ -163,28 +163,18 @@ def times(
     """Milliseconds of forward and backward: ours, the library's (the plain template's for changed scores),
     and flex_attention's for these scores and for plain ones."""
     fns = {"ours": compiled(name), "theirs": library if name == "causal" else compiled("causal")}
-    sets = [
-        inputs(head, length, torch.bfloat16, "cuda") for _ in range(1 if name == "biased" else 4)
-    ]
+    given = inputs(head, length, torch.bfloat16, "cuda")
     if with_flex:
         torch.compiler.reset()  # it recompiles one function only so often
-        fns |= {f"flex {n}": flex(n, *sets[0][3:]) for n in (name, "causal")}
-    down = torch.randn_like(sets[0][0])
-    timers: dict[str, Any] = {}
+        fns |= {f"flex {n}": flex(n, *given[3:]) for n in (name, "causal")}
+    down = torch.randn_like(given[0])
+    calls: dict[str, Any] = {}
     for side, fn in fns.items():
-        for given in sets[:1]:
-            gradients(fn, given, down)
-            with torch.no_grad():
-                fn(*given)
-
-        def forward(given: Any, fn: Any = fn) -> Tensor:
-            with torch.no_grad():
-                return fn(*given)
-
-        timers[f"{side} forward"] = device_timer([partial(forward, given) for given in sets])
-        step = [partial(gradients, fn, given, down) for given in sets]
-        timers[f"{side} step"] = device_timer(step)
-    found = run_in_turns(timers, seconds)
+        calls[f"{side} forward"] = torch.no_grad()(partial(fn, *given))
+        calls[f"{side} step"] = partial(gradients, fn, given, down)
+    for call in calls.values():
+        call()
+    found = time_in_turns(calls, seconds, "cuda")
     both = []
     for side in fns:
         forward_ms, step_ms = (1e3 * found.median(f"{side} {what}") for what in ("forward", "step"))

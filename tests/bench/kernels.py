@@ -31,7 +31,6 @@ import torch
 from torch._inductor import dependencies, scheduler
 
 import minicompile
-from minicompile.bench.demo import check_device
 from minicompile.bench.machine import table_text
 from minicompile.bench.patterns import PATTERNS
 from minicompile.compat.torch_compiler import inductor_kernels, inductor_told
@@ -283,7 +282,7 @@ def run(chosen: argparse.Namespace) -> int:
     unknown = [name for name in names if name not in PATTERNS]
     if unknown:
         raise MinicompileError(f"no pattern {unknown[0]!r}; known: {', '.join(PATTERNS)}")
-    device = check_device(chosen.gpu)
+    device = chosen.gpu
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         each: Any = map

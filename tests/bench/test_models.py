@@ -18,5 +18,5 @@ def test_a_model_gives_eager_s_numbers(name: str) -> None:
         pytest.importorskip("transformers")
     whole = "in_context" not in name  # whose point is a graph break
     fns = (model.fn, minicompile.compile(model.fn, fullgraph=whole))
-    eager, ours = (model.run(f, model.make_inputs("cpu", torch.float32, True)) for f in fns)
+    eager, ours = (model.run(f, model.make_inputs("cpu", torch.float32, "small")) for f in fns)
     torch.testing.assert_close(ours, eager, rtol=2e-5, atol=2e-5)

@@ -179,6 +179,7 @@ ODD = {
     ),
     "float": (lambda x, f: x * f, (torch.randn(3), float("inf")), {}),
     "dtype": (lambda x, t: x.to(t), (torch.randn(3), torch.float64), {}),
+    "device": (lambda x, device: (x.to(device), device), (torch.randn(3), torch.device("cpu")), {}),
     "twice": (lambda x, y: (x + y, x), (WEIGHT, WEIGHT), {}),
     "unread": (lambda x, y, z: (x, z), (torch.ones(2), torch.ones(3), [torch.ones(4)]), {}),
     "nothing": (lambda x: None, (torch.ones(2),), {}),

@@ -29,20 +29,13 @@ from minicompile.ops.registry import scoped
 from tests.opinfo.compare import beyond, length_of, medians
 
 
-def moved(model: Model, module: torch.nn.Module, given: list[Any]) -> list[Any]:
-    """A model's arguments with another module in place of theirs."""
-    rest = given[1:-1] if model.step else given[1:]
-    step = [torch.optim.AdamW(module.parameters(), given[-1].defaults["lr"])] if model.step else []
-    return [module, *rest, *step]
-
-
 def in_double(model: Model, given: list[Any]) -> list[torch.Tensor]:
     """The model's results from the same numbers in double precision."""
-    module, *rest = copy.deepcopy(given[:-1] if model.step else given)
+    module, *rest = copy.deepcopy(given)
     for value in [*module.parameters(), *module.buffers(), *rest]:
         if value.is_floating_point():
             value.data = value.data.double()
-    return model.run(model.fn, moved(model, module, [module, *rest, *given[-1:] * model.step]))
+    return model.run(model.fn, [module, *rest])
 
 
 @dataclass
@@ -65,7 +58,7 @@ def errors(model: Model, dtype: torch.dtype, draws: int) -> Errors:
     """All results of `draws` different modules and inputs."""
     mc.reset()
     compiled = mc.compile(model.fn, options={"verify": True})
-    module, *_ = model.make_inputs("cpu", dtype, small=True)
+    module, *_ = model.make_inputs("cpu", dtype, "small")
     found, lengths = Errors(), [1]
 
     def listen(event: Event) -> None:
@@ -75,10 +68,10 @@ def errors(model: Model, dtype: torch.dtype, draws: int) -> Errors:
     with scoped():
         observer("lengths")(listen)
         for seed in range(draws):
-            make = functools.partial(model.make_inputs, "cpu", dtype, small=True, seed=seed)
+            make = functools.partial(model.make_inputs, "cpu", dtype, "small", seed=seed)
             double, eager = in_double(model, make()), model.run(model.fn, make())
             module.load_state_dict(make()[0].state_dict())  # compiled once
-            ours = model.run(compiled, moved(model, module, make()))
+            ours = model.run(compiled, [module, *make()[1:]])
             found.length = max(lengths)
             for ratios, (a, b) in ((found.ours, (eager, ours)), (found.eagers, (ours, eager))):
                 ratios.append([ratio(*ts, found.length) for ts in zip(a, b, double, strict=True)])

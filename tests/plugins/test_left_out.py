@@ -14,10 +14,6 @@ import minicompile as mc
 X, LAST = torch.randn(2, 3, 9, 8), torch.channels_last
 
 
-def columns(x: torch.Tensor) -> torch.Tensor:
-    return F.fold(F.unfold(x, 3, padding=1) * 2, (9, 8), 3, padding=1)
-
-
 PROGRAMS: dict[str, tuple[str, Callable[..., Any], torch.Tensor, str]] = {
     "max_pool": (
         "image_windows", lambda x: F.max_pool2d(x * 2, 3, 2, 1).exp(), X, "max_pool2d_with_indices",
@@ -26,9 +22,6 @@ PROGRAMS: dict[str, tuple[str, Callable[..., Any], torch.Tensor, str]] = {
     "resize": (
         "image_windows", lambda x: F.interpolate(x, scale_factor=1.7).sin(), X, "upsample_nearest2d",
     ),
-    "pad": ("image_windows", lambda x: F.pad(x * 2, (2, 1), mode="reflect"), X[0], "reflection_pad1d"),
-    "columns": ("image_windows", columns, X, "im2col"),
-    "windows": ("image_windows", lambda x: x.unfold(2, 4, 2).sin() * 2, X, "unfold_backward"),
     "channels last": (
         "image_windows", lambda x: F.max_pool2d(x * 2, 2), X.to(memory_format=LAST), "max_pool",
     ),

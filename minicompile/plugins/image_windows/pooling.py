@@ -33,10 +33,9 @@ def strided(
     dilation: Any = (1,), ceil_mode: bool = False, padded: bool = True,
 ) -> Axes:  # fmt: skip
     """The two last dimensions, in so many windows; a list of one number is for both."""
-    numbers = [[*each] * (3 - len(each)) for each in (kernel, step or kernel, padding, dilation)]
-    return [
-        Strided(*each, padded=padded) for each in zip(size[-2:], counts[-2:], *numbers, strict=True)
-    ]
+    pairs = [[*each] * (3 - len(each)) for each in (kernel, step or kernel, padding, dilation)]
+    both = zip(size[-2:], counts[-2:], *pairs, strict=True)
+    return [Strided(n, count, k, s, p, d, padded) for n, count, k, s, p, d in both]
 
 
 def turned(axes: Axes) -> Axes:

@@ -43,9 +43,6 @@ QUEUEING = 1e-3
 MARGIN = 0.03
 """What a kernel of our own must save of the time of the library's product."""
 
-CLOSE, ROUNDS = 1.05, 2
-"""Candidates that take at most so many times the least time are measured again, in turns."""
-
 
 @dataclass(frozen=True)
 class Tuning:
@@ -228,12 +225,6 @@ def tuned(
             for launch in launchers:
                 times.append(math.inf if launch is None else measure(launch, arguments))
                 tell("autotuning", Tuning(source, tried, list(times)))
-            close = [i for i, time in enumerate(times) if time <= CLOSE * min(times) < math.inf]
-            again = {i: [times[i]] for i in close}
-            for i in ROUNDS * close * (len(close) > 1):
-                again[i].append(measure(launchers[i], arguments))  # type: ignore[arg-type]
-            for i, found in again.items():
-                times[i] = statistics.fmean(found)
         finally:
             tell("autotuning", Tuning(source, tried, times, done=True))
         best = fastest(tried, times)
