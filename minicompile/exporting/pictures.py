@@ -23,7 +23,6 @@ def conditions(constraints: Sequence[Constraint]) -> str:
     return table(("constraint", "why", "line"), rows)
 
 
-shows(f"{EXPORTED}.Constraint")(lambda constraint: conditions([constraint]))
 shows_many(conditions, "constraint", f"{EXPORTED}.Constraint")
 
 

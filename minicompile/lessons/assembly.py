@@ -48,10 +48,6 @@ class Instruction:
     def packed(self) -> bool:
         return self.width >= 16
 
-    @property
-    def name(self) -> str:
-        return self.text.split()[0]
-
 
 @dataclass(eq=False)
 class CppAssembly(Shown):
@@ -79,7 +75,7 @@ class CppAssembly(Shown):
 
     def counts(self, name: str = "") -> Counter[str]:
         """How many instructions with `name` in theirs are packed, and how many work on one float."""
-        chosen = [i for i in self.instructions if i.width and name in i.name]
+        chosen = [i for i in self.instructions if i.width and name in i.text.split()[0]]
         return Counter("packed" if i.packed else "scalar" for i in chosen)
 
     def __str__(self) -> str:

@@ -33,9 +33,7 @@ class TrainResult(Shown):
 
     losses: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
-    """Whole steps: forward, backward, optimizer."""
-    gradient_seconds: list[float] = field(default_factory=list)
-    """Forward and backward alone; the first includes compiling both."""
+    """Whole steps: forward, backward, optimizer; the first includes compiling."""
 
     @property
     def fall(self) -> float:
@@ -47,16 +45,10 @@ class TrainResult(Shown):
         """Median milliseconds of a step, without the first."""
         return 1000.0 * statistics.median(self.step_seconds[1:] or self.step_seconds)
 
-    @property
-    def compile_seconds(self) -> float:
-        """The first forward and backward, less what they usually take."""
-        first, *others = self.gradient_seconds
-        return max(0.0, first - (statistics.median(others) if others else 0.0))
-
     def __str__(self) -> str:
         return (
             f"{len(self.losses)} steps: loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f} "
-            f"(fell {self.fall:.0%}), compile {self.compile_seconds:.1f} s, {self.step_ms:.1f} ms a step"
+            f"(fell {self.fall:.0%}), {self.step_seconds[0]:.1f} s the first, {self.step_ms:.1f} ms others"
         )
 
 
@@ -92,11 +84,9 @@ class Trainer:
         self.optimizer.zero_grad()
         _, loss = self.call(inputs, targets)
         loss.backward()
-        gradients = self.now()
         self.optimizer.step()
         end = self.now()
         self.result.losses.append(loss.item())
-        self.result.gradient_seconds.append(gradients - start)
         self.result.step_seconds.append(end - start)
 
 

@@ -84,11 +84,6 @@ def break_table(breaks: Sequence[GraphBreak]) -> str:
     return table(("reason", "what happened", "line", "usual fix", "ran in eager"), rows)
 
 
-shows(Guard)(lambda g: box("guard", "must hold for the capture to be used again", guard_table([g])))
-shows(GuardFailure)(
-    lambda f: box("guard failed", "the captured graph could not be used again", failure_table([f]))
-)
-shows(GraphBreak)(lambda b: box("graph break", f"{b.kind} ran in eager", break_table([b])))
 shows_many(grouped_guards, "guard", Guard)
 shows_many(failure_table, "failed guard", GuardFailure)
 shows_many(break_table, "graph break", GraphBreak)

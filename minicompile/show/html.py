@@ -59,6 +59,7 @@ def several_of(cls: type[Any] | str) -> str:
 def shows_many(view: Callable[[Any], str], one: str, *types: type[Any] | str) -> None:
     """Register a view of several objects of these types at once; `one` is what a single one is called."""
     shows(*map(several_of, types))(lambda items: box(count_text(len(items), one), "", view(items)))
+    shows(*types)(lambda item: box(one, "", view([item])))
 
 
 def inside(obj: Any) -> str:
@@ -122,13 +123,6 @@ def table(
         cells = (f"<td{right.get(i, '')}>{cell}</td>" for i, cell in enumerate(row))
         body += f"<tr>{''.join(cells)}</tr>"
     return f'<table class="t"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
-
-
-def before_after(rows: Iterable[Sequence[object]], refused: Iterable[object]) -> str:
-    """What was refused of what was asked for, and a table of name, before, after."""
-    told = "".join(f"<p><b>refused</b> {text(why)}</p>" for why in refused)
-    cells = ([text(cell) for cell in row] for row in rows)
-    return told + table(("", "before", "after"), cells, numbers=(1, 2))
 
 
 def size(count: int | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, WrapperSource
+from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import short
 from minicompile.show.explorer import below
@@ -61,11 +61,3 @@ def assembly_view(assembly: Any) -> str:
         about = f"{count_text(len(lines), 'line')}, {known} of them from a source line"
         parts.append(details(level.upper(), about, code_listing(lines, level, first=1)))
     return box(*headline(assembly), *parts, f"<p>{text(assembly.missing)}</p>")
-
-
-@shows(KernelModule)
-def module_view(module: KernelModule) -> str:
-    """The file that is compiled: all kernels of a graph behind their helpers."""
-    about = f"{module.language} · {count_text(len(module.kernels), 'kernel')} in one file"
-    names = facts([("kernels", ", ".join(kernel.name for kernel in module.kernels))])
-    return box("kernel module", about, names, plain_code(module.text, module.language))

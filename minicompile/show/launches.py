@@ -67,7 +67,6 @@ def timeline_parts(timeline: Timeline) -> str:
     return picture(timeline) + launch_table(timeline.launches)
 
 
-shows(Launch)(lambda step: box(f"line {step.number}", step.kind, launch_table([step])))
 shows_many(launch_table, "line", Launch)
 shows(Timeline)(lambda t: box(f"{t.graph} of {t.name}", t.summary, timeline_parts(t)))
 

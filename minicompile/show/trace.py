@@ -206,7 +206,6 @@ def piece_table(pieces: Sequence[Piece]) -> str:
     return table(("stage", "what it became", "type", "why"), rows)
 
 
-shows(Piece)(lambda piece: box(piece.name, piece.stage, piece_table([piece])))
 shows_many(piece_table, "object", Piece)
 
 
