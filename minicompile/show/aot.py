@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from minicompile.aot.levels import LevelGraph
 from minicompile.aot.result import AotResult, ForwardValue, Partition
-from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.show.diff import pass_parts
@@ -25,7 +24,7 @@ from minicompile.show.html import (
     text,
 )
 from minicompile.show.listing import headline, source_cell
-from minicompile.show.palette import GOOD, NEUTRAL, colour
+from minicompile.show.palette import GOOD, colour
 
 
 def value_table(title: str, values: Sequence[ForwardValue], made: Mapping[str, Origins]) -> str:
@@ -43,15 +42,8 @@ shows_many(lambda values: value_table("value", values, {}), "value", ForwardValu
 
 
 def partition_parts(partition: Partition) -> str:
-    """Bytes kept, against keeping everything; each saved value; what is computed again."""
-    totals = [
-        (f"this partition ({partition.method})", partition.saved_bytes, GOOD),
-        ("everything backward reads", partition.default_bytes, NEUTRAL),
-    ]
-    most = max(partition.saved_bytes, partition.default_bytes)
-    compare = ([text(what), bytes_text(n), bar(n, most, hue)] for what, n, hue in totals)
-    shown = table(("kept for backward, beside inputs", "bytes", ""), compare, numbers=(1,))
-    shown += value_table("saved", partition.saved, partition.origins)
+    """Each saved value, and what is computed again."""
+    shown = value_table("saved", partition.saved, partition.origins)
     return shown + value_table(
         "computed again in backward", partition.recomputed, partition.origins
     )

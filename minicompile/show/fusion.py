@@ -64,9 +64,8 @@ shows(FusionStep)(lambda step: box(title(step), step.totals, step_view(step)))
 
 @shows(FusionSteps)
 def run_view(run: FusionSteps) -> str:
-    short, step = len(run) <= MOST_LOOPS, f'trace.fusion_steps("{run.schedule.graph.name}")[i]'
-    shown = steps((title(step), step.totals, step_view(step, loops=short)) for step in run)
-    notes = "" if short else f"{step} shows step i and the loops it is about. "
-    if " groups … |" in shown:
-        notes += f"Groups far from those asked about are counted: print({step}) names all."
-    return box(run.title, run.counts, shown, f"<small>{text(notes)}</small>")
+    loops = len(run) <= MOST_LOOPS
+    shown = steps((title(step), step.totals, step_view(step, loops)) for step in run)
+    name = f'trace.fusion_steps("{run.schedule.graph.name}")[i]'
+    note = "" if loops else f"print({name}) names all groups of step i"
+    return box(run.title, run.counts, shown, f"<small>{text(note)}</small>")

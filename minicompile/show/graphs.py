@@ -74,11 +74,13 @@ def graph_parts(graph: Graph, partition: Partition | None = None) -> str:
     if inputs > 13:
         code = details("inputs", f"{inputs} tensors and sizes", code)
     large = len(nodes) > FULL_PICTURE
-    parts = parts_of(nodes[inputs:]) if large else [Part("", nodes)]
-    while large and len(parts) == 1 and parts[0].parts:
+    parts = [Part("", nodes)]
+    if large:
+        phases = itertools.groupby(nodes[inputs:], lambda n: n.meta.get("phase"))
+        parts = [part for _, run in phases for part in parts_of(list(run))]
+    while len(parts) == 1 and parts[0].parts:
         parts = list(parts[0].parts)
-    alt = f"graph {graph.name}: {graph.op_count} operations"
-    drawn = picture(diagram(graph.name, parts, partition), alt)
+    drawn = picture(diagram(graph.name, parts, partition))
     if large:
         return legend(graph, partition) + code + drawn + code_of(parts, marks)
     code += listing(node_lines(nodes[inputs:], marks))

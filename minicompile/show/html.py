@@ -132,11 +132,8 @@ def size(count: int | None) -> str:
 
 def facts(rows: Iterable[tuple[object, object]]) -> str:
     """Two columns: a name and its value, both plain."""
-    body = "".join(
-        f'<tr><td style="color:#7a8594">{text(name)}</td><td>{text(value)}</td></tr>'
-        for name, value in rows
-    )
-    return f'<table class="t"><tbody>{body}</tbody></table>' if body else ""
+    cells = [[f'<span style="color:#7a8594">{text(n)}</span>', text(value)] for n, value in rows]
+    return table((), cells) if cells else ""
 
 
 def code(value: object, colour: str | None = None, wrap: bool = False) -> str:

@@ -6,24 +6,18 @@ from typing import Any
 
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.ops.display import count_text
-from minicompile.ops.dtypes import short
 from minicompile.show.explorer import below
-from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
-from minicompile.show.listing import code_listing, headline, plain_code, source_cell
+from minicompile.show.html import box, columns, details, shows, text
+from minicompile.show.listing import code_listing, headline, listing, plain_code, source_cell
 from minicompile.show.loops import body_listing
+from minicompile.show.reports import text_line
 
 
 @shows(KernelPlan)
 def plan_view(plan: KernelPlan) -> str:
-    arguments = ([code(a.name), code(a.buffer), short(a.dtype), a.role] for a in plan.arguments)
-    about = facts(plan.facts().items()) + heading("parameters")
-    about += table(("parameter", "buffer", "dtype", "role"), arguments)
-    if plan.alternatives:
-        rejected = ([text(a.description), text(a.reason)] for a in plan.alternatives)
-        about += heading("not taken") + table(("alternative", "why not"), rejected)
-    nodes = " + ".join(node.name for node in plan.node.nodes)
-    headline = f"plan · {plan.language} for {plan.device} · computes {nodes}"
-    return box(plan.name, headline, columns(about, body_listing(plan.body)))
+    """The plan as a terminal has it, beside the loop body."""
+    lines = map(text_line, str(plan).split("\n")[1:])
+    return box(*headline(plan), columns(listing(lines), body_listing(plan.body)))
 
 
 @shows(KernelSource)

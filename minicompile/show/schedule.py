@@ -36,7 +36,7 @@ from minicompile.show.loops import ranges_text
 from minicompile.show.palette import BAD, FORWARD, GOOD, NEUTRAL, colour, tint
 
 FULL_PICTURE = 60
-"""Schedules with more nodes than this are drawn by kernel."""
+"""Schedules with more nodes than this are not drawn."""
 
 AnyNode = SchedulerNode | ScheduledNode
 
@@ -202,28 +202,24 @@ def group(node: ScheduledNode) -> str:
 
 
 def diagram(schedule: Schedule) -> Diagram:
-    """Nodes and what flows between them, framed by kernel; large schedules by kernel alone."""
-    nodes: Sequence[AnyNode] = schedule.before
-    clusters: list[Cluster] = []
-    for i, kernel in enumerate(schedule.nodes):
-        if isinstance(kernel, FusedSchedulerNode) and len(kernel.nodes) > 1:
-            clusters.append(Cluster(f"kernel {i}", tuple(n.name for n in kernel.nodes)))
-    if len(nodes) > FULL_PICTURE:
-        nodes, clusters = schedule.nodes, []
-    boxes, written = [], {}
-    for i, node in enumerate(nodes):
-        name, rounded = node.name, not isinstance(node, ExternKernelSchedulerNode)
-        if isinstance(node, FusedSchedulerNode):
-            name = f"kernel {i}: {count_text(len(node.nodes), 'node')}"
-        boxes.append(Node(name, name, caption(node), colour(node.origins) or "", rounded=rounded))
-        written.update({w.buffer: name for w in node.writes})
-    edges = tuple(
-        Edge(written[read.buffer], drawn.name)
-        for node, drawn in zip(nodes, boxes)
-        for read in node.reads
-        if written.get(read.buffer, drawn.name) != drawn.name
+    """Nodes and what flows between them, framed by kernel."""
+    clusters = tuple(
+        Cluster(f"kernel {i}", tuple(n.name for n in kernel.nodes))
+        for i, kernel in enumerate(schedule.nodes)
+        if isinstance(kernel, FusedSchedulerNode) and len(kernel.nodes) > 1
     )
-    return Diagram(f"schedule of {schedule.graph.name}", tuple(boxes), edges, tuple(clusters))
+    boxes, written = [], {}
+    for node in schedule.before:
+        rounded, hue = isinstance(node, SchedulerNode), colour(node.origins) or ""
+        boxes.append(Node(node.name, node.name, caption(node), hue, rounded=rounded))
+        written.update({w.buffer: node.name for w in node.writes})
+    edges = tuple(
+        Edge(written[read.buffer], node.name)
+        for node in schedule.before
+        for read in node.reads
+        if written.get(read.buffer, node.name) != node.name
+    )
+    return Diagram(f"schedule of {schedule.graph.name}", tuple(boxes), edges, clusters)
 
 
 @shows(Schedule)
@@ -235,7 +231,8 @@ def schedule_view(schedule: Schedule) -> str:
         f"fusion saves {bytes_text(schedule.saved_bytes)} of traffic"
     )
     asked = f"{fused} fused, {len(decisions) - fused} kept apart, in the order they were made"
-    drawn = picture(diagram(schedule), f"schedule: {counts}")
+    small = len(schedule.before) <= FULL_PICTURE
+    drawn = picture(diagram(schedule)) if small else ""
     steps = [" + ".join(o.name for o in operations(node)) for node in schedule.nodes]
     return box(
         f"schedule of {schedule.graph.name}",
