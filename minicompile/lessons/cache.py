@@ -18,8 +18,6 @@ def lines_fetched(plan: KernelPlan, lines: int = 512) -> int:
 
     512 lines are 32 KiB, a usual first-level cache. Raises ValueError for other kernels.
     """
-    if plan.reduction_ranges or len(plan.ranges) != 2:
-        raise ValueError(f"{plan.name} has other loops than two over x")
     touch = lru_cache(maxsize=lines)(lambda buffer, line: None)  # the lines used last stay
     for buffer, element in touched(plan):
         touch(buffer, element // LINE)

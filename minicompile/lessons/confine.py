@@ -149,11 +149,11 @@ def readable(hidden: Path) -> list[str]:
 def kill_descendants() -> None:
     """Kill every process below this one, which adopts what its children leave behind (`guard_self`)."""
     for _ in range(1000):
-        for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
-                status = Path(f"/proc/{name}/stat").read_text(encoding="latin-1")
-                if int(status.rpartition(")")[2].split()[1]) == os.getpid():
-                    os.kill(int(name), signal.SIGKILL)
+                parent = path.read_text(encoding="latin-1").rpartition(")")[2].split()[1]
+                if int(parent) == os.getpid():
+                    os.kill(int(path.parent.name), signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -55,11 +55,16 @@ from minicompile.ops.registry import scoped, without
 
 Cases = Sequence[Any] | Callable[[], Sequence[Any]]
 
-LEVELS = ("read", "construct", "implement", "real", "stretch")
-"""Kinds of exercise, in rising difficulty."""
+DIFFICULTY = {
+    "read": "easy",
+    "construct": "solid",
+    "implement": "solid",
+    "real": "hard",
+    "stretch": "hard",
+}
+"""Kinds of exercise, in rising difficulty, and what a learner is told of each."""
 
-DIFFICULTY = dict(zip(LEVELS, ("easy", "solid", "solid", "hard", "hard"), strict=True))
-"""What a learner is told of an exercise's kind."""
+LEVELS = tuple(DIFFICULTY)
 
 VERDICT = "application/vnd.minicompile.verdict+json"
 """The type under which a verdict stands as data among the outputs of a check cell."""
@@ -75,8 +80,7 @@ class Wrong(AssertionError):
 class NotAnswered(Wrong):
     """The answer cell is as it was released."""
 
-    def __init__(self, exercise: str) -> None:
-        AssertionError.__init__(self, f"{exercise}: no answer yet")
+    __init__ = AssertionError.__init__
 
 
 @dataclass(frozen=True)
@@ -269,11 +273,6 @@ class Exercise(Terms):
     without: tuple[str, ...]
     """Rules taken away while the answer is checked."""
 
-    @property
-    def hidden_count(self) -> int:
-        """How many hidden inputs there are; drawing them leaves the random generator as it was."""
-        return len(self.cases(hidden=True))
-
     def run(self, namespace: Mapping[str, Any], hidden: bool = False) -> str:
         """Check the answers in `namespace`: what a pass says. Raises Wrong."""
         for name in self.answers:
@@ -308,7 +307,7 @@ class Exercise(Terms):
         except (Exception, SystemExit) as error:
             got = self.error_text(error, namespace)
             if not got:
-                raise NotAnswered(self.name) from None
+                raise NotAnswered(f"{self.name}: no answer yet") from None
             raise Wrong(f"{before}{self.test.__name__}", "a result", got) from error
 
     def sent(self, namespace: Mapping[str, Any], hidden: bool) -> list[Any]:
@@ -414,7 +413,7 @@ class Lesson:
             return Verdict(name, False, False, "")
         except Wrong as wrong:
             return Verdict(name, False, True, str(wrong).removeprefix(f"{name}: "))
-        return Verdict(name, True, True, said, exercise.hidden_count)
+        return Verdict(name, True, True, said, len(exercise.cases(hidden=True)))
 
     def find(self, name: str) -> Exercise:
         """The exercise of this name. Raises MinicompileError with the names of those that there are."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from minicompile.lessons.data import batches
 from minicompile.lessons.model import GPT
@@ -20,11 +19,6 @@ CompileFn = Callable[[GPT], Callable[..., Any]]
 
 BATCH_SIZE = 12
 LEARNING_RATE = 1e-3
-
-
-def run_eager(model: GPT) -> Callable[..., Any]:
-    """The compile function that compiles nothing."""
-    return model
 
 
 @dataclass
@@ -58,7 +52,7 @@ class Trainer:
     Two trainers with equal models see the same batches, so their losses can be compared.
     """
 
-    def __init__(self, model: GPT, compile_fn: CompileFn = run_eager) -> None:
+    def __init__(self, model: GPT, compile_fn: CompileFn = lambda model: model) -> None:
         self.model = model
         self.device = model.tokens.weight.device
         self.call = compile_fn(model)
@@ -72,14 +66,9 @@ class Trainer:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def next_batch(self) -> tuple[Tensor, Tensor]:
-        """The next inputs and targets, on the model's device."""
-        inputs, targets = next(self.batches)
-        return inputs.to(self.device), targets.to(self.device)
-
     def step(self) -> None:
         """One update, measured."""
-        inputs, targets = self.next_batch()
+        inputs, targets = (part.to(self.device) for part in next(self.batches))
         start = self.now()
         self.optimizer.zero_grad()
         _, loss = self.call(inputs, targets)
@@ -90,7 +79,7 @@ class Trainer:
         self.result.step_seconds.append(end - start)
 
 
-def train(model: GPT, steps: int = 300, compile_fn: CompileFn = run_eager) -> TrainResult:
+def train(model: GPT, steps: int = 300, compile_fn: CompileFn = lambda model: model) -> TrainResult:
     """Train for `steps` updates."""
     trainer = Trainer(model, compile_fn)
     for _ in range(steps):

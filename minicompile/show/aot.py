@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from minicompile.aot.levels import LevelGraph
 from minicompile.aot.result import AotResult, ForwardValue, Partition
-from minicompile.ops.graph import Graph
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.show.diff import pass_parts
 from minicompile.show.graphs import graph_parts
@@ -52,10 +51,6 @@ def partition_parts(partition: Partition) -> str:
 shows(Partition)(lambda partition: box(*headline(partition), partition_parts(partition)))
 
 
-def graph_details(name: str, graph: Graph) -> str:
-    return details(name, f"{graph.op_count} operations", graph_parts(graph), name == "forward")
-
-
 def level_parts(graph: LevelGraph) -> str:
     """The rules that led to the level, busiest first, then its graph."""
     rows = ([code(op), str(count), text(at)] for op, count, at in graph.steps)
@@ -69,15 +64,12 @@ shows(LevelGraph)(lambda g: box(f"level {g.level}", g.summary, level_parts(g)))
 
 @shows(AotResult)
 def aot_view(aot: AotResult) -> str:
-    headline = f"forward {aot.forward.op_count} operations"
-    if aot.backward is None:
-        parts = [graph_parts(aot.forward)]
-    else:
-        headline += f" · backward {aot.backward.op_count}"
-        parts = [graph_details("forward", aot.forward), graph_details("backward", aot.backward)]
-    if aot.joint is not None:
-        about = f"{aot.joint.op_count} operations: forward, backward and the cut between them"
-        parts.append(details("joint graph", about, graph_parts(aot.joint, aot.partition)))
+    graphs = {"forward": aot.forward, "backward": aot.backward, "joint graph": aot.joint}
+    parts = [
+        details(name, f"{g.op_count} operations", graph_parts(g, aot.partition), name == "forward")
+        for name, g in graphs.items()
+        if g is not None
+    ]
     if aot.partition is not None:
         parts += [heading("saved or computed again"), partition_parts(aot.partition)]
     for level in aot.levels.values():
@@ -85,7 +77,5 @@ def aot_view(aot: AotResult) -> str:
     parts += [details(*pass_parts(record)) for record in aot.passes if record.changed]
     about = "what the wrapper does around the graphs"
     parts.append(details("runtime metadata", about, inside(aot.metadata)))
-    levels = ", ".join(f"{name} {graph.op_count}" for name, graph in aot.levels.items())
-    return box(
-        "ahead-of-time autograd", f"{headline} · by level: {levels}" if levels else headline, *parts
-    )
+    counts = [f"{name} {graph.op_count}" for name, graph in aot.levels.items()]
+    return box("ahead-of-time autograd", "operations by level: " + ", ".join(counts), *parts)

@@ -136,10 +136,10 @@ def timeline(memory: MemoryPlan) -> str:
         label(x + 14, y + 9, name)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+        'font-family="sans-serif" font-size="10" fill="#334155">'
     )
-    style = 'font-family="sans-serif" font-size="10" fill="#334155">'
     about = f"{count_text(len(memory.blocks), 'piece')} of memory over {count_text(steps, 'step')}"
-    return image("".join([head, style, *parts, "</svg>"]), about)
+    return image("".join([head, *parts, "</svg>"]), about)
 
 
 def memory_table(memory: MemoryPlan, names: Sequence[str]) -> str:

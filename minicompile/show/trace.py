@@ -177,9 +177,7 @@ def explorer_view(explorer: Explorer) -> str:
     )
 
 
-@shows(Trace, script=True)
-def trace_view(trace: Trace) -> str:
-    return explorer_view(trace.explore())
+shows(Trace, script=True)(lambda trace: explorer_view(trace.explore()))
 
 
 @shows(CompiledStages)
