@@ -16,7 +16,7 @@ VERDICTS = {
     **dict.fromkeys(("far from eager", "less accurate than eager", "kept apart"), BAD),
 }
 WORDS = re.compile(rf"(?<!less )\b(?:{'|'.join(sorted(VERDICTS, key=len, reverse=True))})\b")
-PLACE = re.compile(r"(\S+\.py):(\d+)")
+PLACE = re.compile(r"(\S+\.py|<cell>):(\d+)")
 
 
 def text_line(line: str) -> str:
@@ -26,7 +26,7 @@ def text_line(line: str) -> str:
     if sign in ("+ ", "- "):
         shown = f'<span style="color:{GOOD if sign == "+ " else BAD}">{shown}</span>'
     places = [SourceLine(file, int(number), "") for file, number in PLACE.findall(line)]
-    return stripe(shown, places, title=" ")
+    return stripe(f'<span style="white-space:pre-wrap">{shown}</span>', places, title=" ")
 
 
 @shows(Shown)
