@@ -88,5 +88,5 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext minicompile` calls: registers %%stages, %%kernel and %%compile_diff."""
+    """What `%load_ext minicompile` calls: registers %%stages and %%compile_diff."""
     tool("show.magics").Magics(shell)

@@ -48,10 +48,6 @@ class Instruction:
     def packed(self) -> bool:
         return self.width >= 16
 
-    @property
-    def name(self) -> str:
-        return self.text.split()[0]
-
 
 @dataclass(eq=False)
 class CppAssembly(Shown):
@@ -79,7 +75,7 @@ class CppAssembly(Shown):
 
     def counts(self, name: str = "") -> Counter[str]:
         """How many instructions with `name` in theirs are packed, and how many work on one float."""
-        chosen = [i for i in self.instructions if i.width and name in i.name]
+        chosen = [i for i in self.instructions if i.width and name in i.text.split()[0]]
         return Counter("packed" if i.packed else "scalar" for i in chosen)
 
     def __str__(self) -> str:
@@ -91,13 +87,12 @@ class CppAssembly(Shown):
         return "\n".join([title, *(f"  {line}" for line in self.levels["asm"].splitlines())])
 
 
-def cpp_assembly(kernel: KernelSource, flags: Sequence[str] = ()) -> CppAssembly:
-    """The instructions of a C kernel. Raises BackendError where the compiler fails or is missing."""
-    return assembly_of(kernel.prelude + "\n", kernel, flags)
+def cpp_assembly(kernel: KernelSource, flags: Sequence[str] = (), prelude: str = "") -> CppAssembly:
+    """The instructions of a C kernel, perhaps with other text before it.
 
-
-def assembly_of(prelude: str, kernel: KernelSource, flags: Sequence[str] = ()) -> CppAssembly:
-    """The same with other text before the kernel."""
+    Raises BackendError where the compiler fails or is missing.
+    """
+    prelude = prelude or f"{kernel.prelude}\n"
     compiler = find_compiler(Options(cpp_flags=tuple(flags)))
     command = [*compiler.command, *compiler.flags, "-g1", "-S", "-o", "-", "-"]
     done = subprocess.run(

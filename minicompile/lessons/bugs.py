@@ -35,13 +35,11 @@ def planted(*names: str) -> Iterator[None]:
 
 @bugs("lost nan")
 def lost_nan() -> None:
-    @lowering(aten.relu.default)
-    def relu(ctx: Any, x: Any) -> Any:
-        def formula(ops: Any, v: Any) -> Any:
-            zero = ops.constant(0.0, torch.float32)
-            return ops.where(ops.gt(v, zero), v, zero)
+    def formula(ops: Any, v: Any) -> Any:
+        zero = ops.constant(0.0, torch.float32)
+        return ops.where(ops.gt(v, zero), v, zero)
 
-        return elementwise(ctx, formula, x)
+    lowering(aten.relu.default)(lambda ctx, x: elementwise(ctx, formula, x))
 
 
 @bugs("hot softmax")
@@ -54,13 +52,11 @@ def hot_softmax() -> None:
 
 @bugs("hot sigmoid")
 def hot_sigmoid() -> None:
-    @lowering(aten.sigmoid.default)
-    def sigmoid(ctx: Any, x: Any) -> Any:
-        def formula(ops: Any, v: Any) -> Any:
-            found = ops.exp(v)
-            return ops.truediv(found, ops.add(found, ops.constant(1.0, torch.float32)))
+    def formula(ops: Any, v: Any) -> Any:
+        power = ops.exp(v)
+        return ops.truediv(power, ops.add(power, ops.constant(1.0, torch.float32)))
 
-        return elementwise(ctx, formula, x)
+    lowering(aten.sigmoid.default)(lambda ctx, x: elementwise(ctx, formula, x))
 
 
 @bugs("ragged")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 
 from minicompile.codegen.phases import transposed
 from minicompile.codegen.plan import KernelPlan
@@ -13,35 +13,15 @@ LINE = 16
 """Floats of a cache line: 64 bytes."""
 
 
-class Cache:
-    """The lines used last stay; any line can lie anywhere in it."""
-
-    def __init__(self, lines: int) -> None:
-        self.lines, self.fetched = lines, 0
-        self.held: OrderedDict[object, None] = OrderedDict()
-
-    def touch(self, where: object) -> None:
-        """Use a line: fetched unless it is here; the line unused for longest makes room."""
-        if where in self.held:
-            self.held.move_to_end(where)
-            return
-        self.fetched += 1
-        self.held[where] = None
-        if len(self.held) > self.lines:
-            self.held.popitem(last=False)
-
-
 def lines_fetched(plan: KernelPlan, lines: int = 512) -> int:
     """Cache lines that a pointwise kernel over two loops fetches, with its plan's squares or without.
 
     512 lines are 32 KiB, a usual first-level cache. Raises ValueError for other kernels.
     """
-    if plan.reduction_ranges or len(plan.ranges) != 2:
-        raise ValueError(f"{plan.name} has other loops than two over x")
-    cache = Cache(lines)
-    for what, element in touched(plan):
-        cache.touch((what, element // LINE))
-    return cache.fetched
+    touch = lru_cache(maxsize=lines)(lambda buffer, line: None)  # the lines used last stay
+    for buffer, element in touched(plan):
+        touch(buffer, element // LINE)
+    return touch.cache_info().misses
 
 
 def touched(plan: KernelPlan) -> Iterator[tuple[str, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import shlex
 import shutil
 from pathlib import Path
@@ -30,6 +29,4 @@ def run(chosen: argparse.Namespace) -> int:
         raise MinicompileError(f"the lessons can't be copied to {folder}: {error}") from error
     first = shlex.quote(str(min(folder.glob("[0-9]*.ipynb"))))
     print(f"To begin: python -m jupyter lab {first}")
-    if importlib.util.find_spec("jupyterlab") is None:
-        print("JupyterLab is not installed here: pip install 'minicompile[lessons,triton]'")
     return 0

@@ -27,14 +27,14 @@ LEAST_CHARACTERS = 100_000
 CODES = {character: number for number, character in enumerate(VOCABULARY)}
 
 
-def module_source(name: str) -> str | None:
-    """Source text of a module, found without importing it; None where only bytecode was shipped."""
+def module_source(name: str) -> str:
+    """Source text of a module, found without importing it; "" where only bytecode was shipped."""
     try:
         spec = importlib.util.find_spec(name)
-        get_source = getattr(spec and spec.loader, "get_source", None)
-        return get_source(name) if get_source is not None else None
+        get_source = getattr(spec and spec.loader, "get_source", lambda _: "")
+        return get_source(name) or ""
     except (ImportError, OSError, ValueError):
-        return None
+        return ""
 
 
 def encode(text: str) -> Tensor:
@@ -54,15 +54,13 @@ def decode(numbers: Tensor | Sequence[int]) -> str:
 def read_text(modules: Sequence[str] = MODULES, least: int = LEAST_CHARACTERS) -> str:
     """The modules' sources, in order. Modules without source are left out.
 
-    Raises RuntimeError naming them if fewer than `least` characters remain.
+    Raises RuntimeError if fewer than `least` characters remain.
     """
-    sources = {name: module_source(name) for name in modules}
-    text = "\n".join(source for source in sources.values() if source is not None)
+    text = "\n".join(filter(None, map(module_source, modules)))
     if len(text) < least:
-        missing = [name for name, source in sources.items() if source is None]
         raise RuntimeError(
             f"only {len(text)} characters of text, {least} needed: this Python was installed without the "
-            f"source of {len(missing)} of {len(sources)} standard-library modules ({', '.join(missing)})"
+            "source of its standard library"
         )
     return text
 

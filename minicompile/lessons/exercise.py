@@ -29,7 +29,6 @@ from __future__ import annotations
 import contextlib
 import html
 import inspect
-import io
 import json
 import linecache
 import re
@@ -56,11 +55,16 @@ from minicompile.ops.registry import scoped, without
 
 Cases = Sequence[Any] | Callable[[], Sequence[Any]]
 
-LEVELS = ("read", "construct", "implement", "real", "stretch")
-"""Kinds of exercise, in rising difficulty."""
+DIFFICULTY = {
+    "read": "easy",
+    "construct": "solid",
+    "implement": "solid",
+    "real": "hard",
+    "stretch": "hard",
+}
+"""Kinds of exercise, in rising difficulty, and what a learner is told of each."""
 
-DIFFICULTY = dict(zip(LEVELS, ("easy", "solid", "solid", "hard", "hard"), strict=True))
-"""What a learner is told of an exercise's kind."""
+LEVELS = tuple(DIFFICULTY)
 
 VERDICT = "application/vnd.minicompile.verdict+json"
 """The type under which a verdict stands as data among the outputs of a check cell."""
@@ -76,8 +80,7 @@ class Wrong(AssertionError):
 class NotAnswered(Wrong):
     """The answer cell is as it was released."""
 
-    def __init__(self, exercise: str) -> None:
-        AssertionError.__init__(self, f"{exercise}: no answer yet")
+    __init__ = AssertionError.__init__
 
 
 @dataclass(frozen=True)
@@ -183,10 +186,11 @@ class Run:
             raise Wrong(given_input, show(expected), show(got))
         try:
             torch.testing.assert_close(got, expected, equal_nan=True, **how)
-        except AssertionError:
-            shown = show(expected), show(got)
-            where = first_difference(expected, got, **how) if len(set(shown)) == 1 else ""
-            raise Wrong(given_input, shown[0], shown[1] + where) from None
+        except AssertionError as error:
+            right, wrong = show(expected), show(got)
+            where = re.search(r"Greatest absolute difference: .*? at index \(.*?\)", str(error))
+            more = f"; {where[0]}" if where and right == wrong else ""
+            raise Wrong(given_input, right, wrong + more) from None
 
     def rerun(
         self,
@@ -252,16 +256,6 @@ def receiving(received: Iterable[Any]) -> Callable[[Any], Any]:
     return receive
 
 
-def first_difference(expected: torch.Tensor, got: torch.Tensor, **how: Any) -> str:
-    """Name the first place where two tensors of the same shape differ, and both numbers there."""
-    near = {"rtol": 1e-5, "atol": 1e-5} | how
-    places = (~torch.isclose(got, expected, equal_nan=True, **near)).nonzero().tolist()
-    if not places:
-        return ""
-    right, wrong = (tensor[tuple(places[0])].item() for tensor in (expected, got))
-    return f"; first difference at {places[0]}: expected {right:.6g}, got {wrong:.6g}"
-
-
 def expects(value: Any) -> Any:
     """Marks an expected value in a table of cases, which the answer's process doesn't get."""
     return value
@@ -278,11 +272,6 @@ class Exercise(Terms):
     hidden: Cases
     without: tuple[str, ...]
     """Rules taken away while the answer is checked."""
-
-    @property
-    def hidden_count(self) -> int:
-        """How many hidden inputs there are; drawing them leaves the random generator as it was."""
-        return len(self.cases(hidden=True))
 
     def run(self, namespace: Mapping[str, Any], hidden: bool = False) -> str:
         """Check the answers in `namespace`: what a pass says. Raises Wrong."""
@@ -318,7 +307,7 @@ class Exercise(Terms):
         except (Exception, SystemExit) as error:
             got = self.error_text(error, namespace)
             if not got:
-                raise NotAnswered(self.name) from None
+                raise NotAnswered(f"{self.name}: no answer yet") from None
             raise Wrong(f"{before}{self.test.__name__}", "a result", got) from error
 
     def sent(self, namespace: Mapping[str, Any], hidden: bool) -> list[Any]:
@@ -362,14 +351,13 @@ def fresh(taken_away: Sequence[str]) -> Iterator[None]:
     from minicompile import api, extension  # noqa: F401 (fills the registries)
 
     api.reset()
-    random = torch.random.get_rng_state()
-    torch.manual_seed(0)
+    random = torch.random.fork_rng(devices=())
     try:
-        with scoped(), without(*taken_away), warnings.catch_warnings():
+        with scoped(), without(*taken_away), random, warnings.catch_warnings():
+            torch.manual_seed(0)
             warnings.filterwarnings("ignore", "(?s).*runs in eager")
             yield
     finally:
-        torch.random.set_rng_state(random)
         api.reset()
 
 
@@ -414,12 +402,7 @@ class Lesson:
 
     def __call__(self, name: str) -> Verdict:
         """Check an answer of the notebook that calls this, on its visible inputs: a verdict to show."""
-        namespace, printed = sys._getframe(1).f_globals, Printed()
-        with contextlib.redirect_stdout(printed):
-            verdict = self.verdict(name, namespace)
-        if printed.getvalue():
-            print(f"(your answer printed)\n{printed.getvalue()}")
-        return verdict
+        return self.verdict(name, sys._getframe(1).f_globals)
 
     def verdict(self, name: str, namespace: Mapping[str, Any], hidden: bool = False) -> Verdict:
         """Check the answer to exercise `name` in a namespace; a wrong answer raises nothing."""
@@ -430,7 +413,7 @@ class Lesson:
             return Verdict(name, False, False, "")
         except Wrong as wrong:
             return Verdict(name, False, True, str(wrong).removeprefix(f"{name}: "))
-        return Verdict(name, True, True, said, exercise.hidden_count)
+        return Verdict(name, True, True, said, len(exercise.cases(hidden=True)))
 
     def find(self, name: str) -> Exercise:
         """The exercise of this name. Raises MinicompileError with the names of those that there are."""
@@ -444,21 +427,8 @@ class Lesson:
 def send(name: str, probe: str, namespace: Mapping[str, Any]) -> None:
     """Run a probe on the answers in `namespace`, and leave what it sends in the file `answer.json`."""
     exercise = lesson_in(probe, f"probe_of_{name}").exercises[name]
-    with contextlib.redirect_stdout(Printed()):
-        sent = [exercise.sent(namespace, hidden) for hidden in (False, True)]
+    sent = [exercise.sent(namespace, hidden) for hidden in (False, True)]
     Path("answer.json").write_text(json.dumps(sent), encoding="utf-8")
-    print(f"{name} sent")
-
-
-class Printed(io.StringIO):
-    """The beginning of what is printed; the rest is dropped."""
-
-    most = 20_000
-
-    def write(self, text: str) -> int:
-        if self.tell() < self.most:
-            super().write(text[: self.most])
-        return len(text)
 
 
 def checks(number: str) -> Lesson:

@@ -39,8 +39,6 @@ from minicompile.lessons.probe import probe_of
 from minicompile.lessons.processes import Nursery
 from minicompile.ops.display import Shown, aligned, count_text
 
-Tell = Callable[[str], None]
-
 SECONDS = 120
 """Longest time that an answer may take."""
 
@@ -114,7 +112,7 @@ def grade(
     only: Iterable[str] = (),
     seconds: float = SECONDS,
     jobs: int = 2,
-    tell: Tell = lambda line: None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Grade a notebook; the file is only read. `only`: names of exercises (default: all).
 
@@ -134,7 +132,6 @@ def grade(
         need("nbval")
         learner = read(path)
         number = lesson_of(path, learner)
-        pristine(number)
         chosen = [e for name, e in checks(number).exercises.items() if not only or name in only]
         with ThreadPoolExecutor(max(1, jobs)) as pool:
             return Report(path.name, number, tuple(pool.map(graded, chosen)))

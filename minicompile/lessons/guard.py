@@ -137,8 +137,6 @@ def refusal(text: str, setup: Sequence[Any], terms: Terms) -> str:
     """Why an answer is not run at all, or ""; `setup` are the cells whose names it may not take."""
     if not text:
         return "its cell is missing"
-    if "NBVAL_" in text or "PYTEST_VALIDATE" in text:
-        return "it holds a marker of nbval"
     try:
         tree, names = ast.parse(text), bound(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -19,12 +19,10 @@ MOST_BYTES = 2**28
 def verdict(exercise: Exercise, reference: dict[str, Any], sent: str) -> str:
     """ "" if the data that an answer sent are right, else input, expected and got."""
     try:
-        visible, hidden_ones = json.loads(sent)
+        visible, hidden_ones = [list(half) for half in json.loads(sent)]
     except (ValueError, TypeError, RecursionError) as error:
         return f"{exercise.name}: expected two lists of data, got {error}"
     for hidden, received in enumerate((visible, hidden_ones)):
-        if not isinstance(received, list):
-            return f"{exercise.name}: expected a list of data, got {str(received)[:100]}"
         run = Run(exercise.cases(bool(hidden)), receiving(received))
         try:
             exercise.judged(run, reference, bool(hidden))

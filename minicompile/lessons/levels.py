@@ -11,7 +11,7 @@ from minicompile.ops.graph import user_line
 from minicompile.pipeline_result import Trace
 from minicompile.show.html import box, code, table, text
 
-TITLES = {"full": "Full ATen", "core": "Core ATen", "prims": "Prims"}
+TITLES = ("Full ATen", "Core ATen", "Prims")
 
 COLOURS = {
     "pointwise": "#bfdbfe", "reduction": "#fdba74", "view": "#e5e7eb", "creation": "#e9d5ff",
@@ -36,18 +36,16 @@ def fall(trace: Trace) -> Picture:
             if at is not None and node.meta.get("phase") != "backward":
                 row = rows.setdefault(at.text, {name: [] for name in levels})
                 row[level].append((op.overloadpacket.__name__, graph.family(op)))
-    title = f"{trace.name}, level by level"
-    lines, cells, counts = [title], [], Counter[str]()
+    whole = f"{trace.name}, level by level"
+    lines, cells, counts = [whole], [], Counter[str]()
     for line, row in rows.items():
         lines.append(line)
-        for level, calls in row.items():
+        for title, calls in zip(TITLES, row.values()):
             names = " ".join(name for name, _ in calls)
-            lines.append(f"  {TITLES[level]:<9} {len(calls):>2}: {names}")
-            counts[level] += len(calls)
+            lines.append(f"  {title:<9} {len(calls):>2}: {names}")
+            counts[title] += len(calls)
         cells.append([code(line, wrap=True), *("".join(starmap(chip, c)) for c in row.values())])
-    about = ", ".join(
-        f"{TITLES[level]} {count_text(n, 'operation')}" for level, n in counts.items()
-    )
+    about = ", ".join(f"{title} {count_text(n, 'operation')}" for title, n in counts.items())
     legend = "".join(chip(kind, kind) for kind in COLOURS)
-    shown = table(("line", *TITLES.values()), cells)
-    return Picture("\n".join(lines), box(title, about, f"<p>{legend}</p>", shown))
+    shown = table(("line", *TITLES), cells)
+    return Picture("\n".join(lines), box(whole, about, f"<p>{legend}</p>", shown))

@@ -56,17 +56,6 @@ def need(module: str) -> Any:
         raise MinicompileError(f"{error}; pip install 'minicompile[lessons]' brings it") from error
 
 
-class Node(dict[str, Any]):
-    """A JSON object of a notebook, its items as attributes too."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(name)
-        return self[name]
-
-    __setattr__ = dict.__setitem__
-
-
 def tags(cell: Any) -> list[str]:
     """The tags of a cell."""
     named: list[str] = cell.metadata.get("tags", [])
@@ -80,40 +69,27 @@ def exercise_of(cell: Any) -> str:
 
 
 def read(path: Path) -> Any:
-    """A notebook, each cell's source one text. Raises MinicompileError if the file is none.
-
-    nbformat would do it too; its import takes longer than all else of grading an unanswered notebook.
-    """
+    """A notebook, each cell's source one text. Raises MinicompileError if the file is none."""
     try:
-        notebook = json.loads(path.read_text(encoding="utf-8"), object_hook=Node)
-        if notebook.nbformat != 4 or not isinstance(notebook.metadata, Node):
+        notebook = need("nbformat").from_dict(json.loads(path.read_text(encoding="utf-8")))
+        if notebook.nbformat != 4:
             raise ValueError("it is not of nbformat 4")
         for cell in notebook.cells:
-            cell.source = source_of(cell)
-            if not (isinstance(cell.cell_type, str) and isinstance(cell.metadata, Node)):
+            cell.source = "".join(cell.source)  # a text, or a list of lines
+            if not (isinstance(cell.cell_type, str) and isinstance(cell.metadata, dict)):
                 raise ValueError("a cell lacks its type or metadata")
+        notebook.metadata.get("minicompile")
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         reason = str(error).strip().split("\n")[0][:200]
         raise MinicompileError(f"not a readable notebook ({reason})") from error
     return notebook
 
 
-def source_of(cell: Any) -> str:
-    """The text of a cell, which a file may hold as a list of lines."""
-    parts = [cell.source] if isinstance(cell.source, str) else cell.source
-    return "".join(parts)
-
-
 def notebook_of(texts: Iterable[str]) -> str:
     """The JSON of a notebook of code cells."""
-    base: dict[str, object] = {
-        "cell_type": "code",
-        "execution_count": None,
-        "metadata": {},
-        "outputs": [],
-    }
-    cells = [{**base, "id": f"cell-{i}", "source": text} for i, text in enumerate(texts)]
-    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    nbformat = need("nbformat")
+    cells = map(nbformat.v4.new_code_cell, texts)
+    return str(nbformat.writes(nbformat.v4.new_notebook(cells=list(cells))))
 
 
 def lesson_of(path: Path, notebook: Any) -> str:

@@ -16,7 +16,6 @@ statements and assignments, below loops and conditions that are statements too (
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -223,9 +222,3 @@ def defined(node: ast.stmt) -> set[str]:
         case ast.Assign() | ast.AnnAssign():
             return targets(node)
     return set()
-
-
-if __name__ == "__main__":
-    from minicompile.lessons.notebook import checks_text
-
-    print(probe_of(checks_text(sys.argv[1]), sys.argv[2]))

@@ -111,6 +111,8 @@ class Nursery:
                     lines.flush()
                     said = lines.readline()
             except OSError:
-                told = self.printed.read_text(encoding="utf-8", errors="replace")[-600:].strip()
-                raise MinicompileError(f"no answer can be run: {told}") from None
+                said = ""
+        if not said and self.process.poll() is not None:
+            told = self.printed.read_text(encoding="utf-8", errors="replace")[-600:].strip()
+            raise MinicompileError(f"no answer can be run: {told}")
         return str(json.loads(said)) if said else ENDED

@@ -37,14 +37,12 @@ def result_of(text: str, name: str, inputs: Sequence[bytes], size: int) -> bytes
             "size": size,
             "readable": readable(notebooks_folder().resolve()),
         }
-        paths = [str(Path(__file__).parents[2])]
-        start = (
-            f"import sys; sys.path[:0] = {paths!r}; import minicompile.lessons.rerun as r; r.main()"
-        )
+        around = child_environment(TMPDIR=folder, PYTHONPATH=str(Path(__file__).parents[2]))
         try:
             done = subprocess.run(
-                [sys.executable, "-s", "-c", start], input=json.dumps(task), capture_output=True,
-                text=True, cwd=folder, env=child_environment(TMPDIR=folder), timeout=SECONDS,
+                [sys.executable, "-s", "-m", "minicompile.lessons.rerun"],
+                input=json.dumps(task), capture_output=True,
+                text=True, cwd=folder, env=around, timeout=SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise MinicompileError(f"no result in {SECONDS} seconds") from None
@@ -65,3 +63,7 @@ def main() -> None:
     result = ctypes.create_string_buffer(task["size"])
     function(*buffers, result)
     print(base64.b64encode(result.raw[: task["size"]]).decode())
+
+
+if __name__ == "__main__":
+    main()

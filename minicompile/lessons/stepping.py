@@ -13,7 +13,7 @@ from minicompile import api
 from minicompile.dynamo.interpreter import C_METHODS, Frame
 from minicompile.dynamo.result import describe
 from minicompile.dynamo.tracer import Tracer
-from minicompile.lessons.pictures import Slides
+from minicompile.lessons.pictures import Picture, slides
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import call_text
 
@@ -22,7 +22,7 @@ AROUND = 10
 """How many instructions before the current one and after it are shown."""
 
 
-def bytecode_steps(function: Callable[..., Any], *args: Any) -> Slides:
+def bytecode_steps(function: Callable[..., Any], *args: Any) -> Picture:
     """Slides of the capture of `function(*args)`, which must be captured whole."""
     seen: list[tuple[str, str, list[str], list[str]]] = []
     step = Tracer.step
@@ -56,4 +56,4 @@ def bytecode_steps(function: Callable[..., Any], *args: Any) -> Slides:
         rows = itertools.zip_longest(*columns, fillvalue="")
         text = "\n".join(f"{left:<30}{middle:<34}{right}".rstrip() for left, middle, right in rows)
         frames.append((told.strip(), line, text))
-    return Slides(f"capture of {function.__name__}", tuple(frames))
+    return slides(f"capture of {function.__name__}", *frames)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from minicompile.lessons.pictures import Picture, Slides, slides
+from minicompile.lessons.pictures import Picture, slides
 from minicompile.ops.graph import statement
 from minicompile.ops.nodes import is_view, writes
 from minicompile.pipeline_result import Trace
@@ -35,7 +35,7 @@ class Memory:
         )
 
 
-def memory_story(trace: Trace, *inputs: torch.Tensor) -> Slides:
+def memory_story(trace: Trace, *inputs: torch.Tensor) -> Picture:
     """Run what `trace` recorded on copies of `inputs`: small tensors, without a backward pass."""
     assert trace.aot is not None and trace.aot.recorded is not None
     frames, values = [], dict[object, torch.Tensor]()

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from minicompile.lessons.data import batches
 from minicompile.lessons.model import GPT
@@ -22,20 +21,13 @@ BATCH_SIZE = 12
 LEARNING_RATE = 1e-3
 
 
-def run_eager(model: GPT) -> Callable[..., Any]:
-    """The compile function that compiles nothing."""
-    return model
-
-
 @dataclass
 class TrainResult(Shown):
     """What a training run measured. Losses are those before each step's update; times are wall clock."""
 
     losses: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
-    """Whole steps: forward, backward, optimizer."""
-    gradient_seconds: list[float] = field(default_factory=list)
-    """Forward and backward alone; the first includes compiling both."""
+    """Whole steps: forward, backward, optimizer; the first includes compiling."""
 
     @property
     def fall(self) -> float:
@@ -47,16 +39,10 @@ class TrainResult(Shown):
         """Median milliseconds of a step, without the first."""
         return 1000.0 * statistics.median(self.step_seconds[1:] or self.step_seconds)
 
-    @property
-    def compile_seconds(self) -> float:
-        """The first forward and backward, less what they usually take."""
-        first, *others = self.gradient_seconds
-        return max(0.0, first - (statistics.median(others) if others else 0.0))
-
     def __str__(self) -> str:
         return (
             f"{len(self.losses)} steps: loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f} "
-            f"(fell {self.fall:.0%}), compile {self.compile_seconds:.1f} s, {self.step_ms:.1f} ms a step"
+            f"(fell {self.fall:.0%}), {self.step_seconds[0]:.1f} s the first, {self.step_ms:.1f} ms others"
         )
 
 
@@ -66,7 +52,7 @@ class Trainer:
     Two trainers with equal models see the same batches, so their losses can be compared.
     """
 
-    def __init__(self, model: GPT, compile_fn: CompileFn = run_eager) -> None:
+    def __init__(self, model: GPT, compile_fn: CompileFn = lambda model: model) -> None:
         self.model = model
         self.device = model.tokens.weight.device
         self.call = compile_fn(model)
@@ -80,27 +66,20 @@ class Trainer:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def next_batch(self) -> tuple[Tensor, Tensor]:
-        """The next inputs and targets, on the model's device."""
-        inputs, targets = next(self.batches)
-        return inputs.to(self.device), targets.to(self.device)
-
     def step(self) -> None:
         """One update, measured."""
-        inputs, targets = self.next_batch()
+        inputs, targets = (part.to(self.device) for part in next(self.batches))
         start = self.now()
         self.optimizer.zero_grad()
         _, loss = self.call(inputs, targets)
         loss.backward()
-        gradients = self.now()
         self.optimizer.step()
         end = self.now()
         self.result.losses.append(loss.item())
-        self.result.gradient_seconds.append(gradients - start)
         self.result.step_seconds.append(end - start)
 
 
-def train(model: GPT, steps: int = 300, compile_fn: CompileFn = run_eager) -> TrainResult:
+def train(model: GPT, steps: int = 300, compile_fn: CompileFn = lambda model: model) -> TrainResult:
     """Train for `steps` updates."""
     trainer = Trainer(model, compile_fn)
     for _ in range(steps):

@@ -35,6 +35,7 @@ from minicompile.show.html import (
 )
 from minicompile.show.listing import headline, listing, source_cell, stripe
 from minicompile.show.palette import BAD, FORWARD, GOOD, NEUTRAL, line_colour
+from minicompile.show.reports import text_line
 
 
 def guard_table(guards: Sequence[Guard]) -> str:
@@ -43,18 +44,6 @@ def guard_table(guards: Sequence[Guard]) -> str:
         for g in guards
     )
     return table(("check", "kind", "why", "line"), rows)
-
-
-def grouped_guards(guards: Sequence[Guard]) -> str:
-    """Guards by kind: a model has hundreds, most of them alike."""
-    if len(guards) <= 12:
-        return guard_table(guards)
-    kinds: dict[str, list[Guard]] = {}
-    for guard in guards:
-        kinds.setdefault(guard.kind, []).append(guard)
-    return "".join(
-        details(kind, f"{len(group)} guards", guard_table(group)) for kind, group in kinds.items()
-    )
 
 
 def failure_table(failures: Sequence[GuardFailure]) -> str:
@@ -84,22 +73,14 @@ def break_table(breaks: Sequence[GraphBreak]) -> str:
     return table(("reason", "what happened", "line", "usual fix", "ran in eager"), rows)
 
 
-shows(Guard)(lambda g: box("guard", "must hold for the capture to be used again", guard_table([g])))
-shows(GuardFailure)(
-    lambda f: box("guard failed", "the captured graph could not be used again", failure_table([f]))
-)
-shows(GraphBreak)(lambda b: box("graph break", f"{b.kind} ran in eager", break_table([b])))
-shows_many(grouped_guards, "guard", Guard)
+shows_many(guard_table, "guard", Guard)
 shows_many(failure_table, "failed guard", GuardFailure)
 shows_many(break_table, "graph break", GraphBreak)
 
 
 @shows("minicompile.dynamo.tracer.InstructionLog")
 def bytecode_view(log: Sequence[InstructionRecord]) -> str:
-    """Every instruction in order, calls indented."""
-    lines = (
-        stripe(text("  " * r.depth + str(r)), [r.line] if r.line else (), r.offset) for r in log
-    )
+    lines = map(text_line, str(log).split("\n"))
     return box("bytecode", count_text(len(log), "instruction"), listing(lines))
 
 
@@ -157,7 +138,7 @@ def capture_parts(capture: Capture) -> str:
     flow = details("bytecode", f"{instructions} instructions", flow_table(capture), opened=short)
     operations = count_text(capture.graph.op_count, "operation")
     graph = details("graph", operations, graph_parts(capture.graph), opened=not short)
-    checks = details("guards", f"{len(guards)} checks before reuse", grouped_guards(guards))
+    checks = details("guards", f"{len(guards)} checks before reuse", guard_table(guards))
     return flow + graph + checks + symbol_table(capture)
 
 
@@ -223,9 +204,6 @@ def explanation_view(explanation: Explanation) -> str:
             parts += [heading(f"the calls of {timeline.name}"), timeline_picture(timeline)]
     if explanation.failures:
         parts += [heading("why it was captured again"), failure_table(explanation.failures)]
-    if explanation.operators:
-        counts = (f"{name} {count}" for name, count in explanation.operators.most_common())
-        parts += [heading("operators"), text(", ".join(counts))]
     for number, capture in enumerate(captures, 1):
         operations = count_text(capture.graph.op_count, "operation")
         about = f"{operations}, {count_text(len(capture.guards), 'guard')}"

@@ -4,7 +4,7 @@
     Pane     := key, title, about, width, [Section]
     Section  := title, [Piece], first number, language, graph, framed
 
-What `trace.explore()` returns. `show/trace.py` makes a linked page of it; a terminal gets its first lines.
+What `trace.explore()` returns. `show/trace.py` makes a linked page of it; a terminal gets a list of panes.
 """
 
 from __future__ import annotations
@@ -20,27 +20,20 @@ from torch import fx
 from minicompile.codegen.plan import CodeLine, KernelSource
 from minicompile.debug.provenance import Piece
 from minicompile.errors import OptionError
-from minicompile.ops.display import Shown, count_text, method
+from minicompile.ops.display import Shown, aligned, count_text, method
 from minicompile.ops.origin import Origin, SourceLine, short_file
 from minicompile.pipeline_result import Trace
-from minicompile.show.html import cut, few
+from minicompile.show.html import few
 from minicompile.show.schedule import node_title, operations
 
 OPEN_AT_FIRST = ("source", "aot", "loops", "kernels")
 OPEN_WITH_ASSEMBLY = ("source", "kernels", "ptx", "sass")
-MOST_OPEN = 4
 
 LEVELS = {"ttir": 1.4, "ttgir": 1.4, "llir": 1.4, "ptx": 1.2, "sass": 1.4}
 """Panes below a Triton kernel, and their widths."""
 
 DEF_SEARCH = 60
 """How far above a function's first used line its `def` is looked for."""
-
-AROUND = 4
-"""Lines shown on either side of one that did something."""
-
-SHORT = 12
-"""Lines of a pane in the text form."""
 
 
 @dataclass
@@ -102,20 +95,16 @@ def source_sections(pieces: Iterable[Piece]) -> Iterator[Section]:
         first, last = function_start(file, function, min(used)), max(used)
         code = {n: linecache.getline(file, n).rstrip("\n") for n in range(first, last + 1)}
         margin = min((len(c) - len(c.lstrip()) for c in code.values() if c.strip()), default=0)
-        near = {n for line in used for n in range(line - AROUND, line + AROUND + 1)} & {*code}
-        title, lines = f"{function} · {short_file(file)}", list[Piece]()
-        for number in sorted(near | {first}):
+        lines = []
+        for number, content in code.items():
             at, made = SourceLine(file, number, function), frozenset(used.get(number, ()))
-            if lines and number > first + len(lines):
-                yield Section(title, lines, first)
-                left_out = number - first - len(lines)
-                title, lines, first = f"⋯ {left_out} lines without operations", [], number
             calls = few(sorted(o.target for o in made), 6)
             told = f"{count_text(len(made), 'operation')}: {calls}" if made else ""
-            known = code[number][margin:] or (made and f"line {number}, whose source is not there")
-            text, own = known or "", at if made else None
-            lines.append(Piece("source", at.place, text, made, at, told, line=own))
-        yield Section(title, lines, first)
+            known = content[margin:] or (made and f"line {number}, whose source is not there")
+            lines.append(
+                Piece("source", at.place, known or "", made, at, told, line=at if made else None)
+            )
+        yield Section(f"{function} · {short_file(file)}", lines, first)
 
 
 def loop_sections(graph: str, compiled: Any, pieces: list[Piece]) -> Iterator[Section]:
@@ -154,8 +143,8 @@ PANES = (
 
 
 EMPTY = {
-    "loops": "no loops and no calls: what is returned are inputs, views of them, or constants",
-    "schedule": "no questions were asked: options.fusion is off, or no two loops share data",
+    "loops": "no loops: what is returned are inputs, views of them, or constants",
+    "schedule": "no questions: fusion is off, or no two loops share data",
     "kernels": "no kernels: there are no loops",
 }
 """What a pane says of a graph that has nothing for it."""
@@ -217,7 +206,7 @@ def assembly_panes(trace: Trace) -> Iterator[Pane]:
 
 @dataclass(eq=False, repr=False)
 class Explorer(Shown):
-    """The linked view of a trace. `open` names the panes it opens with, one to four; empty: the usual."""
+    """The linked view of a trace. `open` names the panes it opens with; empty: the usual."""
 
     trace: Trace
     open: Sequence[str] = ()
@@ -231,40 +220,26 @@ class Explorer(Shown):
         known = [pane.key for pane in self.panes]
         usual = OPEN_WITH_ASSEMBLY if self.assembly else OPEN_AT_FIRST
         asked = [self.open] if isinstance(self.open, str) else self.open
-        self.open = tuple(asked or (key for key in usual if key in known))
+        self.open = tuple(dict.fromkeys(asked or (key for key in usual if key in known)))
         if missing := set(self.open) - set(known):
             told = f"no pane {min(missing)!r} in the trace of {self.trace.name}"
             more = "" if self.assembly else f"; assembly=True adds {', '.join(LEVELS)}"
             raise OptionError(f"{told}; it has: {', '.join(known)}{more}")
-        if len(set(self.open)) != len(self.open) or len(self.open) > MOST_OPEN:
-            raise OptionError(
-                f"open one to {MOST_OPEN} different panes, not {', '.join(self.open)}"
-            )
 
     def pane(self, key: str) -> Pane:
         return next(pane for pane in self.panes if pane.key == key)
 
     def __str__(self) -> str:
-        others = [pane.key for pane in self.panes if pane.key not in self.open]
         lines = [f"explorer of {self.trace.name}: {', '.join(self.open)}"]
-        lines += [f"not open: {', '.join(others)}"] if others else []
-        for pane in map(self.pane, self.open):
-            lines += ["", f"{pane.title} ({count_text(pane.lines, 'line')})"]
-            pieces = [piece for section in pane.sections for piece in section.pieces]
-            for piece in pieces[:SHORT]:
-                places = few((line.place for line in piece.lines), 3)
-                lines.append(f"  {cut(piece.text, 64):<64}  {places}".rstrip())
-            if len(pieces) > SHORT:
-                stages = f'trace.explore(["{pane.key}"]) in a notebook or trace.save(folder)'
-                lines.append(f"  and {len(pieces) - SHORT} more: {stages} shows all")
-        return "\n".join(lines)
+        panes = ((pane.key, pane.title, count_text(pane.lines, "line")) for pane in self.panes)
+        return "\n".join([*lines, *aligned([*panes], left=2)])
 
 
 @method(Trace, "explore")
 def explore(trace: Trace, panes: Sequence[str] = (), assembly: bool = False) -> Explorer:
     """The stages side by side: pointing at a line lights all that shares an operation with it.
 
-    `panes`, one to four, are open first (default: source, aot, loops, kernels); the view has all others.
+    `panes` are open first (default: source, aot, loops, kernels); the view has all others.
     `assembly` adds what Triton kernels become (ttir, ttgir, llir, ptx, sass), without a GPU. Raises
     ValueError for a pane that isn't there, MinicompileError where no kernel is Triton's.
     """

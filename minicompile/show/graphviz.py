@@ -50,8 +50,6 @@ class Node:
 class Edge:
     start: str
     end: str
-    colour: str = EDGE
-    bold: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,6 @@ class Cluster:
 
     label: str
     nodes: tuple[str, ...]
-    colour: str = EDGE
 
 
 @dataclass(frozen=True)
@@ -81,12 +78,11 @@ class Diagram:
             inside = " ".join(f"{names[n]};" for n in cluster.nodes if n in names)
             lines.append(
                 f"  subgraph cluster_{i} {{ label={_quoted(cluster.label)} "
-                f'color="{cluster.colour}" style="rounded,dashed" margin="12" {inside} }}'
+                f'color="{EDGE}" style="rounded,dashed" margin="12" {inside} }}'
             )
         for edge in dict.fromkeys(self.edges):
             if edge.start in names and edge.end in names:
-                style = f'color="{edge.colour}" penwidth="{2.2 if edge.bold else 1}"'
-                lines.append(f"  {names[edge.start]} -> {names[edge.end]} [{style}];")
+                lines.append(f"  {names[edge.start]} -> {names[edge.end]};")
         return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -105,12 +101,10 @@ def _attributes(node: Node) -> str:
     )
 
 
-def picture(diagram: Diagram, alt: str = "") -> str:
+def picture(diagram: Diagram) -> str:
     """An `<img>` that stands alone, or "" where nothing can render DOT."""
     drawn = svg(diagram.dot())
-    if drawn is None:
-        return ""
-    return image(drawn, alt or diagram.title)
+    return image(drawn, diagram.title) if drawn is not None else ""
 
 
 def svg(dot: str) -> str | None:

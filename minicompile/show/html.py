@@ -59,6 +59,7 @@ def several_of(cls: type[Any] | str) -> str:
 def shows_many(view: Callable[[Any], str], one: str, *types: type[Any] | str) -> None:
     """Register a view of several objects of these types at once; `one` is what a single one is called."""
     shows(*map(several_of, types))(lambda items: box(count_text(len(items), one), "", view(items)))
+    shows(*types)(lambda item: box(one, "", view([item])))
 
 
 def inside(obj: Any) -> str:
@@ -124,13 +125,6 @@ def table(
     return f'<table class="t"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def before_after(rows: Iterable[Sequence[object]], refused: Iterable[object]) -> str:
-    """What was refused of what was asked for, and a table of name, before, after."""
-    told = "".join(f"<p><b>refused</b> {text(why)}</p>" for why in refused)
-    cells = ([text(cell) for cell in row] for row in rows)
-    return told + table(("", "before", "after"), cells, numbers=(1, 2))
-
-
 def size(count: int | None) -> str:
     """Bytes, where they are known."""
     return bytes_text(count) if count is not None else "symbolic"
@@ -138,11 +132,8 @@ def size(count: int | None) -> str:
 
 def facts(rows: Iterable[tuple[object, object]]) -> str:
     """Two columns: a name and its value, both plain."""
-    body = "".join(
-        f'<tr><td style="color:#7a8594">{text(name)}</td><td>{text(value)}</td></tr>'
-        for name, value in rows
-    )
-    return f'<table class="t"><tbody>{body}</tbody></table>' if body else ""
+    cells = [[f'<span style="color:#7a8594">{text(n)}</span>', text(value)] for n, value in rows]
+    return table((), cells) if cells else ""
 
 
 def code(value: object, colour: str | None = None, wrap: bool = False) -> str:

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, WrapperSource
+from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.ops.display import count_text
-from minicompile.ops.dtypes import short
 from minicompile.show.explorer import below
-from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
-from minicompile.show.listing import code_listing, headline, plain_code, source_cell
+from minicompile.show.html import box, columns, details, shows, text
+from minicompile.show.listing import code_listing, headline, listing, plain_code, source_cell
 from minicompile.show.loops import body_listing
+from minicompile.show.reports import text_line
 
 
 @shows(KernelPlan)
 def plan_view(plan: KernelPlan) -> str:
-    arguments = ([code(a.name), code(a.buffer), short(a.dtype), a.role] for a in plan.arguments)
-    about = facts(plan.facts().items()) + heading("parameters")
-    about += table(("parameter", "buffer", "dtype", "role"), arguments)
-    if plan.alternatives:
-        rejected = ([text(a.description), text(a.reason)] for a in plan.alternatives)
-        about += heading("not taken") + table(("alternative", "why not"), rejected)
-    nodes = " + ".join(node.name for node in plan.node.nodes)
-    headline = f"plan · {plan.language} for {plan.device} · computes {nodes}"
-    return box(plan.name, headline, columns(about, body_listing(plan.body)))
+    """The plan as a terminal has it, beside the loop body."""
+    lines = map(text_line, str(plan).split("\n")[1:])
+    return box(*headline(plan), columns(listing(lines), body_listing(plan.body)))
 
 
 @shows(KernelSource)
@@ -61,11 +55,3 @@ def assembly_view(assembly: Any) -> str:
         about = f"{count_text(len(lines), 'line')}, {known} of them from a source line"
         parts.append(details(level.upper(), about, code_listing(lines, level, first=1)))
     return box(*headline(assembly), *parts)
-
-
-@shows(KernelModule)
-def module_view(module: KernelModule) -> str:
-    """The file that is compiled: all kernels of a graph behind their helpers."""
-    about = f"{module.language} · {count_text(len(module.kernels), 'kernel')} in one file"
-    names = facts([("kernels", ", ".join(kernel.name for kernel in module.kernels))])
-    return box("kernel module", about, names, plain_code(module.text, module.language))

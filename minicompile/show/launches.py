@@ -1,12 +1,13 @@
-"""A call's time, line by line of the generated Python: bars by the clock, and a table."""
+"""A call's time, line by line of the generated Python: bars by the clock, and the lines."""
 
 from __future__ import annotations
 
 from minicompile.debug.launches import KINDS, Launch, Timeline
 from minicompile.ops.origin import source_lines
-from minicompile.show.html import bar, box, code, drawing, shows, shows_many, table, text
-from minicompile.show.listing import from_text, source_cell
+from minicompile.show.html import box, drawing, shows, text
+from minicompile.show.listing import from_text, listing
 from minicompile.show.palette import NEUTRAL, colour
+from minicompile.show.reports import text_line
 
 LEFT, WIDTH, LANE = 64, 1100, 30
 LANES = ("kernels", "library", "Python")
@@ -39,26 +40,9 @@ def picture(timeline: Timeline) -> str:
     return drawing(timeline.graph, WIDTH, ground + 20, out, letters=11)
 
 
-def launch_table(launches: list[Launch]) -> str:
-    """One row a line: when it began, how long it took, on which lines of the user's it works."""
-    longest = max((step.seconds for step in launches), default=0.0)
-    rows = []
-    for step in launches:
-        times = (step.start, step.seconds)
-        length = bar(
-            round(step.seconds * 1e9), round(longest * 1e9), colour(step.origins) or NEUTRAL, 24
-        )
-        work = code("\n".join(line.strip() for line in step.text.split("\n")), wrap=True)
-        cells = [f"{seconds * 1e6:,.1f}" for seconds in times]
-        rows.append([str(step.number), *cells, length, step.kind, work, source_cell(step.origins)])
-    head = ("line", "starts", "us", "", "kind", "wrapper", "from")
-    return table(head, rows, numbers=range(3))
-
-
 def timeline_parts(timeline: Timeline) -> str:
-    return picture(timeline) + launch_table(timeline.launches)
+    """The picture, and the lines with their times."""
+    return picture(timeline) + listing(map(text_line, str(timeline).split("\n")[1:]))
 
 
-shows(Launch)(lambda step: box(f"line {step.number}", step.kind, launch_table([step])))
-shows_many(launch_table, "line", Launch)
 shows(Timeline)(lambda t: box(f"{t.graph} of {t.name}", t.summary, timeline_parts(t)))

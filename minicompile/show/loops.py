@@ -16,13 +16,12 @@ from minicompile.lowering.ir import (
     written_by,
 )
 from minicompile.ops.dtypes import short
-from minicompile.scheduling.body import LoopBody, iterate_indices
+from minicompile.scheduling.body import LoopBody
 from minicompile.show.html import (
     box,
     code,
     details,
     facts,
-    heading,
     shows,
     shows_many,
     size,
@@ -65,8 +64,6 @@ def operation_table(operations: list[Operation]) -> str:
     return table(head, map(operation_row, operations), numbers=(2,))
 
 
-shows(ComputedBuffer)(lambda b: box(b.name, operation_kind(b), operation_table([b])))
-shows(ExternKernel)(lambda call: box(call.name, operation_kind(call), operation_table([call])))
 shows_many(operation_table, "buffer or call", ComputedBuffer, ExternKernel)
 
 
@@ -75,7 +72,6 @@ def buffer_table(buffers: Iterable[Buffer]) -> str:
     return table(("name", "layout", "bytes"), rows, numbers=(2,))
 
 
-shows(Buffer)(lambda b: box(b.name, type(b).__name__, buffer_table([b])))
 shows_many(buffer_table, "buffer", Buffer)
 
 
@@ -106,20 +102,6 @@ def body_listing(body: LoopBody) -> str:
 
 @shows(LoopBody)
 def body_view(body: LoopBody) -> str:
-    loops = [[code(v), text(s), "parallel"] for v, s in body.ranges.items()]
-    loops += [[code(v), text(s), "reduction"] for v, s in body.reduction_ranges.items()]
-    indices = []
-    for i, index in enumerate(iterate_indices(body)):
-        uses = [f"{v.op} {v.buffer}".strip() for v in body.values if v.index == index]
-        indices.append([f"index{i}", code(index), code(", ".join(dict.fromkeys(uses)))])
     dtypes = ", ".join(sorted({short(v.dtype) for v in body.values}))
-    counts = f"{len(body.loads)} loads, {len(body.stores)} stores"
-    return box(
-        f"loop body of {body.name}",
-        f"{len(body.values)} operations · {counts} · {dtypes}",
-        body_listing(body),
-        heading("loops"),
-        table(("variable", "extent", "kind"), loops),
-        heading("indices"),
-        table(("index", "expression", "buffers"), indices),
-    )
+    about = f"{len(body.values)} operations · {len(body.loads)} loads, {len(body.stores)} stores · {dtypes}"
+    return box(f"loop body of {body.name}", about, body_listing(body))

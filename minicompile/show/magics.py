@@ -46,7 +46,7 @@ class Magics:
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        for magic in (self.stages, self.kernel, self.compile_diff):
+        for magic in (self.stages, self.compile_diff):
             shell.register_magic_function(magic, "cell")
 
     def stages(self, line: str, cell: str) -> Any:
@@ -67,15 +67,6 @@ class Magics:
             raise UsageError("there is no backward graph: nothing in the call requires grad")
         found = [traced.stages.get(name) or getattr(traced.graph(graph), name) for name in names]
         return found[0] if len(found) == 1 else Several(found) if found else traced
-
-    def kernel(self, line: str, cell: str) -> Any:
-        """Show the kernels that are generated for the call at the end of the cell.
-
-        %%kernel [--backward] [--option=value]
-
-        The cell runs once, but for its last line, a call f(x): that is traced, not run.
-        """
-        return self.stages(f"kernels {line}", cell)
 
     def compile_diff(self, line: str, cell: str) -> Any:
         """Show what differs between two versions of a cell, or between two sets of options.

@@ -1,4 +1,4 @@
-"""Graphs by module: each level of the module tree as a list of parts, and as a drawing of them.
+"""Graphs by module: each level of the module tree as a list of parts, and one level as a drawing.
 
     Part := name, nodes, parts inside: neighbours of one module, function or source line
 
@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
 from minicompile.aot.result import Partition
-from minicompile.ops.display import bytes_text, count_text
+from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import origins_of, target_name
-from minicompile.show.graphviz import Cluster, Diagram, Edge, Node
+from minicompile.show.graphviz import Diagram, Edge, Node
 from minicompile.show.html import few
 from minicompile.show.palette import BACKWARD, FORWARD, GOOD, NEUTRAL, colour
 
 FULL_PICTURE = 48
 """Graphs with more nodes than this are drawn by module."""
 
-MOST_BOXES = 120
-"""With more boxes than this a picture would not be readable."""
+AGAIN = "↻"
+"""Marks what the backward computes again."""
 
 
 def phase_colour(node: fx.Node) -> str:
@@ -93,109 +93,34 @@ def _parts(steps: Sequence[tuple[fx.Node, tuple[str, ...]]], depth: int) -> Iter
             yield Part("", nodes)
 
 
-def in_backward(node: fx.Node) -> bool:
-    """Also of an input that the backward alone reads."""
-    if node.op == "placeholder":
-        return bool(node.users) and all(map(in_backward, node.users))
-    return node.meta.get("phase") == "backward"
-
-
-def computed_early(nodes: Iterable[fx.Node], saved: Container[str]) -> dict[fx.Node, None]:
-    """Operations of the backward that the forward does: saved ones (a mask is smaller than what it is of) and
-    what they are made of."""
-    todo = [node for node in nodes if node.name in saved and in_backward(node)]
-    for node in todo:
-        todo += [v for v in node.all_input_nodes if in_backward(v) and v not in todo]
-    return dict.fromkeys(reversed(todo))
-
-
-def made_from(value: fx.Node, saved: Container[str]) -> Iterator[fx.Node]:
-    """The saved values that the backward has or computes a forward's value from."""
-    todo, seen = [value], {value}
-    for node in todo:
-        if node.name in saved:
-            yield node
-            continue
-        todo += [one for one in node.all_input_nodes if one not in seen]
-        seen.update(node.all_input_nodes)
-
-
-def diagram(
-    title: str,
-    parts: Sequence[Part],
-    partition: Partition | None = None,
-    named: bool = True,
-    outside: bool = True,
-) -> Diagram:
-    """Named parts as boxes, nodes of own runs one by one, and (`outside`) values from elsewhere.
-
-    With a partition, forward and backward are framed, and what is saved crosses from one to the other in a
-    box of its own. Without names, parts that are alike give equal diagrams.
-    """
-    saved = {v.name: v for v in partition.saved} if partition is not None else {}
+def diagram(title: str, parts: Sequence[Part], partition: Partition | None = None) -> Diagram:
+    """Named parts as boxes, nodes of own runs one by one; what the backward saves is framed in green."""
+    saved = {v.name for v in partition.saved} if partition is not None else set()
     again = {v.name for v in partition.recomputed} if partition is not None else set()
     boxes: dict[str, Node] = {}
     place: dict[fx.Node, str] = {}
     for number, part in enumerate(parts):
         nodes = [n for n in part.nodes if n.op != "output" and (n.users or n.op != "placeholder")]
-        for node in nodes:
-            place[node] = f"part {number}" if part.name else node.name
-            if not part.name:
-                boxes[node.name] = _node_box(node, named, node.name in again)
+        for node in nodes if not part.name else ():
+            place[node] = node.name
+            boxes[node.name] = node_box(node, node.name in saved, node.name in again)
         if part.name and nodes:
-            twice = sum(node.name in again for node in nodes)
-            about = count_text(part.calls, "op") + f", {twice} {AGAIN}" * bool(twice)
-            label, kinds = f"{part.name}: " * named + about, few(map(short_target, nodes), 4)
-            hue, made = colour(origins_of(nodes[0])) or "", place[nodes[0]]
-            boxes[made] = Node(made, label, kinds, hue, phase_colour(nodes[-1]), True)
-    early = computed_early(place, saved)
-    for node in early:
-        if place[node] != node.name:  # drawn in the module whose values it takes
-            place[node] = next((place[v] for v in node.all_input_nodes if v in place), place[node])
-    later = {node for node in place if in_backward(node) and node not in early}
-    edges: list[Edge] = []
-    cut: dict[str, dict[fx.Node, None]] = {}
-    for user, end in place.items():
-        for value in user.all_input_nodes:
-            if partition is not None and user in later and value not in later:
-                for kept in made_from(value, saved):
-                    start = place.get(kept, "inputs")
-                    cut.setdefault(start, {})[kept] = None
-                    edges.append(Edge(start, f"cut {start}", GOOD, True))
-                    edges.append(Edge(f"cut {start}", end, GOOD, True))
-                continue
-            start = place.get(value, f"in {value.name}")
-            if start != end and (outside or value in place):
-                edges.append(Edge(start, end))
-                if value not in place:
-                    label = value.name if named else ""
-                    boxes[start] = Node(start, label, value_text(value.meta.get("val")))
-    for start, values in cut.items():
-        size = sum(saved[value.name].bytes or 0 for value in values)
-        label = few((value.name for value in values), 2 if named else 0)
-        about = f"{count_text(len(values), 'value')}, " * (len(values) > 1) + bytes_text(size)
-        boxes[f"cut {start}"] = Node(f"cut {start}", label, about, GOOD, GOOD, bold=True)
-    clusters: tuple[Cluster, ...] = ()
-    if partition is not None:
-        sides: dict[bool, list[str]] = {False: [], True: []}
-        for node, name in place.items():
-            sides[node in later].append(name)
-        crossing = f"saved for backward: {bytes_text(partition.saved_bytes)}, and inputs"
-        clusters = (
-            Cluster("forward", tuple(dict.fromkeys(sides[False])), FORWARD),
-            Cluster(crossing, tuple(f"cut {start}" for start in cut), GOOD),
-            Cluster("backward", tuple(dict.fromkeys(sides[True])), BACKWARD),
-        )
-    return Diagram(title, tuple(boxes.values()), tuple(edges), clusters)
+            place |= dict.fromkeys(nodes, name := f"part {number}")
+            label = f"{part.name}: {count_text(part.calls, 'op')}"
+            kinds, hue = few(map(short_target, nodes), 4), colour(origins_of(nodes[0])) or ""
+            boxes[name] = Node(name, label, kinds, hue, phase_colour(nodes[-1]), True)
+    arrows = (
+        (place[v], end) for user, end in place.items() for v in user.all_input_nodes if v in place
+    )
+    edges = tuple(Edge(start, end) for start, end in arrows if start != end)
+    return Diagram(title, tuple(boxes.values()), edges)
 
 
-AGAIN = "↻"
-"""Marks what the backward computes again."""
-
-
-def _node_box(node: fx.Node, named: bool, twice: bool) -> Node:
+def node_box(node: fx.Node, saved: bool, again: bool) -> Node:
     target = short_target(node)
     label = node.name if target in (node.name, "placeholder") else f"{node.name} = {target}"
-    label = f"{AGAIN} " * twice + (label if named else target)
     hue, value = colour(origins_of(node)) or "", value_text(node.meta.get("val"))
-    return Node(node.name, label, value, hue, phase_colour(node), node.op != "placeholder")
+    border = GOOD if saved else phase_colour(node)
+    return Node(
+        node.name, f"{AGAIN} " * again + label, value, hue, border, node.op != "placeholder", saved
+    )

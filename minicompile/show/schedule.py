@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from minicompile.codegen.plan import CodeLine
 from minicompile.debug.provenance import operation_line
-from minicompile.debug.why import Answer, WhatIf
 from minicompile.lowering.ir import Operation
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.scheduling.nodes import (
@@ -21,8 +20,6 @@ from minicompile.scheduling.nodes import (
 )
 from minicompile.show.graphviz import Cluster, Diagram, Edge, Node, picture
 from minicompile.show.html import (
-    bar,
-    before_after,
     beside,
     box,
     code,
@@ -34,60 +31,17 @@ from minicompile.show.html import (
     table,
     text,
 )
-from minicompile.show.listing import code_listing, source_cell
-from minicompile.show.loops import body_listing, ranges_text
+from minicompile.show.listing import code_listing
+from minicompile.show.loops import ranges_text
 from minicompile.show.palette import BAD, FORWARD, GOOD, NEUTRAL, colour, tint
 
 FULL_PICTURE = 60
-"""Schedules with more nodes than this are drawn by kernel."""
+"""Schedules with more nodes than this are not drawn."""
 
 AnyNode = SchedulerNode | ScheduledNode
 
 
-def dependency_table(node: AnyNode) -> str:
-    found = [("reads", d) for d in node.reads] + [("writes", d) for d in node.writes]
-    rows = (
-        [
-            kind,
-            code(dep.buffer),
-            code(dep.index if dep.index is not None else "any"),
-            code(", ".join(f"{v} < {s}" for v, s in dep.ranges)),
-        ]
-        for kind, dep in found
-    )
-    return table(("", "buffer", "elements", "for"), rows)
-
-
-@shows(SchedulerNode)
-def node_view(node: SchedulerNode) -> str:
-    about = f"{node.kind} · {caption(node)}"
-    return box(node.name, about, dependency_table(node), body_listing(node.body))
-
-
-@shows(ExternKernelSchedulerNode)
-def extern_view(node: ExternKernelSchedulerNode) -> str:
-    about = f"extern {node.kernel.op} · {node.kernel.reason}"
-    return box(node.name, about, dependency_table(node), source_cell(node.origins))
-
-
-@shows(FusedSchedulerNode)
-def fused_view(node: FusedSchedulerNode) -> str:
-    rows, bodies = [], ""
-    for part, body, level in zip(node.nodes, node.bodies, node.levels, strict=True):
-        name, line = code(part.name, colour(part.origins)), operation_line(part.buffer)
-        rows.append([name, level, code(line, wrap=True), source_cell(part.origins)])
-        about = f"{level} level, over the common variables"
-        bodies += details(f"body of {part.name}", about, body_listing(body))
-    return box(
-        " + ".join(n.name for n in node.nodes),
-        f"one kernel · {caption(node)}",
-        table(("node", "level", "computes", "line"), rows),
-        dependency_table(node),
-        bodies,
-    )
-
-
-def decision_table(decisions: Sequence[FusionDecision], numbers: Sequence[object] = ()) -> str:
+def decision_table(decisions: Sequence[FusionDecision]) -> str:
     verdicts = {True: (GOOD, "fused"), False: (BAD, "kept apart")}
     rows = (
         [
@@ -101,54 +55,13 @@ def decision_table(decisions: Sequence[FusionDecision], numbers: Sequence[object
             text("" if d.operations is None else str(d.operations)),
             text(d.reason),
         ]
-        for number, d in zip(numbers or range(len(decisions)), decisions)
+        for number, d in enumerate(decisions)
     )
     asked = ("verdict", "producer", "consumer", "kind")
     return table(("", *asked, "saves", "distance", "operations", "why"), rows, (0, 5, 6, 7))
 
 
-ONE_KERNEL = "may these two run as one kernel?"
-shows(FusionDecision)(lambda d: box("fusion decision", ONE_KERNEL, decision_table([d])))
 shows_many(decision_table, "fusion decision", FusionDecision)
-
-
-@shows(Answer)
-def answer_view(answer: Answer) -> str:
-    """Why two nodes are one kernel or two: the answer, its numbers, and what was asked on the way."""
-    decisions, numbers = [d for _, d in answer.asked], [str(i) for i, _ in answer.asked]
-    if answer.decision not in decisions:
-        decisions, numbers = [*decisions, answer.decision], [*numbers, "now"]
-    hue = GOOD if answer.same_kernel else BAD
-    pair = f"{' + '.join(answer.a)} and {' + '.join(answer.b)}"
-    told = answer.headline.removeprefix(f"{pair}: ")
-    return box(
-        f"why {pair}?",
-        answer.shared,
-        f'<p style="border-left:4px solid {hue};padding-left:6px">{text(told)}</p>',
-        f"<p><small>{text(answer.decision.numbers)}</small></p>",
-        decision_table(decisions, numbers),
-        source_cell(answer.decision.origins),
-    )
-
-
-@shows(WhatIf)
-def what_if_view(found: WhatIf) -> str:
-    """Before and after side by side: costs, kernels and decisions that differ, wishes that were refused."""
-    sides, folded = [], ""
-    for title, kernels, decisions in zip(("before", "after"), found.kernels, found.decisions):
-        frames = "".join(map(group, kernels)) or "<p>none</p>"
-        sides.append((f"{title}: the kernels that differ", frames))
-        if decisions:
-            count = count_text(len(decisions), "decision") + f" of this side alone ({title})"
-            shown = decision_table(decisions)
-            folded += details("decisions", count, shown, len(decisions) <= 6)
-    return box(
-        "what if",
-        found.title.removeprefix("what if: "),
-        before_after(found.rows, (answer.headline for answer in found.refused)),
-        beside(*sides) if any(found.kernels) else "",
-        folded,
-    )
 
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 320, 70, 8, 44
@@ -223,22 +136,27 @@ def timeline(memory: MemoryPlan) -> str:
         label(x + 14, y + 9, name)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+        'font-family="sans-serif" font-size="10" fill="#334155">'
     )
-    style = 'font-family="sans-serif" font-size="10" fill="#334155">'
     about = f"{count_text(len(memory.blocks), 'piece')} of memory over {count_text(steps, 'step')}"
-    return image("".join([head, style, *parts, "</svg>"]), about)
+    return image("".join([head, *parts, "</svg>"]), about)
 
 
 def memory_table(memory: MemoryPlan, names: Sequence[str]) -> str:
     """One row a step: what runs, what it allocates and frees, and what is alive while it runs."""
-    rows = []
-    for i, (name, new, dead, live) in enumerate(
-        zip(names, memory.allocate, memory.free, memory.live_bytes)
-    ):
-        made, freed = ", ".join(map(str, new)), ", ".join(dead)
-        alive = bar(live, memory.peak_bytes, BAD if live == memory.peak_bytes else FORWARD)
-        rows.append([str(i), name and code(name), code(made), code(freed), bytes_text(live), alive])
-    return table(("step", "runs", "allocates", "frees", "alive", ""), rows, numbers=(0, 4))
+    rows = (
+        [
+            str(i),
+            code(name),
+            code(", ".join(map(str, new))),
+            code(", ".join(dead)),
+            bytes_text(live),
+        ]
+        for i, (name, new, dead, live) in enumerate(
+            zip(names, memory.allocate, memory.free, memory.live_bytes)
+        )
+    )
+    return table(("step", "runs", "allocates", "frees", "alive"), rows, numbers=(0, 4))
 
 
 @shows(MemoryPlan)
@@ -284,28 +202,24 @@ def group(node: ScheduledNode) -> str:
 
 
 def diagram(schedule: Schedule) -> Diagram:
-    """Nodes and what flows between them, framed by kernel; large schedules by kernel alone."""
-    nodes: Sequence[AnyNode] = schedule.before
-    clusters: list[Cluster] = []
-    for i, kernel in enumerate(schedule.nodes):
-        if isinstance(kernel, FusedSchedulerNode) and len(kernel.nodes) > 1:
-            clusters.append(Cluster(f"kernel {i}", tuple(n.name for n in kernel.nodes)))
-    if len(nodes) > FULL_PICTURE:
-        nodes, clusters = schedule.nodes, []
-    boxes, written = [], {}
-    for i, node in enumerate(nodes):
-        name, rounded = node.name, not isinstance(node, ExternKernelSchedulerNode)
-        if isinstance(node, FusedSchedulerNode):
-            name = f"kernel {i}: {count_text(len(node.nodes), 'node')}"
-        boxes.append(Node(name, name, caption(node), colour(node.origins) or "", rounded=rounded))
-        written.update({w.buffer: name for w in node.writes})
-    edges = tuple(
-        Edge(written[read.buffer], drawn.name)
-        for node, drawn in zip(nodes, boxes)
-        for read in node.reads
-        if written.get(read.buffer, drawn.name) != drawn.name
+    """Nodes and what flows between them, framed by kernel."""
+    clusters = tuple(
+        Cluster(f"kernel {i}", tuple(n.name for n in kernel.nodes))
+        for i, kernel in enumerate(schedule.nodes)
+        if isinstance(kernel, FusedSchedulerNode) and len(kernel.nodes) > 1
     )
-    return Diagram(f"schedule of {schedule.graph.name}", tuple(boxes), edges, tuple(clusters))
+    boxes, written = [], {}
+    for node in schedule.before:
+        rounded, hue = isinstance(node, SchedulerNode), colour(node.origins) or ""
+        boxes.append(Node(node.name, node.name, caption(node), hue, rounded=rounded))
+        written.update({w.buffer: node.name for w in node.writes})
+    edges = tuple(
+        Edge(written[read.buffer], node.name)
+        for node in schedule.before
+        for read in node.reads
+        if written.get(read.buffer, node.name) != node.name
+    )
+    return Diagram(f"schedule of {schedule.graph.name}", tuple(boxes), edges, clusters)
 
 
 @shows(Schedule)
@@ -317,7 +231,8 @@ def schedule_view(schedule: Schedule) -> str:
         f"fusion saves {bytes_text(schedule.saved_bytes)} of traffic"
     )
     asked = f"{fused} fused, {len(decisions) - fused} kept apart, in the order they were made"
-    drawn = picture(diagram(schedule), f"schedule: {counts}")
+    small = len(schedule.before) <= FULL_PICTURE
+    drawn = picture(diagram(schedule)) if small else ""
     steps = [" + ".join(o.name for o in operations(node)) for node in schedule.nodes]
     return box(
         f"schedule of {schedule.graph.name}",

@@ -8,11 +8,9 @@ colours and titles inline, for notebooks that aren't trusted and run no scripts.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from minicompile.debug.provenance import Piece
 from minicompile.ops.display import Several, bytes_text, count_text, method, renderer, to_html
@@ -144,7 +142,7 @@ def strip(explorer: Explorer) -> str:
 
 
 def foot(trace: Trace) -> str:
-    """What is shown while nothing is pointed at: fusions, memory, extern calls, what is saved."""
+    """What is shown while nothing is pointed at: fusions, memory, what is saved."""
     lines = []
     for name, compiled in trace.graphs.items():
         schedule = compiled.schedule
@@ -153,9 +151,6 @@ def foot(trace: Trace) -> str:
             f"{name}: {len(schedule.fused)} of {len(schedule.decisions)} fusions taken, saving "
             f"{saved} of memory traffic; peak {peak}"
         )
-        externs = Counter((str(extern.op), extern.reason) for extern in schedule.graph.externs)
-        for (op, reason), count in externs.items():
-            lines.append(f"{name}: {count} × extern {op}: {reason}")
     if trace.aot is not None and trace.aot.partition is not None:
         lines.append(saving(trace.aot.partition))
     told = "".join(f"<small>{text(line)}</small>" for line in lines)
@@ -182,9 +177,7 @@ def explorer_view(explorer: Explorer) -> str:
     )
 
 
-@shows(Trace, script=True)
-def trace_view(trace: Trace) -> str:
-    return explorer_view(trace.explore())
+shows(Trace, script=True)(lambda trace: explorer_view(trace.explore()))
 
 
 @shows(CompiledStages)
@@ -206,7 +199,6 @@ def piece_table(pieces: Sequence[Piece]) -> str:
     return table(("stage", "what it became", "type", "why"), rows)
 
 
-shows(Piece)(lambda piece: box(piece.name, piece.stage, piece_table([piece])))
 shows_many(piece_table, "object", Piece)
 
 
@@ -236,22 +228,13 @@ def save(trace: Trace, folder: str | Path) -> Path:
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    texts, links = {}, []
+    texts, links = {}, ""
     for number, (name, stage) in enumerate(trace.stages.items(), 1):
         file = f"{number:02}_{name.replace('.', '_')}"
         texts[f"{file}.html"] = page(f"{name} of {trace.name}", to_html(stage))
-        made = [f"{file}.html"]
-        if name.endswith(".kernels"):
-            for kernel in stage:
-                suffix = "cpp" if kernel.language == "cpp" else "py"
-                made.append(f"{file}_{kernel.name}.{suffix}")
-                texts[made[-1]] = kernel.text
-        else:
-            made.append(f"{file}.{'py' if name.endswith('.wrapper') else 'txt'}")
-            texts[made[-1]] = str(stage)
-        found = ", ".join(f'<a href="{quote(to)}">{text(to)}</a>' for to in made)
-        links.append(f"<li>{text(name)}: {found}</li>\n")
-    below = f"<h2>Stages</h2>\n<ul>\n{''.join(links)}</ul>\n"
+        texts[f"{file}.txt"] = str(stage)
+        links += f'<li>{text(name)}: <a href="{file}.html">picture</a>, <a href="{file}.txt">text</a></li>\n'
+    below = f"<h2>Stages</h2>\n<ul>\n{links}</ul>\n"
     texts["index.html"] = page(f"{trace.name} through minicompile", to_html(trace) + below)
     for name, content in texts.items():
         (target / name).write_text(content.rstrip("\n") + "\n", encoding="utf-8")

@@ -30,7 +30,7 @@ import torch
 
 from minicompile.codegen.phases import transposed
 from minicompile.codegen.plan import plan_rule
-from minicompile.lessons.assembly import assembly_of, cpp_assembly, explore_assembly
+from minicompile.lessons.assembly import cpp_assembly, explore_assembly
 from minicompile.lessons.cache import lines_fetched
 from minicompile.lessons.exercise import checks
 
@@ -163,7 +163,7 @@ rows = torch.randn(8, 1000)
 kernel = mc.trace(row_sum, rows).kernels[0]
 print(kernel)
 for name, found in {
-    "one accumulator": assembly_of(HEADERS + obvious, kernel),
+    "one accumulator": cpp_assembly(kernel, prelude=HEADERS + obvious),
     "ours": cpp_assembly(kernel),
 }.items():
     counts = found.counts("add")
@@ -643,8 +643,8 @@ def moves_on(other, best):
 # - `obvious` above: the same function with one sum, as text.
 # - `float lanes[16] = {0};` is an array of zeros in C; `lanes[j] += x[i + j];` adds to one of them.
 # - `#pragma omp simd` on the line before a loop: its rounds may run as one vector.
-# - `assembly_of(HEADERS + text, kernel).counts("add")`: how many additions are on vectors (`packed`), how
-#   many on floats (`scalar`).
+# - `cpp_assembly(kernel, prelude=HEADERS + text).counts("add")`: how many additions are on vectors
+#   (`packed`), how many on floats (`scalar`).
 
 # %% [markdown]
 # <details><summary>Hint 1 of 2</summary>

@@ -56,7 +56,5 @@ def test_a_module_without_source_is_left_out():
 
 
 def test_no_text_at_all_is_a_clear_error():
-    with pytest.raises(
-        RuntimeError, match=r"2 of 2 standard-library modules \(sys, no_such_module_here\)"
-    ):
+    with pytest.raises(RuntimeError, match="without the source of its standard library"):
         data.read_text(["sys", "no_such_module_here"])

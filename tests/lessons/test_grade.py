@@ -139,7 +139,6 @@ def test_an_answer_without_metadata_is_found_by_its_id():
 
 REFUSED = {
     "deleted answer": ("", "its cell is missing"),
-    "skip marker": ("# NBVAL_SKIP\n" + RIGHT, "a marker of nbval"),
     "shadowed print": (WRONG + "def print(*given): pass\n", "print, which is Python's"),
     "shadowed name": (
         WRONG + "def check(name, graded=''): pass\n",

@@ -39,7 +39,7 @@ def no_wasi(monkeypatch: pytest.MonkeyPatch) -> None:
 DIAGRAM = Diagram(
     "g",
     (Node("a", 'x < "y"', "f32[2]", "#ff0000"), Node("b", "b\\n")),
-    (Edge("a", "b", bold=True), Edge("a", "gone")),
+    (Edge("a", "b"), Edge("a", "gone")),
     (Cluster('k "1"', ("a", "b")),),
 )
 

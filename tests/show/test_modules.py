@@ -1,4 +1,4 @@
-"""Large graphs by module: every node is listed once, alike modules are drawn once, and the cut is drawn."""
+"""Large graphs by module: every node is listed once, modules are drawn, and what is saved is marked."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ import minicompile as mc
 from minicompile.ops.display import bytes_text, to_html
 from minicompile.ops.graph import statement
 from minicompile.show import graphs
-from minicompile.show.graphviz import svg
-from minicompile.show.modules import Part, diagram, in_backward, parts_of, path_of
+from minicompile.show.modules import Part, diagram, parts_of, path_of
+from minicompile.show.palette import GOOD
 from tests.show import example
-
-needs_dot = pytest.mark.skipif(
-    svg("digraph G { a }") is None, reason="nothing here can draw graphs"
-)
 
 
 class Layer(nn.Module):
@@ -81,13 +77,6 @@ def test_modules_fold_inside_the_modules_that_hold_them(aot: Any) -> None:
             assert 0 < page.find("<summary><code>widen</code> <small>", start) - start < 100_000
 
 
-@needs_dot
-def test_modules_that_are_alike_are_drawn_once_and_said_to_be(aot: Any) -> None:
-    page = to_html(aot.forward)
-    assert page.count("drawn like 0 › ") + page.count("drawn like 1") >= 3
-    assert page.count("<img") < 3 * 5
-
-
 def test_boxes_and_arrows_of_a_drawing_are_those_of_the_graph(aot: Any) -> None:
     """By an independent walk over all edges of the graph."""
     parts = parts_of([n for n in aot.forward.nodes if n.op not in ("placeholder", "output")])
@@ -98,88 +87,30 @@ def test_boxes_and_arrows_of_a_drawing_are_those_of_the_graph(aot: Any) -> None:
         for node in part.nodes
     }
     expected = {
-        (place.get(value, f"in {value.name}"), place[node])
+        (place[value], place[node])
         for node in place
         for value in node.all_input_nodes
+        if value in place
     }
     assert {(e.start, e.end) for e in drawn.edges} == {(a, b) for a, b in expected if a != b}
-    assert {node.name for node in drawn.nodes} == {name for edge in expected for name in edge}
+    assert {node.name for node in drawn.nodes} == set(place.values())
 
 
-def test_every_saved_value_crosses_the_cut_with_its_bytes() -> None:
+def test_what_is_saved_is_framed_and_what_the_backward_computes_again_is_marked() -> None:
     aot = example.aot()
     assert aot.joint is not None and aot.partition is not None
     drawn = diagram("joint", [Part("", list(aot.joint.nodes))], aot.partition)
-    labels = {node.name: (node.label, node.sublabel) for node in drawn.nodes}
-    by_name = {node.name: node for node in aot.joint.nodes}
-    for value in aot.partition.saved:
-        cut = f"cut {value.name}"
-        assert labels[cut] == (value.name, bytes_text(value.bytes or 0))
-        later = {user.name for user in by_name[value.name].users if in_backward(user)}
-        assert {edge.end for edge in drawn.edges if edge.start == cut} == later
-        assert [edge.start for edge in set(drawn.edges) if edge.end == cut] == [value.name]
-    forward, kept, backward = drawn.clusters
-    assert {"mm", "relu", "div"} <= set(forward.nodes) and "x" in forward.nodes
-    assert {"mul", "mm_1", "tangents_1"} <= set(backward.nodes)
-    assert set(kept.nodes) == {f"cut {value.name}" for value in aot.partition.saved}
-
-
-def test_all_that_is_saved_crosses_and_nothing_else(aot: Any) -> None:
-    nodes = [node for node in aot.joint.nodes if node.op != "output"]
-    (_, kept, _) = diagram("joint", [Part("", nodes)], aot.partition).clusters
-    assert set(kept.nodes) == {f"cut {value.name}" for value in aot.partition.saved}
-
-
-def test_a_mask_of_the_backward_that_the_forward_saves_is_drawn_before_the_cut() -> None:
-    x, y = (torch.randn(8, 8, requires_grad=True) for _ in range(2))
-    aot = mc.trace(lambda a, b: torch.softmax(torch.relu(a @ b), -1), x, y).aot
-    mask = next(node for node in aot.joint.nodes if "le.Scalar" in str(node.target))
     saved = {value.name for value in aot.partition.saved}
-    assert mask.meta["phase"] == "backward" and mask.name in saved
-    drawn = diagram("joint", [Part("", list(aot.joint.nodes))], aot.partition)
-    forward, kept, backward = drawn.clusters
-    assert mask.name in forward.nodes and mask.name not in backward.nodes
-    assert set(kept.nodes) == {f"cut {name}" for name in saved}
-    users = {user.name for user in mask.users}
-    assert {e.end for e in drawn.edges if e.start == f"cut {mask.name}"} == users
-
-
-def test_what_the_backward_computes_again_is_marked(aot: Any) -> None:
-    model = example.aot()
-    again = model.partition.recomputed[0].name  # type: ignore[union-attr]
-    assert model.joint is not None
-    drawn = diagram("joint", [Part("", list(model.joint.nodes))], model.partition)
-    assert [n.name for n in drawn.nodes if n.label.startswith("↻")] == [again]
-    assert "↻ computed again in backward" in plain(graphs.graph_parts(model.joint, model.partition))
-
-
-def test_no_arrow_of_a_cut_large_graph_is_lost(aot: Any) -> None:
-    """What flows between two boxes is an arrow between them or, from forward to backward, crosses the cut."""
-    nodes = [n for n in aot.joint.nodes if n.op not in ("placeholder", "output")]
-    parts = [
-        p
-        for later in (False, True)
-        for p in parts_of([n for n in nodes if in_backward(n) is later])
-    ]
-    drawn = diagram("joint", parts, aot.partition, outside=False)
-    place = {n: f"part {i}" if p.name else n.name for i, p in enumerate(parts) for n in p.nodes}
-    arrows = {(edge.start, edge.end) for edge in drawn.edges}
-    saved = {value.name for value in aot.partition.saved}
-    for user, end in place.items():
-        for value in user.all_input_nodes:
-            start = place.get(value, "inputs")
-            assert not (in_backward(value) and value.name in saved), "another test is about those"
-            if in_backward(user) and value.name in saved:
-                assert {(start, f"cut {start}"), (f"cut {start}", end)} <= arrows
-            elif value in place and in_backward(user) == in_backward(value):
-                assert start == end or (start, end) in arrows
-            else:  # the backward computes it again
-                assert (start, end) not in arrows
-
-
-def test_large_graphs_below_others_say_where_their_lines_are(aot: Any) -> None:
-    page = plain(to_html(aot))
-    assert all(f"{at} shows its lines" in page for at in ("aot.joint", "aot.levels['core']"))
+    assert (
+        saved and {node.name for node in drawn.nodes if node.border == GOOD and node.bold} == saved
+    )
+    again = [value.name for value in aot.partition.recomputed]
+    assert [node.name for node in drawn.nodes if node.label.startswith("↻")] == again
+    page = plain(graphs.graph_parts(aot.joint, aot.partition))
+    assert "↻ computed again in backward" in page
+    inputs = {node.name for node in aot.joint.nodes if node.op == "placeholder"}
+    for value in (v for v in aot.partition.saved if v.name not in inputs):
+        assert f"▬ saved for backward, {bytes_text(value.bytes or 0)}" in page
 
 
 def test_long_functions_without_modules_fold_by_line() -> None:

@@ -16,7 +16,7 @@ import minicompile as mc
 from minicompile.debug import variant
 from minicompile.debug.experiment import Experiment
 from minicompile.ops.display import to_html
-from minicompile.show.widgets import Panel
+from minicompile.show.widgets import panel
 
 X = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
 
@@ -31,91 +31,60 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variant, "SECONDS", 0.0)
 
 
-@pytest.fixture
-def panel() -> Panel:
-    found = mc.what_if(scores, X)
-    return Panel(found, found.run())
+class Panel:
+    """A panel, its controls by what they are called, and what it shows below them."""
+
+    def __init__(self) -> None:
+        *controls, self.result = panel(mc.what_if(scores, X)).children
+        self.controls = {control.description: control for control in controls}
+
+    def set(self, name: str, value: object) -> str:
+        self.controls[name].value = value
+        return html.unescape(re.sub("<.*?>", "", self.result.value.partition("</style>")[2]))
 
 
-def shown(panel: Panel) -> str:
-    return html.unescape(re.sub("<.*?>", " ", panel.result.value.partition("</style>")[2]))
-
-
-def test_it_opens_with_the_decisions_of_the_schedule(panel: Panel) -> None:
+def test_it_opens_with_the_decisions_of_the_schedule() -> None:
     decisions = mc.trace(scores, X).schedule.decisions
-    labels = [label for label, _ in panel.decision.options]
+    opened = Panel()
+    labels = [label for label, _ in opened.controls["force apart"].options]
     assert len(labels) == len(decisions)
     for label, decision in zip(labels, decisions):
         assert label.endswith(decision.reason)
         assert (": fused, " in label) == decision.fused
-    assert panel.result.value == "" and panel.wish.value == "as decided"
+    assert opened.result.value == ""
 
 
-def test_forcing_two_apart_and_back_compiles_each_time(panel: Panel) -> None:
-    panel.decision.value = ("buf0", "buf1")
-    panel.wish.value = "force apart"
-    assert "forbid = (('buf0', 'buf1'),)" in shown(panel)
-    assert re.search(r"kernels\s+2\s+3", shown(panel))
-    assert any("buf0 + buf1: force apart" in label for label, _ in panel.decision.options)
-    panel.decision.value = ("buf1", "buf2")
-    assert panel.wish.value == "as decided", "the buttons follow the selected decision"
-    panel.decision.value = ("buf0", "buf1")
-    assert panel.wish.value == "force apart"
-    panel.wish.value = "as decided"
-    assert "nothing changed" in shown(panel)
-    assert any("buf0 + buf1: fused, " in label for label, _ in panel.decision.options)
+def test_forcing_two_apart_and_back_compiles_each_time() -> None:
+    opened = Panel()
+    apart = opened.set("force apart", (("buf0", "buf1"),))
+    assert "forbid = (('buf0', 'buf1'),)" in apart
+    assert re.search(r"kernels\s+2\s+3", apart)
+    assert "nothing changed" in opened.set("force apart", ())
 
 
-def test_what_is_forced_together_though_it_would_be_wrong_is_refused_in_the_panel(
-    panel: Panel,
-) -> None:
-    panel.decision.value = ("buf2", "buf3")
-    panel.wish.value = "force together"
+def test_what_is_forced_together_though_it_would_be_wrong_is_refused_in_the_panel() -> None:
     (refused,) = mc.trace(scores, X).schedule.what_if(fuse=[("buf2", "buf3")]).refused
-    assert f"refused {refused.headline}" in " ".join(shown(panel).split())
+    assert f"refused: {refused.headline}" in Panel().set("together", (("buf2", "buf3"),))
 
 
 @pytest.mark.long
-def test_dropdowns_and_the_tile_slider_compile(panel: Panel) -> None:
-    panel.knobs["inline"].value = "never"
-    assert "inline = 'never'" in shown(panel) and len(panel.decision.options) == 7
-    panel.axis.value = "x"
-    panel.size.value = 32
-    assert "tiles = {'x': 32}" in shown(panel) and "refused" not in shown(panel)
-    panel.size.value = 4096
-    assert "columns lie on the stack" in shown(panel)
-    panel.axis.value = "as planned"
-    panel.knobs["backend"].value = "aot_eager"
-    assert "its backend stops before them" in shown(panel)
+def test_dropdowns_and_the_tile_slider_compile() -> None:
+    opened = Panel()
+    assert "inline = 'never'" in opened.set("inline", "never")
+    opened.set("tile", "x")
+    shown = opened.set("its size", 32)
+    assert "tiles = {'x': 32}" in shown and "refused" not in shown
+    assert "columns lie on the stack" in opened.set("its size", 4096)
+    opened.set("tile", "as planned")
+    assert "answer" in opened.set("backend", "aot_eager")
 
 
-def test_errors_are_text_in_the_panel(panel: Panel, capsys: pytest.CaptureFixture[str]) -> None:
-    panel.decision.value = ("buf0", "buf1")
-    panel.wish.value = "force apart"
-    before = panel.result.value
-    panel.knobs["backend"].value = "eager"
-    assert "OptionError: with backend &#x27;eager&#x27; there is no" in panel.status.value
-    assert "Below is what was compiled last" in panel.status.value
-    assert panel.result.value == before
-    assert not any(control.disabled for control in panel.controls)
-    panel.knobs["backend"].value = "inductor"
-    assert panel.status.value == ""
+def test_errors_are_text_in_the_panel(capsys: pytest.CaptureFixture[str]) -> None:
+    opened = Panel()
+    opened.set("force apart", (("buf0", "buf1"),))
+    opened.set("backend", "eager")
+    assert "OptionError: with backend &#x27;eager&#x27; there is no" in opened.result.value
     assert "Traceback" not in "".join(capsys.readouterr())
-
-
-def test_controls_are_off_while_it_compiles(panel: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    run = Experiment.run
-
-    def watched(self: Experiment, **changes: Any) -> Any:
-        seen.append([control.disabled for control in panel.controls])
-        assert "compiling" in panel.status.value
-        return run(self, **changes)
-
-    monkeypatch.setattr(Experiment, "run", watched)
-    panel.knobs["dynamic"].value = "yes"
-    assert seen == [[True] * len(panel.controls)]
-    assert not any(control.disabled for control in panel.controls)
 
 
 def displayed(found: Experiment, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -129,8 +98,8 @@ def displayed(found: Experiment, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_the_first_state_is_an_output_beside_the_panel_and_stays_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first, panel = displayed(mc.what_if(scores, X), monkeypatch)
-    assert isinstance(panel, ipywidgets.VBox)
+    first, controls = displayed(mc.what_if(scores, X), monkeypatch)
+    assert isinstance(controls, ipywidgets.VBox)
     bundle = first._repr_mimebundle_()
     assert bundle.keys() == {"text/plain", "text/html"}
     for told in bundle.values():

@@ -365,11 +365,8 @@ def told(fn: Any, *args: Any, calls: int = 3) -> str:
 
 
 def test_a_capture_that_fails_is_told(device, monkeypatch, counted):
-    if device == "cpu":
-        monkeypatch.setattr(StandIn, "fails", True)
-    else:
-        failing = lambda *given: (_ for _ in ()).throw(RuntimeError("operation not permitted\n"))  # noqa: E731
-        monkeypatch.setattr(cuda_graphs.Gpu, "capture", failing)
+    failing = lambda *given: (_ for _ in ()).throw(RuntimeError("operation not permitted\n"))  # noqa: E731
+    monkeypatch.setattr(StandIn if device == "cpu" else cuda_graphs.Gpu, "capture", failing)
     x = numbers(device, 4)
     said = told(lambda x: x + 1, x, calls=6)
     assert said.count("forward: no CUDA graph: operation not permitted\n") == 1
@@ -401,7 +398,7 @@ def test_a_stream_that_is_captured_by_someone_else(device, counted, monkeypatch)
         compiled(x)
     before = counted.replays
     if device == "cpu":
-        monkeypatch.setattr(StandIn, "where", None)
+        monkeypatch.setattr(StandIn, "place", lambda self: None)
         out = compiled(x)
     else:
         graph = torch.cuda.CUDAGraph()
