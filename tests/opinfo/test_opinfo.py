@@ -15,6 +15,7 @@ from minicompile.lowering.rules.common import aten, elementwise
 from minicompile.options import Options
 from tests.opinfo.cases import KINDS, VARIANTS, Case, cases, database
 from tests.opinfo.compare import Verdict, Way, check
+from tests.torch_versions import needs
 
 compiling = torch.compiler.is_compiling
 
