@@ -113,6 +113,14 @@ def assert_same(found: Any, expected: Any, strides: bool = True, **tolerance: fl
             assert strides_of(mine) == strides_of(eagers)
 
 
+def assert_answer(
+    found: Answer, expected: Answer, gradient_strides: bool = False, **tolerance: float
+) -> None:
+    assert_same(found.results, expected.results, **tolerance)
+    assert_same(found.written, expected.written, **tolerance)
+    assert_same(found.gradients, expected.gradients, gradient_strides, **tolerance)
+
+
 def assert_as_eager(
     call: Callable[..., Any],
     fn: Callable[..., Any],
@@ -131,6 +139,4 @@ def assert_as_eager(
     if expected.raised is not None:
         assert isinstance(found.raised, type(expected.raised))
         return
-    assert_same(found.results, expected.results, **tolerance)
-    assert_same(found.written, expected.written, **tolerance)
-    assert_same(found.gradients, expected.gradients, gradient_strides, **tolerance)
+    assert_answer(found, expected, gradient_strides, **tolerance)
