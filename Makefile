@@ -101,7 +101,7 @@ lessons:
 ## make fuzz       random programs against eager: SEED=0 MINUTES=5 (or COUNT=100) BACKEND=inductor
 fuzz:
 	$(PY) -m tests.fuzz --seed $(or $(SEED),0) --minutes $(or $(MINUTES),5) $(if $(COUNT),--count $(COUNT)) \
-	    --backend $(or $(BACKEND),inductor) --write build/fuzz
+	    --backend $(or $(BACKEND),inductor)
 
 # An environment of its own for each release, so that they can be tried side by side.
 COMPAT = build/compat/$(subst ==,-,$(notdir $(firstword $(TORCH))))

@@ -24,7 +24,13 @@ def losses(name: str, compile: Compile) -> list[float]:
     return [float(step()) for _ in range(3)]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+QUICK = "mnist", "dcgan", "vae", "word_transformer"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in PROGRAMS],
+)
 def test_a_program_trains_as_in_eager(name: str) -> None:
     compiled = list[Any]()
 

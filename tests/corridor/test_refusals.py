@@ -69,16 +69,15 @@ def test_without_a_compiler_a_trace_has_the_text_of_every_kernel_and_says_so():
     assert found.backward.kernels[0].text == expected.backward.kernels[0].text
 
 
-def test_without_a_compiler_eager_and_aot_eager_still_work():
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_without_a_compiler_other_backends_still_work(backend):
     def f(x):
         return torch.relu(x) + 1
 
     x = torch.randn(5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for backend in ("eager", "aot_eager"):
-            options = {"cpp_compiler": "no-such-compiler"}
-            assert torch.equal(mc.compile(f, backend=backend, options=options)(x), f(x))
+    with warnings.catch_warnings(action="error"):
+        options = {"cpp_compiler": "no-such-compiler"}
+        assert torch.equal(mc.compile(f, backend=backend, options=options)(x), f(x))
 
 
 @pytest.mark.parametrize(
@@ -115,14 +114,11 @@ def loss(w, x):
 
 TRANSFORMED = {
     "vmap of a gradient": lambda w, x: torch.vmap(torch.func.grad(torch.sin))(w) * x,
-    "grad": lambda w, x: torch.func.grad(loss)(w, x) * 2,
     "grad_and_value": lambda w, x: torch.func.grad_and_value(loss)(w, x)[0] * 2,
     "vjp": lambda w, x: torch.func.vjp(torch.sin, w)[1](x)[0] * 2,
     "jvp": lambda w, x: torch.func.jvp(torch.sin, (w,), (x,))[1] * 2,
     "jacrev": lambda w, x: torch.func.jacrev(torch.sin)(w) @ x,
-    "jacfwd": lambda w, x: torch.func.jacfwd(torch.sin)(w) @ x,
     "hessian": lambda w, x: torch.func.hessian(loss)(w, x) @ x,
-    "linearize": lambda w, x: torch.func.linearize(torch.sin, w)[1](x) * 2,
     "functionalize": lambda w, x: torch.func.functionalize(torch.sin)(w) + x,
 }
 
@@ -147,8 +143,6 @@ def test_a_compiled_function_under_a_transform_or_with_a_tangent_runs_in_eager(c
     w, x = torch.randn(3), torch.randn(3)
     for outside in (
         lambda run: torch.vmap(run)(torch.stack([w, x])),
-        lambda run: torch.func.grad(lambda a: run(a).sum())(w),
-        lambda run: torch.func.jvp(run, (w,), (x,))[1],
         lambda run: torch.func.jacfwd(torch.func.jacrev(run))(w),
         tangent,
     ):

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minicompile.lessons.model import GPT, GPTConfig
 
 Model = tuple[nn.Module, dict[str, torch.Tensor]]
 
@@ -76,3 +79,38 @@ ZOO: dict[str, Callable[..., Model]] = {"gpt2": gpt2, "llama": llama, "bert": be
 def outputs(result: Any) -> dict[str, torch.Tensor]:
     """The tensors of a model's output by name."""
     return {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
+
+
+class Conv(nn.Module):
+    """Halves an image, doubles it again by a factor, and counts in batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        wide = F.relu(self.norm(self.first(x)))
+        again = F.interpolate(self.second(wide), scale_factor=2.0, mode="nearest")
+        return {"loss": F.max_pool2d(wide + again, 2).square().mean()}
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    **{name: lambda make=make: make()[0] for name, make in ZOO.items()},
+    "conv": Conv,
+    "lesson": lambda: GPT(GPTConfig(n_layer=1, n_embd=16, n_head=2, block_size=8)),
+}
+Size = tuple[int, ...]
+
+
+def inputs_of(name: str, size: Size) -> tuple[dict[str, Tensor], tuple[int, ...]]:
+    """Random inputs, and which of their dimensions the sizes are."""
+    if name == "conv":
+        return {"x": torch.randn(size[0], 3, *size[1:])}, (0, 2, 3)
+    if name == "vit":
+        images = torch.randn(*size, 3, 16, 16)
+        return {"pixel_values": images, "labels": torch.randint(0, 5, size)}, (0,)
+    ids = torch.randint(1, 64, size)
+    if name == "lesson":
+        return {"idx": ids, "targets": ids.clone()}, (0,)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}, (0, 1)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -23,7 +22,6 @@ from minicompile.scheduling.fusion import Fuser
 from tests.faults.table import CPP, NUMBERS, SQUARE, WITH_NAN, X, fault
 
 aten = torch.ops.aten
-Patch = pytest.MonkeyPatch
 
 
 def wrapped(op: Any, change: Callable[..., Any]) -> None:
@@ -38,7 +36,7 @@ def wrapped(op: Any, change: Callable[..., Any]) -> None:
 @fault(
     "lowering", "aten.maximum.default", lambda x, y: torch.maximum(x, y.cos()) * 2, [WITH_NAN, X]
 )
-def maximum_forgets_nan(patch: Patch) -> None:
+def maximum_forgets_nan(patch):
     """NaN comes from the second operand only (#93784)."""
 
     @lowering(aten.maximum.default)
@@ -47,25 +45,25 @@ def maximum_forgets_nan(patch: Patch) -> None:
 
 
 @fault("lowering", "aten.relu.default", lambda x: torch.relu(x + 1).exp() * 2, [WITH_NAN])
-def relu_forgets_nan(patch: Patch) -> None:
+def relu_forgets_nan(patch):
     """max(x, 0) by comparison."""
     bugs["lost nan"]()
 
 
 @fault("lowering", "aten.sigmoid.default", lambda x: torch.sigmoid(x * 90) + x, [X])
-def sigmoid_overflows(patch: Patch) -> None:
+def sigmoid_overflows(patch):
     """exp of a large number."""
     bugs["hot sigmoid"]()
 
 
 @fault("lowering", "aten.neg.default", lambda x: (-(x.sin())).exp() + 1, [X])
-def the_tail_is_masked_out(patch: Patch) -> None:
+def the_tail_is_masked_out(patch):
     """A wrong mask: the last elements of each row are not computed."""
     bugs["ragged"]()
 
 
 @fault("lowering", "aten.erf.default", lambda x: torch.erf(x.sin()) * 2, [X])
-def a_rule_crashes(patch: Patch) -> None:
+def a_rule_crashes(patch):
     """An exception inside."""
     bugs["no table"]()
 
@@ -73,7 +71,7 @@ def a_rule_crashes(patch: Patch) -> None:
 @fault(
     "lowering", "aten.mul.Tensor", lambda n: torch.arange(11) * 1_000_000_000 + n, [torch.tensor(5)]
 )
-def products_overflow_int32(patch: Patch) -> None:
+def products_overflow_int32(patch):
     """Integers are multiplied in 32 bits."""
 
     def narrow(right: Any, ctx: Any, a: Any, b: Any) -> Any:
@@ -90,7 +88,7 @@ def products_overflow_int32(patch: Patch) -> None:
 
 
 @fault("lowering", "aten.argmin.default", lambda x: torch.argmin(x.sin().t()) + 1, [X])
-def argmin_counts_in_memory_order(patch: Patch) -> None:
+def argmin_counts_in_memory_order(patch):
     """The position in a transposed matrix is that in its memory (#183894)."""
 
     def flat(right: Any, ctx: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
@@ -102,7 +100,7 @@ def argmin_counts_in_memory_order(patch: Patch) -> None:
 
 
 @fault("lowering", "aten.argmax.default", lambda x: torch.argmax(torch.log1p(x), 1) + 1, [X])
-def nan_is_not_the_largest(patch: Patch) -> None:
+def nan_is_not_the_largest(patch):
     """argmax by comparison passes over NaN (#118266)."""
 
     def without_nan(right: Any, ctx: Any, x: Any, *args: Any) -> Any:
@@ -115,7 +113,7 @@ def nan_is_not_the_largest(patch: Patch) -> None:
 
 
 @fault("lowering", "aten.constant_pad_nd.default", lambda x: F.pad(x.cos(), [2, 1]) * 3, [X])
-def a_border_is_off_by_one(patch: Patch) -> None:
+def a_border_is_off_by_one(patch):
     """A wrong mask: the element after the last is read too."""
     whole = creation.inside
 
@@ -128,7 +126,7 @@ def a_border_is_off_by_one(patch: Patch) -> None:
 
 
 @fault("lowering", "aten.permute.default", lambda x: x.sin().t() * 2 + x, [SQUARE])
-def strides_of_a_view_are_lost(patch: Patch) -> None:
+def strides_of_a_view_are_lost(patch):
     """A view of the same shape reads memory in the old order (#186850)."""
 
     def straight(right: Any, ctx: Any, x: Any, dims: Any) -> Any:
@@ -139,13 +137,13 @@ def strides_of_a_view_are_lost(patch: Patch) -> None:
 
 
 @fault("lowering", "aten.select.int", lambda x: x.sin()[2] * 2 + 1, [X])
-def the_offset_of_a_view_is_lost(patch: Patch) -> None:
+def the_offset_of_a_view_is_lost(patch):
     """It begins where its base does (#93562)."""
     wrapped(aten.select.int, lambda right, ctx, x, dim, index: right(ctx, x, dim, 0))
 
 
 @fault("lowering", "aten.remainder", lambda n: (n * 2 + 1) % 5 + n, [NUMBERS])
-def remainders_have_the_sign_of_the_dividend(patch: Patch) -> None:
+def remainders_have_the_sign_of_the_dividend(patch):
     """Integer division that rounds to zero."""
     for op in (aten.remainder.Scalar, aten.remainder.Tensor):
         lowering(op)(lowering[aten.fmod.Scalar])
@@ -156,7 +154,7 @@ def remainders_have_the_sign_of_the_dividend(patch: Patch) -> None:
     lambda x, i, y: torch.index_put(x.sin(), [i], y, accumulate=True) * 2,
     [X[:, 0].contiguous(), torch.tensor([1, 1, 3]), torch.tensor([2.0, 3.0, 4.0])],
 )
-def writes_that_meet_are_lost(patch: Patch) -> None:
+def writes_that_meet_are_lost(patch):
     """A race: of two additions to one element one is kept."""
     wrapped(
         aten.index_put.default,
@@ -165,7 +163,7 @@ def writes_that_meet_are_lost(patch: Patch) -> None:
 
 
 @fault("lowering", "sum", lambda n: (n * 7).to(torch.int8).sum(1) + 1, [NUMBERS])
-def sums_stay_narrow(patch: Patch) -> None:
+def sums_stay_narrow(patch):
     """A dtype promotion is forgotten: bytes are added in 8 bits."""
 
     def narrow(right: Any, ctx: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -189,7 +187,7 @@ def sums_stay_narrow(patch: Patch) -> None:
     lambda x, y: torch.slice_scatter(x.sin(), y, 1, 1, 9, 2),
     [X, X[:, :4]],
 )
-def a_step_is_ignored(patch: Patch) -> None:
+def a_step_is_ignored(patch):
     """A wrong index: what lies between is overwritten too."""
 
     def dense(
@@ -201,13 +199,13 @@ def a_step_is_ignored(patch: Patch) -> None:
 
 
 @fault("lowering", "aten.cat.default", lambda x: torch.cat([x.sin(), x.cos()], 1) + 1, [X])
-def the_second_part_repeats_the_first(patch: Patch) -> None:
+def the_second_part_repeats_the_first(patch):
     """A wrong index: the parts are taken in the wrong order."""
     wrapped(aten.cat.default, lambda right, ctx, parts, dim=0: right(ctx, [*parts][::-1], dim))
 
 
 @fault("lowering", "amax", lambda x: (x.exp() - 90).amax(1) * 2, [X])
-def the_identity_of_a_maximum_is_zero(patch: Patch) -> None:
+def the_identity_of_a_maximum_is_zero(patch):
     """A reduction over negative numbers begins with 0."""
 
     def from_zero(right: Any, ctx: Any, x: Any, *args: Any) -> Any:
@@ -227,7 +225,7 @@ def interrupted(x: torch.Tensor) -> torch.Tensor:
 
 
 @fault("fusion", "buf0 and", interrupted, [X])
-def a_cycle_is_fused(patch: Patch) -> None:
+def a_cycle_is_fused(patch):
     """A kernel reads what a library makes of its own result."""
     patch.setattr(Fuser, "_cycle", lambda self, a, b: None)
 
@@ -241,7 +239,7 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 
 
 @fault("memory", "in place of", turned, [X])
-def a_buffer_is_overwritten_while_it_is_read(patch: Patch) -> None:
+def a_buffer_is_overwritten_while_it_is_read(patch):
     """In place over elements that are read later."""
     patch.setattr(in_place, "refusal", lambda node, old, new: None)
 
@@ -249,32 +247,35 @@ def a_buffer_is_overwritten_while_it_is_read(patch: Patch) -> None:
 # -- kernel plans
 
 
+def mistaken(name: str, old: str, new: str) -> None:
+    """A rule that takes one operation for another."""
+
+    @plan_rule(name)
+    def rule(plan: KernelPlan, options: Any) -> None:
+        for value in plan.body.values:
+            value.op = new if value.op == old else value.op
+
+
 @fault("plan rule", "any:bases", lambda x: torch.softmax(x.sin() * 3, -1) * 2, [X], options=CPP)
-def another_base(patch: Patch) -> None:
+def another_base(patch):
     """exp becomes exp2."""
     bugs["wrong base"]()
 
 
 @fault("plan rule", "any:rounding", lambda x: torch.floor(x * 2.3) + x, [X], options=CPP)
-def rounding_to_zero(patch: Patch) -> None:
+def rounding_to_zero(patch):
     """floor becomes trunc."""
 
-    @plan_rule("any:rounding")
-    def rounding(plan: KernelPlan, options: Any) -> None:
-        for value in plan.body.values:
-            value.op = "trunc" if value.op == "floor" else value.op
+    mistaken("any:rounding", "floor", "trunc")
 
 
 @fault(
     "plan rule", "any:limits", lambda x: torch.where(x >= 3, x.sin(), x.cos()) + 1, [X], options=CPP
 )
-def a_limit_is_left_out(patch: Patch) -> None:
+def a_limit_is_left_out(patch):
     """A wrong mask: at least becomes more than."""
 
-    @plan_rule("any:limits")
-    def limits(plan: KernelPlan, options: Any) -> None:
-        for value in plan.body.values:
-            value.op = "gt" if value.op == "ge" else value.op
+    mistaken("any:limits", "ge", "gt")
 
 
 # -- code generators
@@ -294,18 +295,18 @@ def misprint(old: str, new: str) -> None:
 
 
 @fault("code generator", "", lambda x: torch.sin(x + 1) * 2 + x, [X], options=CPP)
-def a_function_is_printed_as_another(patch: Patch) -> None:
+def a_function_is_printed_as_another(patch):
     """sin as cos."""
     misprint("sin", "cos")
 
 
 @fault("code generator", "", lambda x: torch.cos(x.exp()) * 2 + x, [X], options=CPP)
-def a_kernel_is_no_program(patch: Patch) -> None:
+def a_kernel_is_no_program(patch):
     """The C++ compiler refuses it."""
     misprint("cos(", "cos(;")
 
 
 @fault("code generator", "", lambda x: (x / 2).prod(1).exp() + 1, [X], options=CPP)
-def accumulators_begin_with_zero(patch: Patch) -> None:
+def accumulators_begin_with_zero(patch):
     """The identity of every reduction is 0."""
     patch.setattr(cpp_values, "reduction_identity", lambda kind, dtype: 0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
@@ -17,16 +17,33 @@ from tests.faults.table import NUMBERS, SQUARE, WITH_NAN, X, fault, leaf
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-Patch = pytest.MonkeyPatch
 
 
 def calls(gm: fx.GraphModule, *targets: Any) -> list[fx.Node]:
     return [node for node in gm.graph.nodes if node.target in targets]
 
 
-def bypass(node: fx.Node, by: fx.Node) -> None:
+def bypass(node: fx.Node, by: Any) -> None:
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)
+
+
+def wrong_pass(
+    name: str, stage: str, targets: Sequence[Any], change: Callable[[fx.Node], Any], order: int = 50
+) -> None:
+    """A pass that changes the calls of some functions. `change` gives False where it changes nothing."""
+
+    @graph_pass(name, stage=stage, order=order)
+    def run(gm: fx.GraphModule, mode: Any) -> int:
+        return sum(change(node) is not False for node in calls(gm, *targets))
+
+
+def inserted(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call before a node, which is recorded as the node is."""
+    with node.graph.inserting_before(node):
+        new = node.graph.call_function(target, args, kwargs)
+    new.meta = dict(node.meta)
+    return new
 
 
 # -- capture
@@ -36,26 +53,26 @@ def bypass(node: fx.Node, by: fx.Node) -> None:
     *("capture", "<lambda>", lambda x, limit: torch.clamp(x.exp(), max=limit) + 1, [X, 0.5]),
     more=[[X, 1.5]],
 )
-def float_argument_is_not_guarded(patch: Patch) -> None:
+def float_argument_is_not_guarded(patch):
     """A stale Python number (#194976)."""
     for kind in ("equals", "number"):
         guard_rules.rules.pop(kind, None)
 
 
 @fault("", "", lambda x: torch.sin(x * 2) + x, [X], more=[[leaf()]])
-def tensors_are_not_guarded(patch: Patch) -> None:
+def tensors_are_not_guarded(patch):
     """A missing guard: the second call needs gradients, and only AOT autograd relies on it."""
     guard_rules.rules.pop("tensor")
 
 
 @fault("capture", "<lambda>", lambda x: torch.erf(x.cos()) * x - 1, [X])
-def a_call_is_captured_wrong(patch: Patch) -> None:
+def a_call_is_captured_wrong(patch):
     """erf is taken for the identity."""
     call_rules(torch.erf)(lambda tracer, args, kwargs: args[0])
 
 
 @fault("capture", "<lambda>", lambda x: (x.sin().add_(1) * x).cos(), [X])
-def a_mutation_is_not_captured(patch: Patch) -> None:
+def a_mutation_is_not_captured(patch):
     """A lost mutation: in-place methods of temporaries are taken for views."""
     call_rules(Tensor.add_)(lambda tracer, args, kwargs: args[0])
 
@@ -71,7 +88,7 @@ def written(x: Tensor) -> Tensor:
 
 
 @fault("", "", written, [X])
-def a_write_through_a_view_is_lost(patch: Patch) -> None:
+def a_write_through_a_view_is_lost(patch):
     """A view of the same memory keeps its old contents (#93824)."""
     whole = functionalize.Functionalizer.write
 
@@ -89,7 +106,7 @@ def a_write_through_a_view_is_lost(patch: Patch) -> None:
 @fault(
     "pre_grad pass", "draw_once", lambda x: torch.rand_like(x) + x.cos() - torch.rand_like(x), [X]
 )
-def random_numbers_are_drawn_once(patch: Patch) -> None:
+def random_numbers_are_drawn_once(patch):
     """Equal calls are merged, random ones too."""
 
     @graph_pass("draw_once", stage="pre_grad")
@@ -101,15 +118,10 @@ def random_numbers_are_drawn_once(patch: Patch) -> None:
 
 
 @fault("pre_grad pass", "no_dropout", lambda x: F.dropout(x.sin(), 0.5) * x + 1, [X])
-def dropout_is_taken_for_idle(patch: Patch) -> None:
+def dropout_is_taken_for_idle(patch):
     """A pass for inference runs in training."""
 
-    @graph_pass("no_dropout", stage="pre_grad")
-    def no_dropout(gm: fx.GraphModule, mode: Any) -> int:
-        found = calls(gm, F.dropout)
-        for node in found:
-            bypass(node, node.args[0])
-        return len(found)
+    wrong_pass("no_dropout", "pre_grad", [F.dropout], lambda n: bypass(n, n.args[0]))
 
 
 @fault(
@@ -117,22 +129,20 @@ def dropout_is_taken_for_idle(patch: Patch) -> None:
     lambda x, w, b: torch.relu(F.linear(x.sin(), w, b)) * 2,
     [SQUARE, SQUARE.t().contiguous(), SQUARE[0]],
 )
-def linear_loses_its_bias(patch: Patch) -> None:
+def linear_loses_its_bias(patch):
     """A rewrite looks at the first two arguments only."""
 
-    @graph_pass("bare_linear", stage="pre_grad")
-    def bare_linear(gm: fx.GraphModule, mode: Any) -> int:
-        found = calls(gm, F.linear, torch._C._nn.linear)
-        for node in found:
-            node.args, node.kwargs = node.args[:2], {}
-        return len(found)
+    def cut(node: fx.Node) -> None:
+        node.args, node.kwargs = node.args[:2], {}
+
+    wrong_pass("bare_linear", "pre_grad", [F.linear, torch._C._nn.linear], cut)
 
 
 # -- the joint graph
 
 
 @fault("joint pass", "pattern:keep", lambda x: torch.tanh(x.exp()) + x, [X])
-def a_pattern_is_another_function(patch: Patch) -> None:
+def a_pattern_is_another_function(patch):
     """tanh becomes sin."""
     mc.register_pattern("keep", search=lambda x: torch.tanh(x), examples=[torch.empty(2)])(
         torch.sin
@@ -140,15 +150,13 @@ def a_pattern_is_another_function(patch: Patch) -> None:
 
 
 @fault("joint pass", "one_gradient", lambda x: (x.sin() * x.cos()).exp(), [leaf()])
-def a_partial_gradient_is_lost(patch: Patch) -> None:
+def a_partial_gradient_is_lost(patch):
     """Of two gradients of one value the second is not added (#193061)."""
 
-    @graph_pass("one_gradient", stage="joint")
-    def one_gradient(gm: fx.GraphModule, mode: Any) -> int:
-        found = [n for n in calls(gm, aten.add.Tensor) if n.meta.get("phase") == "backward"]
-        for node in found:
-            bypass(node, node.args[0])
-        return len(found)
+    def first(node: fx.Node) -> Any:
+        return node.meta.get("phase") == "backward" and bypass(node, node.args[0])
+
+    wrong_pass("one_gradient", "joint", [aten.add.Tensor], first)
 
 
 @fault(
@@ -156,98 +164,83 @@ def a_partial_gradient_is_lost(patch: Patch) -> None:
     lambda x: torch.cumsum(x.sin() * 3, 1, dtype=torch.int64) * 2,
     [X],
 )
-def a_scan_ignores_its_dtype(patch: Patch) -> None:
+def a_scan_ignores_its_dtype(patch):
     """cumsum with a dtype is summed in the argument's own (#189518)."""
 
-    @graph_pass("late_cast", stage="joint")
-    def late_cast(gm: fx.GraphModule, mode: Any) -> int:
-        found = [n for n in calls(gm, aten.cumsum.default) if "dtype" in n.kwargs]
-        for node in found:
-            x, given = node.args[0], {"dtype": node.kwargs["dtype"]}
-            with gm.graph.inserting_before(node):
-                narrow = gm.graph.call_function(node.target, node.args)
-                cast = gm.graph.call_function(aten._to_copy.default, (narrow,), given)
-            narrow.meta = {**node.meta, "val": x.meta["val"].clone()}
-            cast.meta = dict(node.meta)
-            bypass(node, cast)
-        return len(found)
+    def late(node: fx.Node) -> Any:
+        if "dtype" not in node.kwargs:
+            return False
+        narrow = inserted(node, node.target, *node.args)
+        narrow.meta["val"] = node.args[0].meta["val"].clone()
+        return bypass(node, inserted(node, aten._to_copy.default, narrow, **node.kwargs))
+
+    wrong_pass("late_cast", "joint", [aten.cumsum.default], late)
 
 
 # -- passes over ATen graphs
 
 
 @fault("prims pass", "tidy_products", lambda x: torch.tanh(x.cos() * -1) + 1, [X])
-def the_sign_is_lost(patch: Patch) -> None:
+def the_sign_is_lost(patch):
     """Products with -1 go with those with 1."""
     bugs["same sign"]()
 
 
 @fault("prims pass", "one_rounding", lambda x: x.exp().bfloat16().float() * 3 + x, [X])
-def a_rounding_is_removed(patch: Patch) -> None:
+def a_rounding_is_removed(patch):
     """There and back through bfloat16 is taken for nothing (#159239)."""
 
-    @graph_pass("one_rounding", stage="prims", order=35)
-    def one_rounding(gm: fx.GraphModule, mode: Any) -> int:
-        changed = 0
-        for node in calls(gm, prims.convert_element_type.default):
-            inner = node.args[0]
-            if inner.target is node.target:
-                source = inner.args[0]
-                if source.meta["val"].dtype is node.meta["val"].dtype:
-                    bypass(node, source)
-                    changed += 1
-        return changed
+    def shortened(node: fx.Node) -> Any:
+        inner = node.args[0]
+        if inner.target is not node.target:
+            return False
+        source = inner.args[0]
+        same = source.meta["val"].dtype is node.meta["val"].dtype
+        return same and bypass(node, source)
+
+    wrong_pass("one_rounding", "prims", [prims.convert_element_type.default], shortened, 35)
 
 
 def cast_early(op: Any) -> None:
-    """A pass that converts the first operand rather than the result."""
+    """A pass that converts the operands rather than the result."""
 
-    @graph_pass("early_cast", stage="prims", order=35)
-    def early_cast(gm: fx.GraphModule, mode: Any) -> int:
-        changed = 0
-        for node in calls(gm, prims.convert_element_type.default):
-            inner, dtype = node.args
-            if inner.target is op:
-                with gm.graph.inserting_before(node):
-                    wide = [gm.graph.call_function(node.target, (x, dtype)) for x in inner.args]
-                    late = gm.graph.call_function(op, tuple(wide))
-                for made in (*wide, late):
-                    made.meta = dict(node.meta)
-                bypass(node, late)
-                changed += 1
-        return changed
+    def early(node: fx.Node) -> Any:
+        inner, dtype = node.args
+        if inner.target is not op:
+            return False
+        wide = [inserted(node, node.target, x, dtype) for x in inner.args]
+        return bypass(node, inserted(node, op, *wide))
+
+    wrong_pass("early_cast", "prims", [prims.convert_element_type.default], early, 35)
 
 
 BYTES = torch.tensor([7, 200, 0, 9], dtype=torch.uint8)
 
 
 @fault("prims pass", "early_cast", lambda x: torch.neg(x) + torch.ones(4).sin() + 1, [BYTES])
-def a_conversion_moves_over_neg(patch: Patch) -> None:
+def a_conversion_moves_over_neg(patch):
     """Bytes wrap around before they become floats (#161763)."""
     cast_early(aten.neg.default)
 
 
 @fault("prims pass", "early_cast", lambda x: (x + x).to(torch.int16) * 2, [BYTES])
-def a_conversion_moves_over_a_sum(patch: Patch) -> None:
+def a_conversion_moves_over_a_sum(patch):
     """The sum of two bytes is one (#105264)."""
     cast_early(aten.add.Tensor)
 
 
 @fault("prims pass", "zero_times", lambda x: (x.sin() * 0 + 1).exp(), [WITH_NAN])
-def zero_times_nan_is_zero(patch: Patch) -> None:
+def zero_times_nan_is_zero(patch):
     """A product with 0 is folded, whatever the other factor is."""
 
-    @graph_pass("zero_times", stage="prims", order=35)
-    def zero_times(gm: fx.GraphModule, mode: Any) -> int:
-        found = [n for n in calls(gm, aten.mul.Tensor) if n.args[1] == 0]
-        for node in found:
-            with gm.graph.inserting_before(node):
-                value = node.meta["val"]
-                given = {"dtype": value.dtype, "device": value.device}
-                zero = gm.graph.call_function(aten.full.default, (list(value.shape), 0), given)
-            zero.meta = dict(node.meta)
-            bypass(node, zero)
-        return len(found)
+    def folded(node: fx.Node) -> Any:
+        value = node.meta["val"]
+        zero = [*value.shape], 0
+        return node.args[1] == 0 and bypass(
+            node, inserted(node, aten.full.default, *zero, dtype=value.dtype, device=value.device)
+        )
+
+    wrong_pass("zero_times", "prims", [aten.mul.Tensor], folded, 35)
 
 
 @fault(
@@ -255,22 +248,21 @@ def zero_times_nan_is_zero(patch: Patch) -> None:
     lambda x: x.sin().permute(1, 2, 0).permute(0, 2, 1) + 1,
     [torch.linspace(0, 5, 27).reshape(3, 3, 3)],
 )
-def permutations_are_composed_in_the_wrong_order(patch: Patch) -> None:
+def permutations_are_composed_in_the_wrong_order(patch):
     """A chain of views becomes the wrong one."""
 
-    @graph_pass("merge_turns", stage="prims", order=12)
-    def merge_turns(gm: fx.GraphModule, mode: Any) -> int:
-        changed = 0
-        for node in calls(gm, aten.permute.default):
-            inner = node.args[0]
-            if inner.target is node.target:
-                node.args = (inner.args[0], [node.args[1][d] for d in inner.args[1]])
-                changed += 1
-        return changed
+    def merged(node: fx.Node) -> Any:
+        inner = node.args[0]
+        if inner.target is not node.target:
+            return False
+        node.args = (inner.args[0], [node.args[1][d] for d in inner.args[1]])
+        return True
+
+    wrong_pass("merge_turns", "prims", [aten.permute.default], merged, 12)
 
 
 @fault("prims pass", "same_calls", lambda x: x.sum(0) + x.cos().sum(0) - x.cos().sum(), [SQUARE])
-def equal_calls_differ_in_an_argument(patch: Patch) -> None:
+def equal_calls_differ_in_an_argument(patch):
     """Common subexpressions by their first argument."""
 
     @graph_pass("same_calls", stage="prims", order=35)
@@ -286,14 +278,13 @@ def equal_calls_differ_in_an_argument(patch: Patch) -> None:
 
 
 @fault("post_grad pass", "explode", lambda x: torch.erf(x.sin()) * 2, [X])
-def a_pass_crashes(patch: Patch) -> None:
+def a_pass_crashes(patch):
     """An exception inside."""
 
-    @graph_pass("explode", stage="post_grad")
-    def explode(gm: fx.GraphModule, mode: Any) -> int:
-        if calls(gm, aten.erf.default):
-            raise IndexError("out of nodes")
-        return 0
+    def crash(node: fx.Node) -> None:
+        raise IndexError("out of nodes")
+
+    wrong_pass("explode", "post_grad", [aten.erf.default], crash)
 
 
 @fault(
@@ -301,15 +292,13 @@ def a_pass_crashes(patch: Patch) -> None:
     lambda x, w, b: torch.addmm(b, x.sin(), w).cos() + 1,
     [SQUARE, SQUARE.t().contiguous(), SQUARE + 1],
 )
-def a_product_loses_its_sum(patch: Patch) -> None:
+def a_product_loses_its_sum(patch):
     """addmm becomes mm."""
 
-    @graph_pass("only_product", stage="post_grad", order=95)
-    def only_product(gm: fx.GraphModule, mode: Any) -> int:
-        found = calls(gm, aten.addmm.default)
-        for node in found:
-            node.target, node.args, node.kwargs = aten.mm.default, node.args[1:], {}
-        return len(found)
+    def product(node: fx.Node) -> None:
+        node.target, node.args, node.kwargs = aten.mm.default, node.args[1:], {}
+
+    wrong_pass("only_product", "post_grad", [aten.addmm.default], product, 95)
 
 
 def moved(x: Tensor) -> Tensor:
@@ -319,43 +308,37 @@ def moved(x: Tensor) -> Tensor:
 
 
 @fault("post_grad pass", "no_copies", moved, [X])
-def a_copy_of_a_written_input_is_dropped(patch: Patch) -> None:
+def a_copy_of_a_written_input_is_dropped(patch):
     """The result is the input, which is written to at the end (#94693)."""
 
-    @graph_pass("no_copies", stage="post_grad", order=95)
-    def no_copies(gm: fx.GraphModule, mode: Any) -> int:
-        found = calls(gm, aten.clone.default)
-        for node in found:
-            bypass(node, node.args[0])
-        return len(found)
+    copies = [aten.clone.default]
+    wrong_pass("no_copies", "post_grad", copies, lambda n: bypass(n, n.args[0]), 95)
 
 
 # -- decompositions
 
 
 @fault("decomposition", "aten.silu.default", lambda x: F.silu(x.cos()) * 2 + x, [X])
-def half_a_rotation(patch: Patch) -> None:
+def half_a_rotation(patch):
     """Another constant."""
     bugs["half rotation"]()
 
 
 @fault("decomposition", "aten._softmax.default", lambda x: torch.softmax(x.exp() * 20, -1), [X])
-def softmax_overflows(patch: Patch) -> None:
+def softmax_overflows(patch):
     """The largest value is not subtracted."""
     bugs["hot softmax"]()
 
 
 @fault("decomposition", "aten.leaky_relu.default", lambda x: F.leaky_relu(x.sin(), 0.2) + 1, [X])
-def the_slope_is_forgotten(patch: Patch) -> None:
+def the_slope_is_forgotten(patch):
     """An activation with a slope becomes relu (#181692)."""
 
-    @decompose(aten.leaky_relu.default, to="core")
-    def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
-        return torch.relu(x)
+    decompose(aten.leaky_relu.default, to="core")(lambda x, slope=0.01: torch.relu(x))
 
 
 @fault("decomposition", "aten.native_layer_norm", lambda x: F.layer_norm(x.exp(), [9]) + x, [X])
-def variance_of_a_sample(patch: Patch) -> None:
+def variance_of_a_sample(patch):
     """Layer norm divides by one less."""
 
     @decompose(aten.native_layer_norm.default, to="prims")
@@ -370,7 +353,7 @@ def variance_of_a_sample(patch: Patch) -> None:
     *("decomposition", "aten.floor_divide", lambda x, y: (x + 1) // y + 2),
     [NUMBERS + 2**40 + 1, torch.tensor(3)],
 )
-def integers_are_divided_as_floats(patch: Patch) -> None:
+def integers_are_divided_as_floats(patch):
     """floor_divide of int64 by a tensor (#186164)."""
 
     @decompose(aten.floor_divide.default, to="core")
@@ -383,12 +366,11 @@ def integers_are_divided_as_floats(patch: Patch) -> None:
     lambda x, y: torch.div(x * 2, y, rounding_mode="floor") + 1,
     [torch.tensor([1.0, torch.inf, 6.0, -torch.inf]), torch.tensor([3.0, 1.0, 2.0, 2.0])],
 )
-def floor_of_infinity(patch: Patch) -> None:
+def floor_of_infinity(patch):
     """Infinities divided down stay infinite, eager gives NaN (#188048)."""
 
-    @decompose(aten.div.Tensor_mode, to="core")
-    def div(x: Tensor, y: Tensor, rounding_mode: Any = None) -> Tensor:
-        return torch.floor(x / y)
+    div = aten.div.Tensor_mode
+    decompose(div, to="core")(lambda x, y, rounding_mode=None: torch.floor(x / y))
 
 
 @fault(
@@ -396,12 +378,10 @@ def floor_of_infinity(patch: Patch) -> None:
     lambda x, y: torch.addcmul(x.sin(), x, y, value=0.5) + 1,
     [X, X + 1],
 )
-def a_factor_is_ignored(patch: Patch) -> None:
+def a_factor_is_ignored(patch):
     """The scalar of addcmul is that of an earlier call, 1 (#185382)."""
 
-    @decompose(aten.addcmul.default, to="core")
-    def addcmul(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
-        return x + a * b
+    decompose(aten.addcmul.default, to="core")(lambda x, a, b, value=1: x + a * b)
 
 
 @fault(
@@ -409,7 +389,7 @@ def a_factor_is_ignored(patch: Patch) -> None:
     lambda x, i, y: torch.index_add(x.sin(), 0, i, y, alpha=2) / 2,
     [X, torch.tensor([0, 2]), X[:2] + 4],
 )
-def index_add_ignores_alpha(patch: Patch) -> None:
+def index_add_ignores_alpha(patch):
     """The terms are not scaled (#108963)."""
 
     @decompose(aten.index_add.default, to="core")
@@ -418,25 +398,21 @@ def index_add_ignores_alpha(patch: Patch) -> None:
 
 
 @fault("decomposition", "aten.log1p.default", lambda x: torch.log1p(x * 1e-6) * 1e6, [X])
-def small_numbers_are_lost(patch: Patch) -> None:
+def small_numbers_are_lost(patch):
     """log1p(x) as log(1 + x)."""
 
-    @decompose(aten.log1p.default, to="core")
-    def log1p(x: Tensor) -> Tensor:
-        return torch.log(1 + x)
+    decompose(aten.log1p.default, to="core")(lambda x: torch.log(1 + x))
 
 
 @fault("decomposition", "aten.sinh.default", lambda x: torch.sinh(x * 89) * 0.5, [X[0] / 3])
-def sinh_overflows(patch: Patch) -> None:
+def sinh_overflows(patch):
     """The difference of two powers is halved too late (#183763)."""
 
-    @decompose(aten.sinh.default, to="core")
-    def sinh(x: Tensor) -> Tensor:
-        return (torch.exp(x) - torch.exp(-x)) / 2
+    decompose(aten.sinh.default, to="core")(lambda x: (torch.exp(x) - torch.exp(-x)) / 2)
 
 
 @fault("decomposition", "aten.asinh.default", lambda x: torch.asinh(x * 1e22) + 1, [X])
-def asinh_overflows(patch: Patch) -> None:
+def asinh_overflows(patch):
     """The argument is squared (#183767)."""
 
     @decompose(aten.asinh.default, to="core")
@@ -448,25 +424,23 @@ def asinh_overflows(patch: Patch) -> None:
 
 
 @fault("vjp", "aten.tanh.default", lambda x: torch.tanh(x.sin()) * 2, [leaf()])
-def a_wrong_slope(patch: Patch) -> None:
+def a_wrong_slope(patch):
     """A missing square."""
     bugs["wrong slope"]()
 
 
 @fault("vjp", "aten.exp.default", lambda x: torch.exp(x.sin()) * 2, [leaf()])
-def the_argument_is_saved_for_the_result(patch: Patch) -> None:
+def the_argument_is_saved_for_the_result(patch):
     """A stale saved tensor."""
 
-    @register_vjp(aten.exp.default)
-    def exp(grad: Tensor, result: Tensor, x: Tensor) -> Tensor:
-        return grad * x
+    register_vjp(aten.exp.default)(lambda grad, result, x: grad * x)
 
 
 # -- the partitioner
 
 
 @fault("partitioner", "joint", lambda x: (x * torch.rand_like(x)).sin() + 1, [leaf()])
-def random_numbers_are_drawn_again(patch: Patch) -> None:
+def random_numbers_are_drawn_again(patch):
     """The backward recomputes them."""
     whole = partition.why_not_recomputed
 
@@ -478,7 +452,7 @@ def random_numbers_are_drawn_again(patch: Patch) -> None:
 
 
 @fault("partitioner", "joint", lambda x, y: (x.sin() * y.cos()).exp(), [leaf(), leaf(X + 1)])
-def saved_values_are_swapped(patch: Patch) -> None:
+def saved_values_are_swapped(patch):
     """The backward gets one for another."""
     whole = partition.min_cut
 
@@ -502,7 +476,7 @@ def weighted(x: Tensor, w: Tensor) -> Tensor:
 
 
 @fault("partitioner", "joint", weighted, [X, leaf(X + 1)])
-def old_contents_are_read_anew(patch: Patch) -> None:
+def old_contents_are_read_anew(patch):
     """The gradient is that of an input after it was written to."""
     whole = partition.why_never_recomputed
 

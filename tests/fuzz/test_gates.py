@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -16,34 +15,10 @@ import minicompile as mc
 from minicompile.debug.bisect import SUBSYSTEMS
 from minicompile.extension import gate
 from minicompile.ops.gates import Application
+from tests.comparing import assert_as_eager
+from tests.corridor.zoo import MODELS, inputs_of
 from tests.fuzz.compare import difference
 from tests.fuzz.generator import generate
-
-
-class Attention(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.norm = torch.nn.Linear(8, 24), torch.nn.LayerNorm(8)
-        self.words = torch.nn.Embedding(11, 8)
-
-    def forward(self, tokens: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.norm(self.words(tokens) + noise)).chunk(3, -1)
-        mask = torch.ones(tokens.shape[1], tokens.shape[1]).tril() == 0
-        scores = (q @ k.transpose(-1, -2) / 3).masked_fill(mask, float("-inf"))
-        mixed = F.softmax(scores, -1) @ v
-        return F.cross_entropy((mixed @ self.words.weight.t()).flatten(0, 1), tokens.flatten())
-
-
-class Images(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.BatchNorm2d(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.max_pool2d(torch.relu(self.norm(self.conv(x))), 2)
-        y = F.interpolate(y, scale_factor=2) + torch.arange(8)
-        y = F.gelu(y).flatten(1)
-        return y.cumsum(-1).softmax(-1) / (y.std(0) + 0.1)
 
 
 class Steps(torch.nn.Module):
@@ -62,34 +37,25 @@ class Steps(torch.nn.Module):
             x.index_select(0, best).sort(0).values,
             (x > 0).any(1),
             x.detach() // 0.3,
+            F.gelu(x).cumsum(-1) / (x.std(0) + 0.1),
         )
 
 
-CASES: dict[str, tuple[type[torch.nn.Module], Callable[[], list[torch.Tensor]]]] = {
-    "attention": (Attention, lambda: [torch.randint(11, (3, 4)), torch.randn(3, 4, 8)]),
-    "images": (Images, lambda: [torch.randn(3, 2, 8, 8)]),
-    "steps": (Steps, lambda: [torch.randn(6, 5)]),
-}
-
-
-def answers(model: torch.nn.Module, call: Any, given: list[torch.Tensor]) -> list[Any]:
-    given = [x.clone().requires_grad_(x.is_floating_point()) for x in given]
-    for _ in range(2):
-        found = call(*given)
-        results = list(found) if isinstance(found, tuple) else [found]
-        floats = [y.float() for y in results if y.requires_grad]
-        torch.autograd.backward(floats, [torch.cos(y.detach()) for y in floats])
-    state = [x.grad for x in (*given, *model.parameters())]
-    return [*results, *state, *model.buffers()]
+def case_of(name: str) -> tuple[Callable[..., Any], torch.nn.Module, list[torch.Tensor]]:
+    """A function, the module whose parameters it has, and its arguments."""
+    torch.manual_seed(0)
+    if name == "steps":
+        module = Steps()
+        return module, module, [torch.randn(6, 5, requires_grad=True)]
+    module = MODELS[name]()
+    inputs, _ = inputs_of(name, (2, 8) if name == "lesson" else (3, 8, 8))
+    return lambda *values: module(**dict(zip(inputs, values))), module, [*inputs.values()]
 
 
 def compiled_alike(case: str, allow: Callable[[Application], bool]) -> Counter[str]:
     """Compare with eager under a gate; gives how many applications of each subsystem were refused."""
-    make, arguments = CASES[case]
-    torch.manual_seed(0)
-    model, given = make(), arguments()
-    twin, refused = copy.deepcopy(model), Counter[str]()
-    expected = answers(model, model, given)
+    fn, module, inputs = case_of(case)
+    refused = Counter[str]()
     with mc.scoped():
 
         @gate("fuzz")
@@ -98,11 +64,13 @@ def compiled_alike(case: str, allow: Callable[[Application], bool]) -> Counter[s
             refused[what.subsystem] += not may
             return may
 
-        options = {"verify": True}
-        found = answers(twin, mc.compile(twin, fullgraph=True, options=options), given)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
+        compiled = mc.compile(fn, fullgraph=True, options={"verify": True})
+        for _ in range(2):
+            assert_as_eager(compiled, fn, *inputs, module=module, rtol=2e-4, atol=2e-4)
     return refused
+
+
+CASES = ["lesson", "conv", "steps"]
 
 
 @pytest.mark.long

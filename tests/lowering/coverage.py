@@ -41,8 +41,9 @@ from minicompile.lowering.lower import lower
 from minicompile.ops.registry import key_name
 from minicompile.options import Options
 from minicompile.scheduling.schedule import schedule
+from tests.comparing import fresh, tensors
 from tests.lowering.conftest import flat, run, traced
-from tests.opinfo.cases import fresh, spread, tensors
+from tests.opinfo.cases import spread
 from tests.opinfo.compare import near
 from tests.opinfo.database import operators
 

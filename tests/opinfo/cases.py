@@ -1,4 +1,4 @@
-"""Calls of torch's own operator database (OpInfo): `cases(op, ...)` yields `Case`s, `run(case)` runs one."""
+"""Calls of torch's own operator database (OpInfo): `cases(op, ...)` yields `Case`s."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from tests.comparing import fresh
 from tests.opinfo.database import operators
 
 KINDS: dict[str, tuple[torch.dtype, ...]] = {
@@ -111,38 +112,21 @@ def spread(items: list[Any], count: int) -> list[tuple[int, Any]]:
 
 
 def cases(
-    op: Any,
-    variants: tuple[str, ...],
-    kinds: tuple[str, ...],
-    samples: int,
-    others: int = 0,
-    seed: int = 0,
+    op: Any, variants: tuple[str, ...], kinds: tuple[str, ...], samples: int
 ) -> Iterator[Case]:
-    """`samples` calls of each variant in each kind of dtype; `others`, if given, of kinds but "float".
-    Another seed gives them other numbers."""
+    """`samples` calls of each variant in each kind of dtype."""
     for dtype, variant in itertools.product(dtypes_of(op, kinds), variants_of(op, variants)):
         grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
         if variant == "inplace_grad" and not grad:
             continue
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         wanted = grad and variant in ("function", "method", "inplace_grad")
-        own = seed == 0  # the database seeds each sample itself
-        given = op.sample_inputs("cpu", dtype, requires_grad=wanted, set_seed=own)
-        made = list(itertools.islice(given, 64))
-        count = samples if dtype in KINDS["float"] else others or samples
-        for number, sample in spread(made, count):
-            case = Case(
-                op.full_name,
-                variant,
-                dtype,
-                number,
-                op.op,
-                (sample.input, *sample.args),
-                dict(sample.kwargs),
-                sample.output_process_fn_grad,
-            )
+        drawn = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=wanted), 64))
+        for number, sample in spread(drawn, samples):
+            args, process = (sample.input, *sample.args), sample.output_process_fn_grad
+            called = (op.op, args, dict(sample.kwargs), process)
             with contextlib.suppress(CantMake):
-                yield varied(case, op)
+                yield varied(Case(op.full_name, variant, dtype, number, *called), op)
 
 
 class CantMake(Exception):
@@ -151,13 +135,13 @@ class CantMake(Exception):
 
 def varied(case: Case, op: Any) -> Case:
     """The case's variant of a call of the function."""
-    if case.variant == "method":
-        case.call = op.method_variant
-    elif case.variant == "inplace":
-        case.call = op.inplace_variant
-    elif case.variant == "inplace_grad":
-        case.call = on_a_clone(op.inplace_variant)
-    elif case.variant.startswith("out"):
+    calls = {
+        "method": op.method_variant,
+        "inplace": op.inplace_variant,
+        "inplace_grad": on_a_clone(op.inplace_variant),
+    }
+    case.call = calls.get(case.variant, case.call)
+    if case.variant.startswith("out"):
         torch.manual_seed(0)
         try:
             args, kwargs = fresh((case.args, case.kwargs))
@@ -188,81 +172,3 @@ def out_like(variant: str, result: Any) -> Any:
         turned = [*reversed(range(result.dim()))]
         plain = torch.stack([plain.permute(turned)] * 2, -1)[..., 0].permute(turned)
     return plain.fill_(1)
-
-
-# Running -----------------------------------------------------------------------------------------
-
-
-def fresh(tree: Any) -> Any:
-    """A copy of all tensors: what shares memory still does, strides and bits are kept."""
-    storages: dict[int, Any] = {}
-    known: dict[int, torch.Tensor] = {}
-
-    def copy(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if id(value) not in known:
-            known[id(value)] = copy_of(value, storages).requires_grad_(value.requires_grad)
-        return known[id(value)]
-
-    return pytree.tree_map(copy, tree)
-
-
-def copy_of(value: torch.Tensor, storages: dict[int, Any]) -> torch.Tensor:
-    value = value.detach()
-    if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-        return value.clone()
-    memory = value.untyped_storage()
-    if memory._cdata not in storages:
-        storages[memory._cdata] = memory.clone()
-    place = value.storage_offset(), value.size(), value.stride()
-    new = torch.empty(0, dtype=value.dtype).set_(storages[memory._cdata], *place)
-    new = torch._conj(new) if value.is_conj() else new
-    return torch._neg_view(new) if value.is_neg() else new
-
-
-@dataclass
-class Outcome:
-    """What a call did: result, arguments afterwards, gradients; or what it raised."""
-
-    raised: str = ""
-    message: str = ""
-    result: Any = None
-    inputs: list[torch.Tensor] = field(default_factory=list)
-    gradients: list[Any] = field(default_factory=list)
-    backward_raised: str = ""
-
-
-def tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def run(case: Case, function: Callable[..., Any]) -> Outcome:
-    """Forward, and backward with fixed cotangents where something requires grad."""
-    args, kwargs = fresh((case.args, case.kwargs))
-    out = Outcome(inputs=tensors((args, kwargs)))
-    torch.manual_seed(0)
-    try:
-        out.result = function(args, kwargs)
-    except Exception as error:
-        out.raised, out.message = type(error).__name__, str(error)
-        return out
-    wanted = [value for value in out.inputs if value.requires_grad and value.is_leaf]
-    outputs = [value for value in tensors(case.process(out.result)) if value.requires_grad]
-    if not wanted or not outputs:
-        return out
-    torch.manual_seed(1)
-    cotangents = [cotangent(value, case.dtype) for value in outputs]
-    try:
-        out.gradients = list(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True))
-    except Exception as error:
-        out.backward_raised, out.message = type(error).__name__, str(error)
-    return out
-
-
-def cotangent(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Random numbers of the case's dtype, also where the case runs in double precision."""
-    made = torch.randn(value.shape, dtype=torch.complex64 if value.is_complex() else torch.float32)
-    return (made.to(dtype) if dtype in KINDS["half"] and not made.is_complex() else made).to(
-        value.dtype
-    )

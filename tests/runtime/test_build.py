@@ -340,20 +340,6 @@ def test_a_compile_error_shows_the_first_lines_and_keeps_the_source(tmp_path: Pa
     assert "return oops" in Path(kept).read_text()
 
 
-def test_processes_can_share_a_cache(tmp_path: Path) -> None:
-    program = (
-        "from minicompile.options import Options\n"
-        "from minicompile.ops.build import start_build\n"
-        f"print(start_build({SOURCE!r}, Options(cache_dir={str(tmp_path)!r})).result().answer())\n"
-    )
-    running = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    assert [process.communicate()[0] for process in running] == ["42\n"] * 2
-    assert [path.suffix for path in (tmp_path / "cpp").iterdir()] == [".so"]
-
-
 # -- the compiler's version
 
 

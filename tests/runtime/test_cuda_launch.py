@@ -161,10 +161,12 @@ def added(number: float, n: int = 4096, position: int = 0) -> KernelSource:
 def test_equal_kernels_compile_once_and_all_come_back(monkeypatch, tmp_path) -> None:
     gpu = Gpu(monkeypatch)
     sources = [added(number, position=i) for i, number in enumerate((1.0, 2.0, 1.0))]
-    found = start_kernels(gpu_kernels(sources), Options(cache_dir=str(tmp_path)))()
+    options = Options(cache_dir=str(tmp_path), disk_cache=False)
+    found = start_kernels(gpu_kernels(sources), options)()
     assert list(found) == [source.name for source in sources]
     assert found[sources[0].name] is found[sources[2].name] is not found[sources[1].name]
     assert len(gpu.compiled) == len(gpu.bound) == 2
+    assert not list(tmp_path.rglob("*.cubin"))
 
 
 @needs_triton
@@ -209,28 +211,12 @@ def test_a_kernel_on_disk_is_loaded_and_a_damaged_one_compiled_again(monkeypatch
     assert load(added(1.0)) == 1
     kept = sorted((tmp_path / "triton").glob("*.cubin"))
     assert len(kept) == 3
-    for number, file in enumerate(kept):
+    for file in kept:
         content = bytearray(file.read_bytes())
-        content[40 + number] ^= 1
-        file.write_bytes(content if number else b"")
+        content[40] ^= 1
+        file.write_bytes(content)
     assert load(added(1.0)) == load(added(2.0)) == 1
     assert load(added(1.0)) == 0
-    kept[0].write_bytes(kept[1].read_bytes())  # whole, and of another kernel
-    kept[1].write_bytes(kept[2].read_bytes())
-    kept[2].chmod(0o666)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert load(added(1.0)) == load(added(2.0)) == 1
-
-
-@needs_triton
-def test_without_a_disk_cache_nothing_is_kept(monkeypatch, tmp_path) -> None:
-    gpu = Gpu(monkeypatch)
-    for _ in range(2):
-        start_kernels(
-            gpu_kernels([added(1.0)]), Options(cache_dir=str(tmp_path), disk_cache=False)
-        )()
-    assert len(gpu.compiled) == 2
-    assert not list(tmp_path.rglob("*.cubin"))
 
 
 @needs_triton

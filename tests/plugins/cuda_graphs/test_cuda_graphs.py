@@ -149,43 +149,37 @@ def test_parameters_that_move_are_seen(device, counted):
     assert counted.replays >= 2
 
 
+SCALE = torch.arange(1.0, 17.0)
+HELD: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "itself": (lambda out: out, lambda kept: kept),
+    "view": (lambda out: out[3:], lambda kept: kept),
+    "storage": (
+        lambda out: out.untyped_storage(),
+        lambda kept: torch.tensor([], device=kept.device).set_(kept),
+    ),
+    "graph": (
+        lambda out: (scale := SCALE.to(out.device).requires_grad_(), out * scale),
+        lambda kept: torch.autograd.grad(kept[1].sum(), kept[0])[0],
+    ),
+    "numpy": (lambda out: out.cpu().numpy(), torch.as_tensor),
+}
+"""What is held of a result, and how to look at it later."""
+
+
 @pytest.mark.parametrize("moves", [False, True])
-def test_held_results_stay(device, counted, moves):
-    fn = lambda x: (x.sin(), x.cos())  # noqa: E731
-    compiled, x = graphed(fn), numbers(device, 16)
+@pytest.mark.parametrize("name", HELD)
+def test_held_results_stay(device, counted, name, moves):
+    hold, look = HELD[name]
+    compiled, x = graphed(lambda x: x * 2), numbers(device, 16)
     held, inputs = [], []
     for step in range(8):
-        new = numbers(device, 16, seed=step)
-        inputs.append(new if moves else x.copy_(new))
-        held.append(compiled(inputs[-1]))
-    for step, (sin, cos) in enumerate(held):
-        right = numbers(device, 16, seed=step)
-        torch.testing.assert_close((sin, cos), (right.sin(), right.cos()))
-    assert counted.replays >= 4 and counted.captures == 2
-
-
-@pytest.mark.parametrize("hold", ["view", "storage", "graph", "numpy"])
-def test_results_are_held_in_many_ways(device, counted, hold):
-    if hold == "numpy" and device == "cuda":
-        pytest.skip("NumPy sees no GPU")
-    fn = lambda x: x * 2  # noqa: E731
-    compiled, x, scale = graphed(fn), numbers(device, 16), numbers(device, 16).requires_grad_()
-    held: list[Any] = []
-    for step in range(8):
-        x.fill_(step)
-        out = compiled(x)
+        inputs.append(torch.full_like(x, step) if moves else x.fill_(step))
+        out = compiled(inputs[-1])
         assert out.eq(2 * step).all()
-        kept = {"view": lambda o=out: o[3:], "storage": out.untyped_storage, "numpy": lambda o=out: o.numpy(),
-                "graph": lambda o=out: o * scale}[hold]()  # fmt: skip
-        held.append(kept)
-        del out, kept
+        held.append(hold(out))
+        del out
+    assert all((look(kept) == 2 * step).all() for step, kept in enumerate(held))
     assert counted.replays
-    for step, kept in enumerate(held):
-        if hold == "storage":
-            kept = torch.tensor([], device=device).set_(kept)
-        if hold == "graph":
-            (kept,) = torch.autograd.grad(kept.sum(), scale)
-        assert (torch.as_tensor(kept) == 2 * step).all()
 
 
 def test_results_that_lose_their_memory(device, counted):
@@ -245,34 +239,34 @@ class Net(nn.Module):
         return logits, logits.square().mean()
 
 
-def train(device: str, compiled: bool, plan: str) -> list[Any]:
-    """Losses and parameters, for a way to arrange forwards and backwards."""
+PLANS: dict[str, Callable[[list[Tensor]], object]] = {
+    "one by one": lambda losses: None,
+    "two forwards": lambda losses: sum(losses).backward(),
+    "no backward": lambda losses: losses[1].backward(),
+    "twice": lambda losses: (losses[1].backward(retain_graph=True), losses[1].backward()),
+}
+"""What is differentiated after two forwards; or each loss at once."""
+
+
+def train(device: str, compiled: bool, name: str, to_none: bool) -> list[Any]:
+    """Losses, gradients and parameters of a plan."""
     net = Net().to(device)
     forward = graphed(net) if compiled else net
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    found: list[Any] = []
+    history: list[Any] = []
     for step in range(8):
         batches = [numbers(device, 6, 8, seed=10 * step + i) for i in range(2)]
-        optimizer.zero_grad(set_to_none=plan != "zeros")
-        if plan == "two forwards":
-            losses = [forward(x)[1] for x in batches]
-            sum(losses).backward()
-        elif plan == "twice":
-            losses = [forward(batches[0])[1]]
-            losses[0].backward(retain_graph=True)
-            losses[0].backward()
-        elif plan == "no backward":
-            losses = [forward(x)[1] for x in batches]
-            losses[1].backward()
-        else:
-            losses = []
-            for x in batches:
-                losses.append(forward(x)[1])
+        optimizer.zero_grad(set_to_none=to_none)
+        losses = []
+        for x in batches:
+            losses.append(forward(x)[1])
+            if name == "one by one":
                 losses[-1].backward()
+        PLANS[name](losses)
+        history += [loss.detach() for loss in losses]
         optimizer.step()
-        found += [loss.detach() for loss in losses]
-        found += [p.grad.clone() for p in net.parameters()]
-    return [*found, *net.parameters(), *net.buffers()]
+        history += [p.grad.clone() for p in net.parameters()]
+    return [*history, *net.parameters(), *net.buffers()]
 
 
 def test_losses_that_are_differentiated_one_after_the_other(device, counted):
@@ -293,24 +287,23 @@ def test_losses_that_are_differentiated_one_after_the_other(device, counted):
     assert counted.replays >= 4
 
 
-@pytest.mark.parametrize("plan", ["usual", "zeros", "two forwards", "twice", "no backward"])
-def test_training(device, counted, plan):
-    for ours, right in zip(train(device, True, plan), train(device, False, plan), strict=True):
-        torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
-    assert counted.replays >= (4 if plan in ("two forwards", "no backward") else 6)
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("name", PLANS)
+def test_training(device, counted, name, to_none):
+    ours, right = (train(device, compiled, name, to_none) for compiled in (True, False))
+    torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
+    assert counted.replays >= (6 if name == "one by one" else 4)
 
 
 def test_training_replays_both_graphs(device, counted):
     """In the end, with results that are held while the next ones are computed."""
-    net, before = Net().to(device), 0
-    compiled, x = graphed(net), numbers(device, 6, 8)
-    for step in range(30):
-        if step == 25:
-            before = counted.replays
+    net = Net().to(device)
+    compiled, x, replays = graphed(net), numbers(device, 6, 8), []
+    for _ in range(30):
         logits, loss = compiled(x)
         loss.backward()
-        net.zero_grad()
-    assert logits.shape == (6, 4) and counted.replays - before == 10
+        replays.append(counted.replays)
+    assert logits.shape == (6, 4) and replays[-1] - replays[-6] == 10
 
 
 def test_a_saved_result_that_is_written_to_harms_nothing(device):
