@@ -361,7 +361,7 @@ def texts(guard: Guard) -> Iterator[tuple[str, str]]:
         case "keys":
             yield f"list({names[0]}) == {list(expected)!r}", reason
         case "number":
-            yield guard.expected.condition(names[0]), reason
+            yield guard.expected.format(names[0]), reason
         case "absent" if guard.sources[0].kind == "namespace":
             return  # a tensor's own attributes: no export asks for them
         case "absent":
