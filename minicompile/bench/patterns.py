@@ -328,7 +328,9 @@ class SwiGLU(torch.autograd.Function):
 
 
 # its backward is written by hand, as in libraries of fused operators
-register("swiglu_function", lambda gate, up: SwiGLU.apply(gate, up), *(2 * ["B T F"]), training=True)
+register(
+    "swiglu_function", lambda gate, up: SwiGLU.apply(gate, up), *(2 * ["B T F"]), training=True
+)
 
 
 def checkpointed_gelu(x: Tensor, bias: Tensor) -> Any:

@@ -48,7 +48,7 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("default-dtype-or-device", "the default device is set", torch.device, "__enter__"),
     ("random-state", "the random state is changed", torch, "manual_seed seed set_rng_state"),
     ("function-transform", "torch.vmap is called", torch, "vmap"),
-    ("function-transform", "a torch.func transform is called", torch.func, _TRANSFORMS),
+    ("function-transform", "torch.func transforms", torch.func, _TRANSFORMS),
 )
 """(id of the reason, what happened, where the functions are, their names)."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.ops.display import count_text
 from minicompile.show.explorer import below
-from minicompile.show.html import box, columns, details, shows, text
+from minicompile.show.html import box, columns, details, shows
 from minicompile.show.listing import code_listing, headline, listing, plain_code, source_cell
 from minicompile.show.loops import body_listing
 from minicompile.show.reports import text_line
