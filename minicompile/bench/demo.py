@@ -54,7 +54,7 @@ def row(name: str, result: TrainResult, eager: Sequence[float]) -> list[str]:
     """The cells of the table."""
     ends = f"{result.losses[0]:.4f}", f"{result.losses[-1]:.4f}"
     off = f"{largest_difference(result.losses, eager):.1e}"
-    return [name, *ends, off, f"{result.gradient_seconds[0]:.1f} s", f"{result.step_ms:.2f} ms"]
+    return [name, *ends, off, f"{result.step_seconds[0]:.1f} s", f"{result.step_ms:.2f} ms"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

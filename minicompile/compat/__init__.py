@@ -73,9 +73,9 @@ from minicompile.compat.memory import (
     storage_uses,
     tensor_on,
 )
-from minicompile.compat.private import PARTS, require
+from minicompile.compat.private import PART_GONE, PARTS, require
 from minicompile.compat.settings import AUTOCAST_DEVICES, any_autocast_enabled, without_autocast
-from minicompile.compat.versions import TESTED, check_capture, warn_if_untested
+from minicompile.compat.versions import PYTHON_UNKNOWN, TESTED, check_capture, warn_if_untested
 from minicompile.compat.views import (
     VIEW_AS_USUAL,
     autograd_base,
