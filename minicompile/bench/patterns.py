@@ -312,27 +312,6 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 register("argmax", argmax, "T V")
 
 
-class SwiGLU(torch.autograd.Function):
-    """SwiGLU that computes silu(gate) again in its backward instead of keeping it."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return F.silu(gate) * up
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        (gradient,), (gate, up) = gradients, ctx.saved_tensors
-        s = torch.sigmoid(gate)
-        return gradient * up * s * (1 + gate * (1 - s)), gradient * gate * s
-
-
-# its backward is written by hand, as in libraries of fused operators
-register(
-    "swiglu_function", lambda gate, up: SwiGLU.apply(gate, up), *(2 * ["B T F"]), training=True
-)
-
-
 def checkpointed_gelu(x: Tensor, bias: Tensor) -> Any:
     """Activations that the backward computes again."""
     return checkpoint(lambda x: F.gelu(F.gelu(x + bias) + bias), x, use_reentrant=False)

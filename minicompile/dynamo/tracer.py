@@ -13,7 +13,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minicompile.dynamo import builtins, inference, library, opcodes  # noqa: F401
+from minicompile.dynamo import autograd_functions, builtins, inference, library, opcodes  # noqa: F401
 from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import CallRule, Calls
