@@ -138,9 +138,9 @@ def training_call(
         if not all(tangent is None or compat.has_storage(tangent) for tangent in given):
             run = interpreted(missing)  # under vmap operators know what to do
         elif missing and missing.issuperset(metadata.sufficient):
-            run = interpreted(missing)
+            run, ctx.apart = interpreted(missing), True
         # without any, the backward may run again: eager often keeps nothing either
-        arguments = list(ctx.saved_tensors[1:]) if first_size > first_saved else []
+        arguments = saved_values(ctx) if first_size > first_saved else []
         arguments[: len(ctx.strides)] = map(with_strides, arguments, ctx.strides)
         arguments += [*ctx.sizes, *map(fit_tangent, given, ctx.shapes, metadata.tangents)]
         given.clear()
@@ -215,6 +215,20 @@ class FirstDerivativeOnly(torch.autograd.Function):
             f"second derivatives of a compiled function are not supported: the backward pass of "
             f"{ctx.name} is compiled and has no graph of its own; differentiate twice without mc.compile"
         )
+
+
+def saved_values(ctx: Any) -> list[torch.Tensor]:
+    """The saved tensors. Where results are differentiated one after the other, they stay for the next: in
+    eager each result has a history of its own. Raises RuntimeError if they were written to since."""
+    kept = getattr(ctx, "kept", None)
+    if kept is None:
+        saved = list(ctx.saved_tensors[1:])
+        if getattr(ctx, "apart", False):
+            ctx.kept = [(x.detach(), x._version) for x in saved]
+        return saved
+    if any(x._version != version for x, version in kept):
+        raise RuntimeError("a tensor that was saved for the backward was written to since")
+    return [x for x, _ in kept]
 
 
 LARGE = 1 << 20

@@ -278,7 +278,7 @@ def test_losses_that_are_differentiated_one_after_the_other(device, counted):
         w = numbers(device, 8, 8).requires_grad_()
         for step in range(12):
             first, second = call(numbers(device, 4, 8, seed=step), w)
-            first.backward(retain_graph=True)
+            first.backward()
             if step % 4 == 3:  # while the other's saved values live
                 call(numbers(device, 4, 8, seed=100), w)[1].sum().backward()
             second.sum().backward()
