@@ -832,8 +832,9 @@ def why_slow(told):
 # %% [markdown]
 # **Exercise 6 · How far is too far?** (hard, 3 points, optional). Write `too_far(rows, stages)` for rows as
 # above: each has `operator`, `largest` (its largest value), `dtype`, `errors`, by stage and of "eager", and
-# `roundings`: one for each operation that the value went through, log2(n) for a sum of n. A stage may err twice as much as eager, or by two times `roundings` times one rounding of the
-# largest value, `torch.finfo(dtype).eps` times that value; the larger of the two counts. Return the first
+# `roundings`: one for each operation that the value went through, log2(n) for a sum of n. A stage may err
+# twice as much as eager, or by two times `roundings` times one rounding of the largest value,
+# `torch.finfo(dtype).eps` times that value; the larger of the two counts. Return the first
 # of `stages` that errs more, with the first operator at which it does; None if there is none.
 
 # %% [markdown]
