@@ -60,11 +60,10 @@ def costs(found: Schedule) -> dict[str, str]:
 
 def expected(trace: Trace) -> dict[str, Any]:
     """What the views of a trace should show, to be read by another process."""
-    steps, kernels, saved = [], len(trace.loops.operations) - len(trace.loops.externs), 0
-    for step in trace.schedule.decisions:
-        kernels, saved = kernels - step.fused, saved + step.fused * step.score
-        left = f"{kernels} kernel{'s' * (kernels != 1)} left, {bytes_text(saved)} saved so far"
-        steps.append([f"{step.producer} + {step.consumer}", step.reason, left])
+    steps = [
+        [f"{d.producer} + {d.consumer}", d.reason, f"{bytes_text(d.score)} of traffic"]
+        for d in trace.schedule.decisions
+    ]
     first = next(d for d in trace.schedule.decisions if d.fused)
     pair = (first.producers[-1].name, first.consumers[0].name)
     return {

@@ -191,7 +191,7 @@ def subclasses(cls: type) -> list[type]:
     return found + [below for sub in found for below in subclasses(sub)]
 
 
-def test_the_assembly_of_a_traces_kernels_says_what_cannot_be_had(
+def test_the_assembly_of_a_traces_kernels_has_the_levels_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton")
@@ -200,8 +200,6 @@ def test_the_assembly_of_a_traces_kernels_says_what_cannot_be_had(
     monkeypatch.setattr("minicompile.compat.triton_api.nvidia_tool", lambda tool: None)
     [assembly] = found.assembly()
     assert "ptx" in assembly.levels and "sass" not in assembly.levels
-    for told in (str(assembly), to_html(assembly)):
-        assert "no sass: nvdisasm" in told
     page = to_html(assembly)
     stripes = re.findall('border-left:4px solid #.{6}"', page[page.index("<summary>PTX") :])
     assert len(stripes) == sum(at is not None for at in assembly.kernel_lines("ptx"))
