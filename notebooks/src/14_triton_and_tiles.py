@@ -523,8 +523,8 @@ for rows, terms, columns in [(4096, 1024, 4096), (64, 8192, 64), (50, 99, 70)]:
 
 # %% [markdown]
 # The second has tiles for a few programs only, while a GPU has a hundred multiprocessors, and so it gets
-# a split rival. Where nothing can be measured, the library multiplies. What an H200 said stands at the head of
-# `minicompile/plugins/matrix_products/tiles.py`; in exercise 7 you write the template.
+# a split rival. Where nothing can be measured, the library multiplies. What an H200 said stands at the
+# head of `minicompile/plugins/matrix_products/tiles.py`; in exercise 7 you write the template.
 
 # %% [markdown]
 # > **In torch.compile.** Inductor's Triton printer is `torch/_inductor/codegen/triton.py`; one rule per
