@@ -56,11 +56,12 @@ def divided(
     quotient = "truediv" if wide.is_floating_point else "truncdiv"
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
+        value = x.load_as(ops, index, wide)
         if divisor:
             count = ops.constant(divisor, INT)
         else:
             count = ops.mul(*(a.length(ops, i) for a, i in zip(axes, index[-2:], strict=True)))
-        value = ops.pointwise(quotient, x.load_as(ops, index, wide), ops.to_dtype(count, wide))
+        value = ops.pointwise(quotient, value, ops.to_dtype(count, wide))
         return ops.to_dtype(value, dtype)
 
     return ctx.pointwise(x.size, x.device, body, dtype)
