@@ -1,4 +1,4 @@
-"""Training programs of the kinds that people compile, small, with random data: text, fits, learning to act.
+"""Training programs of the kinds that people compile, small, with random data: text, and learning to act.
 
 Each builds a model from torch's global generator, compiles what its original's users compile, and returns
 one training step. The originals are named in the docstrings; no line is theirs. Those of images are in
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributions import Categorical, MultivariateNormal
+from torch.distributions import Categorical
 
 Compile = Callable[[Any], Any]
 Step = Callable[[], Tensor]
@@ -219,47 +219,6 @@ def nanogpt(compile: Compile) -> Step:
         return loss.detach()
 
     return step
-
-
-# -- fits
-
-
-class Positive(nn.Module):
-    """A raw parameter and its softplus, as gpytorch's constraints have it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.raw = nn.Parameter(torch.zeros(1, 1))
-
-    @property
-    def value(self) -> Tensor:
-        return F.softplus(self.raw)
-
-
-class GaussianProcess(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.length, self.scale, self.noise = Positive(), Positive(), Positive()
-        self.mean = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        scaled = (x - x.mean(-2, keepdim=True)).div(self.length.value)
-        norms = scaled.pow(2).sum(-1, keepdim=True)
-        squares = (norms + norms.mT - 2 * scaled @ scaled.mT).clamp_min_(0)
-        kernel = self.scale.value * squares.div_(-2).exp_()
-        kernel = kernel + torch.eye(len(x)) * (self.noise.value + 1e-4)
-        return MultivariateNormal(self.mean.expand(len(x)), kernel)
-
-
-@program
-def gaussian_process(compile: Compile) -> Step:
-    """cornellius-gp/gpytorch, exact regression: a kernel matrix, its Cholesky factor, a log likelihood."""
-    model = GaussianProcess()
-    x = torch.linspace(0, 1, 100)[:, None]
-    y = torch.sin(x[:, 0] * 6) + torch.randn(100) * 0.2
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    loss_of = compile(lambda x, y: -model(x).log_prob(y) / len(y))
-    return supervised(lambda x: loss_of(x, y), optimizer, [(x, y)], lambda loss, _: loss)
 
 
 # -- learning to act

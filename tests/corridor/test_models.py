@@ -48,7 +48,10 @@ def check(row: Row, device: str = "cpu") -> None:
     name, training, sizes, language, captures = row
     torch.manual_seed(0)
     model = MODELS[name]().train(training).to(device)
-    compiled = mc.compile(model, options={"device_codegen": language, "recompile_limit": 16})
+    compiled = mc.compile(
+        model,
+        options={"device_codegen": language if device == "cpu" else "auto", "recompile_limit": 16},
+    )
     for size in sizes:
         inputs, symbolic = inputs_of(name, size)
         inputs = {key: value.to(device) for key, value in inputs.items()}
