@@ -182,7 +182,7 @@ def test_a_loss_beside_its_logits_needs_no_graph_of_its_own() -> None:
 
 
 def test_results_are_differentiated_one_after_the_other() -> None:
-    """Each has a history of its own in eager: nobody need retain it. What was written to since is found out."""
+    """Each has a history of its own in eager, which nobody need retain; later writes to it are found out."""
 
     def losses(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return a.exp().sum(), (b.exp() * a.detach()).sum()
