@@ -314,13 +314,20 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
     """
     rank, numbers = len(spec.size), spec.numbers
 
-    def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
+    def make(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
         found: Sequence[Any] = numbers
         if positions:
             found = [results[positions[n]] if n in positions else n for n in numbers]
-        # a view that autograd does not know as made without grad mode may be written to later
-        with torch.set_grad_enabled(spec.requires_grad or not base.requires_grad):
-            made = base.as_strided(found[:rank], found[rank:-1], base.storage_offset() + found[-1])
-            return made.detach() if spec.detached else made
+        creation = spec.creation
+        if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
+            creation = compat.creation_meta(base)
+        with torch.set_grad_enabled(spec.requires_grad):
+            view = base.as_strided(found[:rank], found[rank:-1], base.storage_offset() + found[-1])
+            view = view.detach() if spec.detached else view
+        # in inference mode torch notes that on views, or the view is none to autograd
+        plain = compat.is_view(view) and not torch.is_inference_mode_enabled()
+        if creation is not None and plain and compat.creation_meta(view) != creation:
+            compat.set_creation_meta(view, creation)
+        return view
 
-    return view
+    return make

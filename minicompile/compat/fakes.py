@@ -1,4 +1,4 @@
-"""Fake tensors: tensors with shapes and strides but no data."""
+"""Fake tensors: tensors with shapes and strides but no data, laid out as eager's results are."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from minicompile.compat.dispatch import no_dispatch_modes
 from minicompile.compat.private import lookup, relies_on, take
 from minicompile.errors import Unsupported
+from minicompile.ops.eager_checks import check_arguments
+from minicompile.ops.strides import (
+    UPSAMPLED_GRADIENTS,
+    as_row_major_view,
+    convolved,
+    has_open_batch,
+    laid_out_as_eager,
+    upsampled_gradient,
+)
 from minicompile.versions import release
 
 FAKE = "torch._subclasses.fake_tensor"
@@ -39,71 +49,12 @@ FAKE_LIMITS: tuple[type[BaseException], ...] = tuple(
 DynamicOutputShape = take(f"{FAKE}.DynamicOutputShapeException", "capture", otherwise=Unsupported)
 
 
-# What is corrected, and what is refused. Strides are as FakeTensor tells them, since results of library calls
-# are copied where they lie otherwise; dtypes that a kernel of eager's doesn't take are taken.
-
-aten = torch.ops.aten
-
-UPDATING = {
-    aten._native_batch_norm_legit_functional.default,
-    aten._batch_norm_with_update_functional.default,
-}
-"""The new statistics have the dtype of the old ones; in FakeTensor they are float32."""
-
-EMBEDDING_BAGS = {aten._embedding_bag.default, aten._embedding_bag_forward_only.default}
-
-
-def corrected(op: torch._ops.OpOverload, args: Any, result: Any) -> Any:
-    """FakeTensor's result of a call, in eager's dtypes and sizes."""
-    if op in UPDATING:
-        *others, mean, var = result
-        result = (*others, mean.to(args[3].dtype), var.to(args[4].dtype))
-    elif op in EMBEDDING_BAGS and args[0].dtype is torch.bfloat16:  # FakeTensor knows of float16
-        halves = (x.half() if getattr(x, "dtype", 0) is torch.bfloat16 else x for x in args)
-        result = (result[0], *op(*halves)[1:])
-    return result
-
-
-UPSAMPLED_GRADIENTS = {
-    getattr(aten, f"{name}_backward").default
-    for name in (
-        *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"),
-        *("upsample_nearest1d", "upsample_nearest3d", "_upsample_nearest_exact1d"),
-        *("_upsample_nearest_exact3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa"),
-    )
-}
-"""For these FakeTensor runs C++ that can't read symbolic sizes: arguments are a gradient, a size, the input's
-size."""
-
-PUTS = {aten.index_put.default, aten.index_put_.default}
-
-
-def check_arguments(op: torch._ops.OpOverload, args: Any) -> None:
-    """Raise what eager would: for `select` outside of a dimension (torch 2.11's symbolic fakes allow it), and
-    for values of another dtype or size than the places that they are put into."""
-    if op is aten.select.int and args[0].dim():
-        size, position = args[0].shape[args[1]], args[2]
-        if not -size <= position < size:
-            raise IndexError(f"select(): index {position} out of range for dimension {args[1]}")
-    elif op in PUTS:
-        tensor, indices, values, *accumulate = args
-        # fakes of index_add put integers into bools
-        if tensor.dtype is not values.dtype and not (
-            tensor.dtype is torch.bool and any(accumulate)
-        ):
-            raise RuntimeError(f"{op} puts {values.dtype} into {tensor.dtype}")
-        if not any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices
-        ):
-            values.expand(aten.index.Tensor(tensor, indices).shape)
-
-
 MOST_CACHED = 8192
 """Results of fakes that torch may keep, some 20 MiB; by itself it keeps all."""
 
 
-class EagerFakes(FakeTensorMode):
-    """Fake tensors with the sizes and dtypes that eager's results have."""
+class EagerLayouts(FakeTensorMode):
+    """Fake tensors with the strides that eager's results have."""
 
     random = False
     """Whether an operator drew random numbers."""
@@ -121,18 +72,22 @@ class EagerFakes(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
-        check_arguments(func, args)
+        check_arguments(func, args, kwargs, no_dispatch_modes)
         if not self.static_shapes:
-            if func is aten.slice.Tensor and SLICES_NEED_ENV:
+            if func is torch.ops.aten.slice.Tensor and SLICES_NEED_ENV:
                 return slice_of(*args, **(kwargs or {}))
             if func in UPSAMPLED_GRADIENTS:
-                return args[0].new_empty(args[2])
-        if func is aten._unique.default:  # torch 2.11 fakes it with a size of 1
+                return upsampled_gradient(func, args[0], args[2])
+            if has_open_batch(func, args):
+                run = super().__torch_dispatch__
+                return convolved(func, args, lambda args: run(func, types, args, kwargs))
+            func, args = as_row_major_view(func, args)
+        if func is torch.ops.aten._unique.default:  # torch 2.11 fakes it with a size of 1
             raise DynamicOutputShape(func)
-        if func is aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor
+        if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor
             return torch.empty_like(args[0])
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        return corrected(func, args, result)
+        return laid_out_as_eager(func, args, result)
 
 
 SLICES_NEED_ENV = release(torch.__version__) < (2, 13)
@@ -164,7 +119,7 @@ def slice_of(
 
 def fake_mode(symbolic: bool = False) -> Any:
     """Return a FakeTensorMode. `symbolic`: sizes may be SymInts of our own ShapeEnv; its cache is off."""
-    return EagerFakes(symbolic)
+    return EagerLayouts(symbolic)
 
 
 def new_fake(

@@ -1,4 +1,4 @@
-"""What FakeTensor tells otherwise than eager is corrected, and what would read beyond a tensor is refused."""
+"""What FakeTensor tells otherwise than eager is corrected: a kernel reads memory as the fake describes it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ def described(values: Any) -> list[tuple[Any, ...]]:
     return [(v.dtype, tuple(v.shape), v.stride()) for v in values]
 
 
+def unpooled(x: torch.Tensor) -> tuple[Any, ...]:
+    places = torch.arange(x.numel()).reshape(x.shape) % x[0, 0].numel()
+    return (
+        aten.max_unpool2d.default,
+        x,
+        torch.empty_like(x, dtype=torch.int64).copy_(places),
+        [8, 9],
+    )
+
+
 def normalized(dtype: torch.dtype, parameters: torch.dtype) -> tuple[Any, ...]:
     x, one = torch.randn(3, 5, 4, dtype=dtype), torch.rand(5, dtype=parameters)
     return aten._batch_norm_with_update_functional.default, x, one, one, one, one, 0.1, 1e-5
@@ -30,11 +40,25 @@ def bags(dtype: torch.dtype) -> tuple[Any, ...]:
 
 
 HALF = torch.bfloat16
+LAST = torch.channels_last
+IMAGE = torch.randn(2, 4, 6, 5).to(memory_format=LAST)
 CALLS = {
+    "max_unpool2d": unpooled(torch.randn(2, 3, 4, 5)),
+    "max_unpool2d, channels last": unpooled(torch.randn(2, 3, 4, 5).to(memory_format=LAST)),
+    "max_unpool2d, every other channel": unpooled(torch.randn(2, 4, 5, 6).permute(0, 3, 1, 2)[:, ::2]),
+    "max_unpool2d, one pixel": unpooled(torch.randn(2, 3, 1, 1)),
+    "channel_shuffle, channels last": (aten.channel_shuffle.default, IMAGE, 2),
+    "channel_shuffle, rows": (aten.channel_shuffle.default, IMAGE.contiguous(), 2),
+    "roll, two of an image": (aten.roll.default, IMAGE, [1, 2], [0, -1]),
+    "roll": (aten.roll.default, IMAGE, [1], [1]),
+    "roll, two dimensions": (aten.roll.default, torch.randn(3, 4, 5).permute(2, 0, 1), [1, 2], [0, -1]),
+    "roll, all as one": (aten.roll.default, IMAGE, [1]),
     "batch norm, bfloat16": normalized(HALF, HALF),
     "batch norm, float32 parameters": normalized(torch.float32, torch.float32),
     "embedding_bag, bfloat16": bags(HALF),
     "embedding_bag, float32": bags(torch.float32),
+    "copysign": (aten.copysign.Tensor, torch.randn(3, 1), torch.randn(4, 3).t()),
+    "pow": (aten.pow.Scalar, 2.0, torch.randn(3, 4).t()),
 }  # fmt: skip
 
 
@@ -49,10 +73,27 @@ def test_a_fake_result_is_as_eagers(name: str) -> None:
 
 
 REFUSED = {
+    "a mask subtracted": lambda x, i, m: 1 - m,
+    "a mask among operands": lambda x, i, m: x - m,
+    "mixed into an integer in place": lambda x, i, m: i.mul_(x),
+    "bits of floats": lambda x, i, m: x & i,
+    "an elementwise kernel": lambda x, i, m: torch.nn.functional.gelu(i),
+    "a reduction": lambda x, i, m: i.var(0),
     "values of another dtype put": lambda x, i, m: x.index_put_((i[0, :2] - 1,), i[:2]),
     "values of another size put": lambda x, i, m: x.index_put_(
         (i[0, :2] - 1,), x.clone().view(-1)[:2]
     ),
+    "a product of masks": lambda x, i, m: m[0] @ m[0],
+    "a trace of a mask": lambda x, i, m: m.trace(),
+    "a loss of integers": lambda x, i, m: torch.nn.functional.multi_margin_loss(i, i[:, 0]),
+    "a loss of integers, with several labels": lambda x, i, m: (
+        torch.nn.functional.multilabel_margin_loss(i, i)
+    ),
+    "a search in a number": lambda x, i, m: torch.searchsorted(x[0, 0], x),
+    "a number searched in rows": lambda x, i, m: torch.searchsorted(x, 2.0),
+    "buckets in rows": lambda x, i, m: torch.bucketize(x, x),
+    "a search from both sides": lambda x, i, m: torch.searchsorted(x[0], x, side="both"),
+    "a search in a mask": lambda x, i, m: torch.searchsorted(m[0], m),
 }
 
 
