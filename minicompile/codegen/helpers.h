@@ -369,6 +369,17 @@ static inline mc_lanes mc_swapped(mc_lanes v, int step) {
 }
 #endif
 
+// how many of n columns each thread takes: whole vectors
+#ifdef _OPENMP
+#include <omp.h>
+#else
+#define omp_get_max_threads() 1
+#endif
+static inline int64_t mc_share(int64_t n) {
+    int64_t threads = omp_get_max_threads();
+    return (n + 16 * threads - 1) / (16 * threads) * 16;
+}
+
 // memory for a row whose length isn't known when compiling; before it stands what malloc gave, which is
 // quicker than aligned_alloc
 #include <stdlib.h>

@@ -318,6 +318,22 @@ def _split(base: Expr, divisor: Expr) -> tuple[Expr, Expr]:
     return sympy.Add(*quotient), sympy.Add(*rest)
 
 
+def _common_factor(base: Expr, divisor: Expr, ranges: Ranges) -> tuple[Expr, Expr, Expr] | None:
+    """A factor of the divisor, with base = factor * quotient + rest and 0 <= rest < factor."""
+    number, symbols = divisor.as_coeff_Mul()
+    powers = symbols.as_powers_dict()
+    for term in sympy.Add.make_args(base):
+        coefficient, own = term.as_coeff_Mul()
+        own = own.as_powers_dict()
+        shared = (s ** min(own[s], powers[s]) for s in powers if s in own)
+        factor = sympy.Mul(math.gcd(int(coefficient), int(number)), *shared)
+        if factor != 1:
+            quotient, rest = _split(base, factor)
+            if quotient != 0 and _fits(rest, factor, ranges):
+                return factor, quotient, rest
+    return None
+
+
 def _simplify_floor(base: Expr, divisor: Expr, ranges: Ranges) -> Expr:
     if _fits(base, divisor, ranges):
         return ZERO
@@ -326,6 +342,9 @@ def _simplify_floor(base: Expr, divisor: Expr, ranges: Ranges) -> Expr:
         return quotient
     if _fits(rest + divisor, divisor, ranges):
         return quotient - 1
+    if (common := _common_factor(rest, divisor, ranges)) is not None:
+        smaller = exact_quotient(divisor, common[0])
+        return quotient + _simplify_floor(common[1], smaller, ranges)
     return quotient + FloorDiv(rest, divisor)
 
 
@@ -339,7 +358,41 @@ def _simplify_modular(base: Expr, divisor: Expr, modulus: Expr, ranges: Ranges) 
         return _simplify_modular(rest, divisor, modulus, ranges) if rest != 0 else ZERO
     if _fits(base + whole, whole, ranges):
         return _simplify_floor(sympy.expand(base + whole), divisor, ranges)
+    common = _common_factor(base, modulus if divisor == 1 else divisor, ranges)
+    if common is not None and divisor == 1:
+        factor, quotient, rest = common
+        smaller = exact_quotient(modulus, factor)
+        return factor * _simplify_modular(quotient, ONE, smaller, ranges) + rest
+    if common is not None:
+        smaller = exact_quotient(divisor, common[0])
+        return _simplify_modular(common[1], smaller, modulus, ranges)
     return ModularIndexing(base, divisor, modulus)
+
+
+def _join(expr: Expr) -> Expr:
+    """c*(x//d % m) + c*m*(x//(d*m)) = c*(x//d): undo a split whose digits meet again."""
+    if not isinstance(expr, sympy.Add):
+        return expr
+    for low in expr.args:
+        coefficient, digit = _modular_factor(low)
+        if digit is None:
+            continue
+        base, divisor, modulus = digit.args
+        for high in expr.args:
+            above = _modular_factor(high)[1]
+            choices = [(FloorDiv(base, divisor), FloorDiv(base, divisor * modulus))]
+            if above is not None and above.args[:2] == (base, divisor * modulus):
+                choices.append((ModularIndexing(base, divisor, modulus * above.args[2]), above))
+            for joined, upper in choices:
+                if upper != 0 and sympy.expand(high - coefficient * modulus * upper) == 0:
+                    return _join(expr - low - high + coefficient * joined)
+    return expr
+
+
+def _modular_factor(term: Expr) -> tuple[Expr, ModularIndexing | None]:
+    """A term's first digit, and what it is multiplied with."""
+    digits = [f for f in sympy.Mul.make_args(term) if isinstance(f, ModularIndexing)]
+    return (term / digits[0], digits[0]) if digits else (term, None)
 
 
 def simplify_index(expr: Expr | int, ranges: Ranges) -> Expr:
@@ -366,7 +419,7 @@ def simplify_index(expr: Expr | int, ranges: Ranges) -> Expr:
             return _simplify_modular(sympy.expand(args[0]), args[1], args[2], ranges)
         return e.func(*args)
 
-    return sympy.expand(visit(expr))
+    return _join(sympy.expand(visit(expr)))
 
 
 def contiguous_strides(size: Sequence[Size]) -> tuple[Size, ...]:

@@ -431,8 +431,10 @@ def test_scatter_along_the_inner_loop_runs_in_order() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("rows, columns", [(2000, 24), (400, 50), (300, 1000), (3, 40000)])
 @pytest.mark.parametrize("inner", [False, True])
-def test_scatters_add_in_order(inner: bool, rows: int, columns: int, threads: int) -> None:
-    """Scatters run on one thread: sums are the same to the last bit."""
+def test_scatters_shared_by_threads_add_in_order(
+    inner: bool, rows: int, columns: int, threads: int
+) -> None:
+    """Along rows each column, along columns each row has an owner: sums are the same to the last bit."""
     p = Program()
     p.input("target", (rows, columns))
     p.input("index", (rows, columns), I64)
@@ -448,7 +450,8 @@ def test_scatters_add_in_order(inner: bool, rows: int, columns: int, threads: in
         lambda ops, i: ops.load("source", columns * i[0] + i[1]),
     )  # fmt: skip
     plan = p.plan()
-    assert "parallel" not in print_kernel(plan).text
+    assert ("mc_share" in print_kernel(plan).text) == (not inner)
+    assert "parallel for" in print_kernel(plan).text
     source, out = special(rows, columns), special(rows, columns) * 3
     index = torch.randint(min(at, 7), (rows, columns), generator=torch.Generator().manual_seed(1))
     expected = out.clone().scatter_add_(int(inner), index, source)
@@ -459,6 +462,19 @@ def test_scatters_add_in_order(inner: bool, rows: int, columns: int, threads: in
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
+def test_a_scatter_whose_rows_can_meet_runs_on_one_thread() -> None:
+    """`x[index[i] + i]`: no loop owns its elements."""
+    p = Program()
+    p.input("target", (50_000,))
+    p.input("index", (30_000,), I64)
+
+    def where(ops: Any, i: Any) -> Any:
+        return [i[0] + ops.indirect_indexing(ops.load("index", i[0]), 20_000)]
+
+    p.scatter("out", (50_000,), (30_000,), "target", where, lambda ops, i: ops.constant(1.0, F32))
+    assert "parallel" not in print_kernel(p.plan()).text
 
 
 def test_a_scatter_without_elements_is_compiled() -> None:

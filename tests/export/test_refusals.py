@@ -207,7 +207,7 @@ def test_a_call_that_breaks_a_constraint_names_the_argument(exported, args, kwar
 @pytest.mark.parametrize("wrap", [lambda function: function, lambda function: nn_of(function)])
 def test_a_call_has_as_many_arguments_as_the_example(wrap):
     made = mc.export(wrap(lambda *xs: sum(xs)), (torch.ones(2), torch.ones(2)))
-    with says("len(", ") == 2", "3"):
+    with says("len(", ") == 2"):
         made(*[torch.ones(2)] * 3)
     made = mc.export(lambda **named: sum(named.values()), (), {"a": torch.ones(2)})
     with says("type(named) is dict and list(named) == ['a']"):
