@@ -264,9 +264,15 @@ class Dispatcher:
     def graph_raised(self, raised: Raised, arguments: tuple[Any, ...]) -> Any:
         """The frame in eager: the exception comes up in the user's line, under the frame's handlers."""
         self.eager_calls += 1
-        reason = f"a graph raised {raised.kind}: calls that raise run the frame again in eager"
+        kind, text = raised
+        reason = f"a graph raised {kind}: calls that raise run the frame again in eager"
         self.breaks[graph_break(refusal("exception", reason))] = None
-        return self.eager(arguments)
+        try:
+            return self.eager(arguments)
+        except Exception as error:
+            if type(error).__name__ == kind and text != str(error):
+                error.add_note(f"In the graph: {text}")
+            raise
 
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""

@@ -68,9 +68,10 @@ def random_states() -> list[tuple[torch.Generator, torch.Tensor]]:
 
 
 class Raised(NamedTuple):
-    """The kind of the exception of a graph whose frame is to run in eager."""
+    """The exception of a graph whose frame is to run in eager: its kind, and what it says."""
 
     kind: str
+    text: str
 
 
 def raised(
@@ -92,4 +93,4 @@ def raised(
         raise error
     for generator, state in states:
         generator.set_state(state)
-    return Raised(type(error).__name__)
+    return Raised(type(error).__name__, str(error))

@@ -84,14 +84,10 @@ def one_unit(cut: Cut) -> Any:
 
 
 def natively(cut: Cut) -> Any:
-    """Break at the unit with `break_at`, or after a few of them, and go on in eager by `continuation`."""
+    """Break at the unit with `break_at`, and go on in eager by `continuation`."""
     code, state = cut.function.__code__, cut.state
     if (code, state) not in _natives:
-        last, after = state, successors(code, state)
-        for _ in range(state.point % 4):
-            if len(after) == 1:
-                [last] = after
-                after = successors(code, last)
+        after = successors(code, state)
         made: dict[int, CodeType] = {}
         function = cut.function
 
@@ -100,7 +96,7 @@ def natively(cut: Cut) -> Any:
                 made[number] = continuation(code, after[number])
             return bind(made[number], function, closure)
 
-        _natives[code, state] = break_at(code, state, transfer, last.point)
+        _natives[code, state] = break_at(code, state, transfer)
     return bind(_natives[code, state], cut.function, cut.function.__closure__ or ())
 
 

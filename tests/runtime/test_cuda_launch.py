@@ -234,7 +234,7 @@ def test_what_goes_wrong_in_one_kernel_is_raised_and_the_rest_is_let_be(
         finish()
     assert len(gpu.compiled) < 8
     monkeypatch.setattr(
-        triton, "kernel_binary", lambda *a: triton.Binary("k", 4, 999999, 0, b"broken")
+        triton, "kernel_binary", lambda *a: triton.Binary("k", 4, 999999, b"broken")
     )
     with pytest.raises(BackendError, match=r"a GPU.* 999999 bytes .*invalid image"):
         start_kernels(gpu_kernels([added(1.0)]), options)()

@@ -21,13 +21,13 @@ OPERATORS = """
     softplus_backward.default tanh_backward.default
 
     binary_cross_entropy_backward.default binary_cross_entropy_with_logits.default
-    mse_loss.default smooth_l1_loss.default
+    mse_loss.default
 
     _fused_rms_norm_backward.default _safe_softmax.default aminmax.default dot.default logsumexp.default
     std_mean.correction trace.default
 
     addcdiv.default addcmul.default clamp_max.default clamp_max.Tensor clamp_min.default clamp_min.Tensor
-    floor_divide.default floor_divide.Scalar frac.default heaviside.default isinf.default isneginf.default
+    floor_divide.default floor_divide.Scalar heaviside.default isinf.default isneginf.default
     isposinf.default lerp.Scalar lerp.Tensor logaddexp2.default masked_fill.Scalar masked_fill.Tensor
     nan_to_num.default rsub.Scalar rsub.Tensor sgn.default special_xlog1py.default
     special_xlog1py.other_scalar special_xlog1py.self_scalar xlogy.Scalar_Other xlogy.Scalar_Self xlogy.Tensor

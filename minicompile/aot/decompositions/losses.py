@@ -123,6 +123,16 @@ def slope(grad: Tensor, x: Tensor, reduction: int) -> Tensor:
     return grad / x.numel() if reduction == MEAN else grad
 
 
+@decompose(aten.smooth_l1_loss.default, to="core", wide=True)
+def smooth_l1(x: Tensor, y: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
+    """Return the smooth L1 loss; its lines have slope 1. Eager refuses a negative beta."""
+    if beta < 0:
+        return NotImplemented
+    z = (x - y).abs()
+    near = 0.5 * z * z / beta if beta else z
+    return reduce(where(z < beta, near, z - 0.5 * beta), reduction)
+
+
 @decompose(aten.smooth_l1_loss_backward.default, to="core", wide=True)
 def smooth_l1_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float) -> Tensor:
     z = x - y

@@ -112,6 +112,10 @@ def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     return rule
 
 
+formulas({aten.frac.default: lambda x: x - torch.trunc(x)})
+"""Torch's rule gives zeros another sign."""
+
+
 def outer(a: Tensor, b: Tensor) -> Tensor:
     return a.unsqueeze(1) * b
 
