@@ -11,9 +11,9 @@ Numbers count from 0, in each process for itself. A script that is bisected read
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import json
 import os
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -79,10 +79,12 @@ class Report:
         """Merge the reports of all processes."""
         merged = cls()
         for file in sorted(folder.iterdir()):
-            report: Report = pickle.loads(file.read_bytes())
-            merged.counts |= report.counts
-            merged.last = merged.last or report.last
-            merged.errors += report.errors
+            report = json.loads(file.read_text(encoding="utf-8"))
+            merged.counts |= Counter(report["counts"])
+            if merged.last is None and report["last"] is not None:
+                *told, lines = report["last"]
+                merged.last = Applied(*told, tuple(lines))
+            merged.errors += report["errors"]
         return merged
 
 
@@ -131,7 +133,10 @@ def obey() -> None:
     backends.rules["inductor"] = backends.rules[counting.limit.backend]
 
     def write() -> None:
-        (Path(folder) / str(os.getpid())).write_bytes(pickle.dumps(counting.report()))
+        report = counting.report()
+        last = report.last and dataclasses.astuple(report.last)
+        told = {"counts": report.counts, "last": last, "errors": report.errors}
+        (Path(folder) / str(os.getpid())).write_text(json.dumps(told), encoding="utf-8")
 
     def listen(event: Event) -> None:
         counting.listen(event)

@@ -47,7 +47,6 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("default-dtype-or-device", "the default device is set", torch, "set_default_device"),
     ("default-dtype-or-device", "the default device is set", torch.device, "__enter__"),
     ("random-state", "the random state is changed", torch, "manual_seed seed set_rng_state"),
-    ("function-transform", "torch.vmap is called", torch, "vmap"),
     ("function-transform", "torch.func transforms", torch.func, _TRANSFORMS),
 )
 """(id of the reason, what happened, where the functions are, their names)."""

@@ -14,6 +14,7 @@ import pytest
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.compat import triton_api
 from minicompile.ops import build
+from minicompile.ops.cache import cache_folder
 from minicompile.ops.files import read_private, write_sealed
 from minicompile.options import Options
 from minicompile.plugins.graph_cache import store as graph_cache
@@ -37,7 +38,7 @@ def graphs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     options = Options(cache_dir=str(cache))
     for i in range(ENTRIES):
         metadata = graph_cache.plain(RuntimeMetadata((), mutated_inputs=(i,)))
-        folder = build.cache_folder(options, "graphs")
+        folder = cache_folder(options, "graphs")
         assert folder is not None
         text = json.dumps([metadata, [], []]).encode()
         assert write_sealed(folder / f"{i:032}.json", f"{i:032}", text)
