@@ -46,14 +46,8 @@ LIBRARY.define("inc_(Tensor(a!) x, int by) -> Tensor(a!)")
 LIBRARY.impl("inc_", lambda x, by: x.add_(by), "CompositeExplicitAutograd")
 LIBRARY.define("two(Tensor(a!) x, Tensor y) -> (Tensor, Tensor)")
 LIBRARY.impl("two", lambda x, y: (x.add_(1) * y, x - y), "CompositeExplicitAutograd")
-LIBRARY.define("double(Tensor x, *, Tensor(a!) out) -> ()")
 
 
-def double(x: Tensor, *, out: Tensor) -> None:
-    out.copy_(x * 2)
-
-
-LIBRARY.impl("double", double, "CompositeExplicitAutograd")
 OPS = torch.ops.mc_writes
 
 
@@ -85,12 +79,6 @@ def results(x: Tensor, y: Tensor) -> Any:
     return *OPS.two(x, y), x
 
 
-def out(x: Tensor, y: Tensor) -> Any:
-    z = torch.empty_like(x)
-    OPS.double(x, out=z)
-    return z + 1
-
-
 def part(x: Tensor, y: Tensor) -> Any:
     columns = x[:, 1:3]
     add_to(columns, y[:, :2], 2.0)
@@ -116,7 +104,7 @@ def itself(x: Tensor, y: Tensor) -> Any:
 
 
 PROGRAMS: list[Any] = [
-    *(argument, several, given, returned, results, out, part, turned, computed, itself),
+    *(argument, several, given, returned, results, part, turned, computed, itself),
     pytest.param(
         left_out, marks=needs("an argument that is written may be left out"), id="left_out"
     ),

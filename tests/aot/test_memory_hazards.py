@@ -11,7 +11,6 @@ import torch
 import minicompile as mc
 from minicompile import compat
 from tests.dynamo.helpers import in_eager
-from tests.torch_versions import needs
 
 
 def add_overlapping(x):
@@ -159,30 +158,6 @@ def test_what_a_frame_writes_to_after_a_break_was_not_kept_for_the_backward(kept
         w = torch.ones(3, requires_grad=True)
         call(torch.arange(3.0), w, []).sum().backward()
         found.append(w.grad)
-    torch.testing.assert_close(*found)
-
-
-@needs("saved tensors are unpacked one by one")
-@pytest.mark.parametrize("read", [lambda b: b.floor(), lambda b: b.t().sign().t(), torch.floor])
-def test_what_eager_keeps_for_one_result_is_not_kept_for_another(read):
-    """Eager keeps `b` for `other` alone, of which there is no tangent."""
-
-    def fn(a, b, numbers):
-        y = a * read(b).to(torch.int32)
-        other = y @ b.t()
-        numbers.append(y.sum().item())
-        b[0] = 2
-        return y, other.sum()
-
-    mc.reset()
-    found = []
-    for call in (fn, mc.compile(fn, backend="aot_eager")):
-        a = torch.ones(2, 3, requires_grad=True)
-        y, other = call(a, torch.arange(6.0).view(2, 3), [])
-        y.sum().backward(retain_graph=True)
-        found.append(a.grad)
-        with pytest.raises(RuntimeError, match="modified by an inplace"):
-            other.backward()
     torch.testing.assert_close(*found)
 
 

@@ -330,7 +330,7 @@ def test_text_and_picture_show_both_sides() -> None:
     assert told.startswith("what if of scores: forbid = [('buf0', 'buf1')], tiles = {'q': 2}\n")
     assert "time, median of 2 calls" in told and "refused: tile q: no kernel has one" in told
     for name, before, after in outcome.graphs["forward"][0].rows:
-        assert f"<td>{name}</td>" in page and before in page and after in page
+        assert name in page and before in page and after in page
     assert [before for _, before, _ in outcome.graphs["forward"][0].rows] == [
         *totals(outcome.before.graphs["forward"].schedule).values()
     ]

@@ -40,7 +40,7 @@ def graphs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         metadata = graph_cache.plain(RuntimeMetadata((), mutated_inputs=(i,)))
         folder = cache_folder(options, "graphs")
         assert folder is not None
-        text = json.dumps([metadata, [], []]).encode()
+        text = json.dumps([metadata, []]).encode()
         assert write_sealed(folder / f"{i:032}.json", f"{i:032}", text)
 
     def load(i: int) -> bool:

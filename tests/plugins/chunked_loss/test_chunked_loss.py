@@ -151,9 +151,9 @@ def test_a_class_that_is_none_raises_as_in_eager() -> None:
     given, compiled = make(), mc.compile(plain)
     compiled(*given)
     given[-1][5] = CLASSES
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError) as eager:
         plain(*given)
-    with pytest.raises(IndexError, match="index out of range in a dimension of size 40"):
+    with pytest.raises(IndexError, match=re.escape(str(eager.value))):
         compiled(*given)
 
 
