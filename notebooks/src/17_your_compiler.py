@@ -702,15 +702,17 @@ print("ours, counted above:   ", picture.count("#") + picture.count("/"))
 # Attention is one plug-in of many. What makes programs faster, or covers a rare family of them, lies in
 # `minicompile/plugins/`, one folder each, and every folder can be deleted: the answers stay right. So each
 # has a price, in tokens of Python that somebody has to read, and should buy something for it. The list below
-# is what `minicompile plugins` prints. "Measured" compares times and peak memory with the plug-in off and on;
-# `minicompile plugins --measure` fills that column on your machine.
+# is what `minicompile plugins` prints: times and peak memory with the plug-in off, then on;
+# `minicompile plugins --measure` measures them on your machine.
 
 # %% name="prices" tags=["varies"]
-from minicompile.bench.prices import price_text
+from IPython.display import Markdown
+
+from minicompile.bench.prices import markdown
 from minicompile.ops.plugins import available
 
-for plugin in available().values():
-    print(price_text(plugin))
+_, _, rows = markdown(available().values()).partition("\n\n|")
+Markdown("|" + rows)
 
 # %% [markdown]
 # `options={"plugins": ...}` says which ones a compilation may use: "default", "all", "none", or names. For a
