@@ -38,7 +38,7 @@ class Memory:
 def memory_story(trace: Trace, *inputs: torch.Tensor) -> Picture:
     """Run what `trace` recorded on copies of `inputs`: small tensors, without a backward pass."""
     assert trace.aot is not None and trace.aot.recorded is not None
-    frames, values = [], dict[object, torch.Tensor]()
+    frames, values = list[tuple[str, str, Picture]](), dict[object, torch.Tensor]()
     memories: dict[int, Memory] = {}
     given: Iterator[torch.Tensor] = iter([value.clone() for value in inputs])
     for node in trace.aot.recorded.nodes:
