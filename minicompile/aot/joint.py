@@ -176,7 +176,7 @@ def trace(
             sizes = [tracer.sizes.env.number(expr) for expr in symbolic]
             returned = [*results, *bases, *sizes, *updated.values()]
             results = [value for value in returned if requires_grad(value)]
-            reached = results_that_reach(results, wanted)
+            reached, shared = results_that_reach(results, wanted)
             given = run_backward(results, list(wanted.values()), tracer) if training else []
             gradients = dict(zip(wanted, given))
     finally:
@@ -197,6 +197,7 @@ def trace(
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
         reached_from=tuple(map(reached.__getitem__, gradients)),
+        sufficient=shared,
     )
     found = tuple(returned), tuple(gradients.values())
     return tracer.finish(found, metadata.graph_name), metadata

@@ -8,9 +8,10 @@ The real compiler: torch/_functorch/_aot_autograd/runtime_wrappers.py.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,7 +28,7 @@ from minicompile.aot.result import (
     Tangent,
 )
 from minicompile.compat import any_autocast_enabled, is_view, settings
-from minicompile.ops.graph import Graph, copies
+from minicompile.ops.graph import Graph, copies, placeholders
 
 
 def interpret(graph: Graph) -> BoxedCallable:
@@ -124,23 +125,27 @@ def training_call(
     owned = getattr(forward, "owned", False)
 
     @cache
-    def interpreted(missing: frozenset[int]) -> BoxedCallable:
+    def interpreted(missing: frozenset[int]) -> tuple[BoxedCallable, tuple[int, ...]]:
+        """The backward without these tangents, and which saved tensors it reads."""
         whole = graph()
         assert whole is not None
-        return interpret(without(whole, metadata.saved, missing))
+        reduced = without(whole, metadata.saved, missing, metadata.reached_from)
+        read = enumerate(placeholders(reduced.gm.graph)[: first_size - first_saved])
+        return interpret(reduced), tuple(i for i, node in read if node.users)
 
     def gradients(ctx: Any, given: list[torch.Tensor | None]) -> Sequence[Any]:
         """The gradients for these tangents; the list is emptied."""
         for check in metadata.before_backward:
             check()
         missing = frozenset(i for i, tangent in enumerate(given) if tangent is None)
-        run = backward
-        if not all(tangent is None or compat.has_storage(tangent) for tangent in given):
-            run = interpreted(missing)  # under vmap operators know what to do
-        elif missing and missing.issuperset(metadata.sufficient):
-            run, ctx.apart = interpreted(missing), True
-        # without any, the backward may run again: eager often keeps nothing either
-        arguments = saved_values(ctx) if first_size > first_saved else []
+        run, takes = backward, tuple(range(first_size - first_saved))
+        apart = missing and missing.issuperset(metadata.sufficient)
+        # under vmap operators know what to do
+        if apart or not all(x is None or compat.has_storage(x) for x in given):
+            run, takes = interpreted(missing)
+        arguments = saved_values(
+            ctx, first_size - first_saved, takes, bool(missing and run is not backward)
+        )
         arguments[: len(ctx.strides)] = map(with_strides, arguments, ctx.strides)
         arguments += [*ctx.sizes, *map(fit_tangent, given, ctx.shapes, metadata.tangents)]
         given.clear()
@@ -217,18 +222,25 @@ class FirstDerivativeOnly(torch.autograd.Function):
         )
 
 
-def saved_values(ctx: Any) -> list[torch.Tensor]:
-    """The saved tensors. Where results are differentiated one after the other, they stay for the next: in
-    eager each result has a history of its own. Raises RuntimeError if they were written to since."""
-    kept = getattr(ctx, "kept", None)
-    if kept is None:
-        saved = list(ctx.saved_tensors[1:])
-        if getattr(ctx, "apart", False):
-            ctx.kept = [(x.detach(), x._version) for x in saved]
-        return saved
-    if any(x._version != version for x, version in kept):
-        raise RuntimeError("a tensor that was saved for the backward was written to since")
-    return [x for x, _ in kept]
+def saved_values(ctx: Any, count: int, takes: Collection[int], later: bool) -> list[Any]:
+    """The saved tensors that are read. In eager each result has a history of its own: `later`, when another
+    one may be differentiated, the rest is there still. Raises RuntimeError if one was written to since."""
+    kept: dict[int, tuple[torch.Tensor, int]] | None = getattr(ctx, "kept", None)
+    if kept is not None:
+        if any(i not in kept or kept[i][0]._version != kept[i][1] for i in takes):
+            raise RuntimeError("a tensor that was saved for the backward was written to since")
+        return [kept[i][0] if i in takes else None for i in range(count)]
+    if len(takes) == count and not later:  # without any, the backward may run again
+        return list(ctx.saved_tensors[1:]) if count else []
+    saved = compat.saved_tensors(ctx, [i + 1 for i in takes])
+    values = [saved.get(i + 1) if i in takes else None for i in range(count)]
+    if later:
+        ctx.kept = {}
+        for i in range(count):
+            with contextlib.suppress(RuntimeError):
+                value = compat.saved_tensors(ctx, [i + 1])[i + 1]
+                ctx.kept[i] = value.detach(), value._version
+    return values
 
 
 LARGE = 1 << 20
@@ -244,9 +256,9 @@ def fit_tangent(tangent: torch.Tensor | None, shape: Any, expected: Tangent) -> 
     return dense_in_order(tangent, list(expected.order))
 
 
-def with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def with_strides(value: Any, strides: tuple[int, ...]) -> Any:
     """A saved tensor as it was before the user's hooks, which may have copied it into rows."""
-    if value.stride() == strides:
+    if value is None or value.stride() == strides:
         return value
     return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(
         value

@@ -16,6 +16,7 @@ from minicompile.compat.autograd import (
     direct_apply,
     function_apply,
     of_hook,
+    saved_tensors,
     top_saved_tensors_hooks,
     without_saved_tensor_hooks,
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 
-from minicompile.compat.private import take
+from minicompile.compat.private import relies_on, take
 
 # Hooks on saved tensors ---------------------------------------------------------------------------
 
@@ -68,6 +68,24 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 
 
 # autograd.Function ---------------------------------------------------------------------------------
+
+
+UNPACKS_ONE = relies_on(
+    "torch._C._FunctionBase._raw_saved_tensors", "speed", replaced=True
+) & relies_on(f"{AUTOGRAD}.SavedTensor.unpack", "speed", replaced=True, since="2.12")
+"""Can one saved tensor be had without the others?"""
+
+
+def saved_tensors(ctx: Any, numbers: Collection[int]) -> dict[int, torch.Tensor]:
+    """Return some of an autograd.Function's saved tensors, by number.
+
+    The others may have been written to, if `UNPACKS_ONE`; else a write to any of them is an error as soon as
+    one is wanted. RuntimeError once they are freed.
+    """
+    if not UNPACKS_ONE:
+        return dict(enumerate(ctx.saved_tensors)) if numbers else {}
+    raw = ctx._raw_saved_tensors
+    return {i: raw[i].unpack() for i in numbers}
 
 
 def clear_saved_tensors(ctx: Any) -> None:

@@ -98,7 +98,8 @@ class Attributes(Outside):
 
     def no_attribute(self, value: Any, name: str) -> NoReturn:
         kind = self.type_of(value).__name__
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+        text = f"{kind!r} object has no attribute {name!r}"
+        raise AttributeError(text, name=name, obj=value)
 
     def generic_attribute(self, value: Any, name: str) -> Any:
         """Look an attribute up as `object.__getattribute__` does."""

@@ -515,7 +515,10 @@ class Containers(Attributes):
         shows_itself = find(type(value), name) is object.__str__  # which calls __repr__
         for method in (name, "__repr__") if shows_itself else (name,):
             if python_method(value, method) is not None and not isinstance(value, type):
-                return str(self.call(self.special(value, method), (), {}))
+                shown = self.call(self.special(value, method), (), {})
+                if not isinstance(shown, str):
+                    raise TypeError(f"{method} returned non-string (type {type(shown).__name__})")
+                return shown
         return (str if kind == 1 else repr)(self.as_text(value))
 
     def format(self, value: Any, spec: str = "") -> str:

@@ -28,7 +28,7 @@ from minicompile import compat
 from minicompile.compat import settings
 from minicompile.compat.inference import without_inference_mode
 from minicompile.compat.settings import restored_modes
-from minicompile.dynamo.arguments import LARGE_MODULE, fingerprint, signature_of
+from minicompile.dynamo.arguments import fingerprint, is_large, signature_of
 from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import CapturedFrame, Request, capture_frame, deep_stack
@@ -384,7 +384,7 @@ class Dispatcher:
             name
             for name, value in values.items()
             if isinstance(value, torch.nn.Module)
-            and (name == one or sum(1 for _ in torch.nn.Module.modules(value)) >= LARGE_MODULE)
+            and (name == one or is_large(value))
             and name not in self.varied_modules
         ]
 

@@ -155,21 +155,21 @@ def cell_contents(frame: Frame, ins: Instruction) -> Any:
     try:
         return frame.world.load_cell(frame.fast[ins.arg])
     except ValueError:
-        raise unbound(ins.value) from None
+        raise unbound(frame, ins.value) from None
 
 
 # -- stack and locals
 
 
-def unbound(name: str) -> NameError:
-    text = f"cannot access local variable {name!r} where it is not associated with a value"
-    return UnboundLocalError(text)
+def unbound(frame: Frame, name: str) -> NameError:
+    kind = NameError if name in frame.program.code.co_freevars else UnboundLocalError
+    return kind(f"cannot access local variable {name!r} where it is not associated with a value")
 
 
 def local(frame: Frame, ins: Instruction) -> Any:
     value = frame.fast[ins.arg]
     if value is UNBOUND:
-        raise unbound(ins.value)
+        raise unbound(frame, ins.value)
     if value.__class__ is Lazy:
         value = frame.fast[ins.arg] = frame.world.realize(value)
     return value

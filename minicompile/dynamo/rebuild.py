@@ -14,7 +14,7 @@ import gc
 import itertools
 import operator
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -58,6 +58,12 @@ LITERALS = (int, str, bool, type(None))
 EMPTY = {list: "[]", dict: "{}", collections.OrderedDict: "OrderedDict()"}
 
 
+def advanced(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """The iterator after `count` items."""
+    collections.deque(itertools.islice(iterator, count), maxlen=0)
+    return iterator
+
+
 class Rebuild:
     """Collects the graph's outputs and the lines that put them together.
 
@@ -69,7 +75,7 @@ class Rebuild:
         code.names.update(partial=functools.partial, types=types)
         code.names.update(torch=torch)
         code.names.update(OrderedDict=collections.OrderedDict, defaultdict=collections.defaultdict)
-        code.names.update(StandIn=StandIn, islice=itertools.islice)
+        code.names.update(StandIn=StandIn, advanced=advanced)
         self.outputs: dict[fx.Node, int] = {}
         self.lines: list[str] = []
         self.positions: list[str] = []
@@ -201,11 +207,13 @@ class Rebuild:
 
     def iterator(self, value: Any) -> str:
         """An iterator that native code made, where it stands."""
-        if type(value) in DICT_ITERATORS:  # the dict is gone once it is used up
-            owner = next((x for x in gc.get_referents(value) if isinstance(x, dict)), {})
+        if type(value) in DICT_ITERATORS:
+            held = [found for found in gc.get_referents(value) if isinstance(found, dict)]
+            owner, left = held[0] if held else {}, operator.length_hint(value)
+            if held and not left:  # used up, or the dict has changed its size
+                self.refuse(value)
             view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
-            count = len(owner) - operator.length_hint(value)
-            return self.assign(value, f"islice({view}, {count}, None)")
+            return self.assign(value, f"advanced(iter({view}), {len(owner) - left})")
         maker, given, *state = value.__reduce__()
         text = "".join(f"{self.iterated(part)}, " for part in given)
         name = self.assign(value, f"{self.code.constant(maker)}({text})")
