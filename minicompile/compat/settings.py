@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,9 +231,9 @@ class Modes:
 
 
 @contextlib.contextmanager
-def restored_modes() -> Iterator[None]:
-    """Grad mode, autocast and what `SETTINGS` set as before, whatever happens inside."""
-    before, values = Modes.now(), settings_now()
+def restored_modes(setters: Iterable[Any] = SETTINGS) -> Iterator[None]:
+    """Grad mode, autocast and what some of `SETTINGS` set as before, whatever happens inside."""
+    before, values = Modes.now(), settings_now(setters)
     try:
         yield
     finally:
@@ -242,6 +242,6 @@ def restored_modes() -> Iterator[None]:
             setter(value)
 
 
-def settings_now() -> dict[Any, Any]:
-    """What the setters of `SETTINGS` would have to be called with to change nothing."""
-    return {setter: getter() for setter, getter in SETTINGS.items()}
+def settings_now(setters: Iterable[Any] = SETTINGS) -> dict[Any, Any]:
+    """What setters of `SETTINGS` would have to be called with to change nothing."""
+    return {setter: SETTINGS[setter]() for setter in setters}

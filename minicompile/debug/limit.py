@@ -82,8 +82,8 @@ class Report:
             report = json.loads(file.read_text(encoding="utf-8"))
             merged.counts |= Counter(report["counts"])
             if merged.last is None and report["last"] is not None:
-                *told, lines = report["last"]
-                merged.last = Applied(*told, tuple(lines))
+                name, before, after, lines = report["last"]
+                merged.last = Applied(name, before, after, tuple(lines))
             merged.errors += report["errors"]
         return merged
 
