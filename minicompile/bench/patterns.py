@@ -327,15 +327,3 @@ def dropout_residual(x: Tensor, residual: Tensor) -> Tensor:
 
 
 register("dropout_residual", dropout_residual, *(2 * ["B T D"]), training=True)
-
-
-def mapped_norm(x: Tensor, weight: Tensor) -> Any:
-    """RMSNorm written for one row, and mapped over all."""
-
-    def one(row: Tensor) -> Tensor:
-        return row * torch.rsqrt((row * row).mean() + 1e-6) * weight
-
-    return torch.vmap(torch.vmap(one))(x)
-
-
-register("mapped_norm", mapped_norm, "B T D", "D", training=True)

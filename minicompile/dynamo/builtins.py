@@ -77,7 +77,6 @@ def refuse(id: str, what: str, *functions: Any) -> None:
 
 for _id, _what, _owner, _names in FUNCTIONS:
     refuse(_id, _what, *(getattr(_owner, name) for name in _names.split()))
-refuse("function-transform", "torch.vmap is called", f"{torch.vmap.__module__}.vmap")
 refuse("several-processes", "processes exchange tensors", *compat.COLLECTIVES)
 
 

@@ -13,7 +13,14 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minicompile.dynamo import autograd_functions, builtins, inference, library, opcodes  # noqa: F401
+from minicompile.dynamo import (  # noqa: F401
+    autograd_functions,
+    builtins,
+    inference,
+    library,
+    mapped_functions,
+    opcodes,
+)
 from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import CallRule, Calls

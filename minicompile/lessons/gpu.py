@@ -20,6 +20,8 @@ import torch
 from minicompile.errors import MinicompileError
 from minicompile.lessons.notebook import notebooks_folder
 from minicompile.ops.display import Shown
+from minicompile.show.html import shows
+from minicompile.show.html import text as escaped
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class GpuResult(Shown):
     def __str__(self) -> str:
         how = "a saved result, made by `python -m notebooks.gpu`" if self.saved else "made just now"
         return f"{self.text}\n({how} on {self.made_on})"
+
+
+@shows(GpuResult)
+def result_view(result: GpuResult) -> str:
+    return f'<pre style="font-family:monospace">{escaped(result)}</pre>'
 
 
 def on_gpu(name: str) -> Callable[[Callable[[], str]], GpuResult]:

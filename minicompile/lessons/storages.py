@@ -38,7 +38,7 @@ class Memory:
 def memory_story(trace: Trace, *inputs: torch.Tensor) -> Picture:
     """Run what `trace` recorded on copies of `inputs`: small tensors, without a backward pass."""
     assert trace.aot is not None and trace.aot.recorded is not None
-    frames, values = [], dict[object, torch.Tensor]()
+    frames, values = list[tuple[str, str, Picture]](), dict[object, torch.Tensor]()
     memories: dict[int, Memory] = {}
     given: Iterator[torch.Tensor] = iter([value.clone() for value in inputs])
     for node in trace.aot.recorded.nodes:
@@ -68,11 +68,11 @@ def memory_story(trace: Trace, *inputs: torch.Tensor) -> Picture:
         places = frozenset(place.flatten().tolist())
         shown = {**memories, key: replace(now, seen=places, written=writes(node.target))}
         line = statement(node) if node.op == "call_function" else node.name
-        pictures = f"<pre>{text(line)}</pre>" + "".join(map(memory_html, shown.values()))
+        legend = "<small>blue: what the value shows; orange: what the step writes</small>"
+        pictures = f"<pre>{text(line)}</pre>{legend}" + "".join(map(memory_html, shown.values()))
         said = "\n".join([line, *map(str, shown.values())])
-        frames.append((node.name, did, Picture(said, pictures)))
-    title = f"memory of {trace.name} (blue: what a value shows; orange: what a step writes)"
-    return slides(title, *frames)
+        frames.append((f"step {len(frames)}", f"{node.name}: {did}", Picture(said, pictures)))
+    return slides(f"memory of {trace.name}", *frames)
 
 
 def contents(value: torch.Tensor) -> tuple[float, ...]:

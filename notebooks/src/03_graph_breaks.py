@@ -72,7 +72,7 @@ def generated(dispatcher):
 compiled = mc.compile(f, backend="eager")
 compiled(x)
 first = dispatcher_of(compiled)
-(second,) = first.resumed.values()
+(second,) = (dispatcher_of(function) for function in first.resumed.values())
 
 slides(
     "f in three acts",

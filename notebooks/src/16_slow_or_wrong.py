@@ -348,8 +348,8 @@ small  # the script runs, and fails as long as the bug is there
 # %% [markdown]
 # Every internal error of the compiler names the command `minicompile minify` and writes its graph down for
 # it. Float64 can also be asked after every operator, in every stage. How much error is allowed? Ten
-# times as much as eager's, or ten roundings of the largest value; exercise 6 has a sharper rule. (PyTorch's
-# own minifier is `torch/_dynamo/repro/after_aot.py`.)
+# times as much as eager's, or ten times the rounding of the largest value; exercise 6 has a sharper rule.
+# (PyTorch's own minifier is `torch/_dynamo/repro/after_aot.py`.)
 
 # %% name="by-operator"
 with planted("same sign"):

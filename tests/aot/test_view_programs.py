@@ -9,6 +9,7 @@ from tests.aot.view_programs import REFUSED, run
 
 LEFT_TO_EAGER = (
     "changes the shape of an input",
+    "changes a tensor's shape",
     "several inputs share memory that is written to",
     "was made without grad mode",
     "the conjugate or the negative",
