@@ -20,7 +20,7 @@ entries and calls `capture` if none fits.
     outside -> attributes -> containers -> calls -> tracer
                    the interpreter that captures, one subclass a subject: reads and writes of what existed
                    before, attributes, operators and containers, calls, all of it together
-    builtins, library, functions, autograd_functions
+    builtins, library, functions, autograd_functions, mapped_functions
                    what calls of particular functions mean; refusals: what is left to Python by name
     capture        runs a frame through all this, and keeps what is needed to run it again
 
