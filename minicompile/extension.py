@@ -15,7 +15,6 @@
 | `lowering(operator)` | an operator as a loop | lowering |
 | `fusion_rule("policy")` | a `FusionPolicy`: which loops share a kernel | scheduling |
 | `align_rule(name)` | common loops of two special nests, or why they share no kernel | scheduling |
-| `join_rule(name)` | which kernels become one when fusion is done | scheduling |
 | `template(operator)` | an operator as a loop that a template computes, with "max-autotune" | lowering |
 | `body_rule(name)` | a rewrite of a kernel's body | codegen |
 | `plan_rule("language:name")` | tiles, vector width, threads of a kernel | codegen |
@@ -70,7 +69,7 @@ from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import register_pattern
 from minicompile.pipeline import around_compile
 from minicompile.runtime.load import allocator, kernel_loader, tuner
-from minicompile.scheduling.fusion import FusionPolicy, Verdict, align_rule, fusion_rule, join_rule
+from minicompile.scheduling.fusion import FusionPolicy, Verdict, align_rule, fusion_rule
 
 
 def __getattr__(name: str) -> Any:

@@ -66,7 +66,6 @@ KERNEL_ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONPATH": str(Path(__file__).parent.parent),
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-    "MINICOMPILE_PROGRESS": "0",
 }
 
 ROOM = re.compile(rb"\bminicompile\.([a-z]+)\b")

@@ -2,7 +2,7 @@
 
     takes    a Schedule (scheduling/nodes.py) and the device
     gives    a KernelPlan for each fused node, the modules of kernel text, one WrapperSource
-    decides  dtypes that eager leaves unsaid, phases, tiles, vectors, split reductions, index widths
+    decides  dtypes that eager leaves unsaid, phases, tiles, vectors, threads, index widths
 
 Read generate.py first, then plan.py.
 """

@@ -144,10 +144,6 @@ class _Legalizer(Rewriter):
         source = ops.to_dtype(source, computation_dtype(dtype))
         return ops.emit("reduction", (source,), source.dtype, kind=kind)
 
-    def visit_fold(self, ops: Recorder, value: Value) -> Value:
-        source = ops.to_dtype(self.operand(ops, value), computation_dtype(value.dtype))
-        return ops.emit("fold", (source,), source.dtype, kind=value.kind)
-
     def visit_scan(self, ops: Recorder, value: Value) -> Value:
         return self.again(value)
 

@@ -181,8 +181,6 @@ class Outcome(Shown):
     name: str
     changes: Mapping[str, Any]
     before: Side
-    unwished: Side
-    """As after, but for the wishes about fusion."""
     after: Side
     times: list[list[float]]
     """Seconds of the calls of both."""
@@ -254,7 +252,7 @@ class Experiment(Shown):
             times = timed([before.run, after.run])
         usual = {**vars(self.base.options), **vars(self.base)}
         told = {name: value for name, value in changes.items() if value != usual[name]}
-        return Outcome(self.case.name, told, before, unwished, after, times, graphs)
+        return Outcome(self.case.name, told, before, after, times, graphs)
 
     def __str__(self) -> str:
         return f"{self.run()}\n\n{HINT}"

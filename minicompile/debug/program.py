@@ -189,6 +189,7 @@ class Program:
         graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in inputs:
             new[node] = graph.placeholder(node.name)
+            new[node].meta.update(node.meta)
         for node in ordered:
             new[node] = graph.node_copy(node, new.__getitem__)
         graph.output(tuple(new[node] for node in results))

@@ -20,14 +20,15 @@ entries and calls `capture` if none fits.
     outside -> attributes -> containers -> calls -> tracer
                    the interpreter that captures, one subclass a subject: reads and writes of what existed
                    before, attributes, operators and containers, calls, all of it together
-    builtins, library, functions
+    builtins, library, functions, autograd_functions, mapped_functions
                    what calls of particular functions mean; refusals: what is left to Python by name
     capture        runs a frame through all this, and keeps what is needed to run it again
 
     Running what was captured
     guards         guards as Python text; which one failed, and why
     rebuild        the frame's result and its writes, from the graph's outputs
-    modes          grad mode and autocast: what a frame may leave changed; what a graph that raises has
+    modes          grad mode and autocast: what a frame may leave changed; undoing what a graph that
+                   raised had changed
     entry          guards, graph and result as one generated function
     dispatch       what `mc.compile` returns: entries, else capture, else eager; module: its wrappers
 

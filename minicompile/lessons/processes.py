@@ -51,7 +51,6 @@ def environment_of(folder: Path, **values: str) -> dict[str, str]:
         "PYTHONNOUSERSITE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "MINICOMPILE_PROGRESS": "0",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # to look for a GPU starts nothing that a fork would lose
         **values,
     }

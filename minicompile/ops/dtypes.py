@@ -35,7 +35,6 @@ LOOP_DTYPES = frozenset(dtype for dtype in SHORT if not dtype.is_complex)
 
 
 HALF_TYPES = frozenset({torch.float16, torch.bfloat16})
-EXACT = frozenset({torch.float32, torch.float64})
 """Half types round after each operator, which one operator in place of several doesn't."""
 TENSOR_CORES = HALF_TYPES | {torch.float32}
 """What they multiply, so that templates can."""

@@ -10,7 +10,6 @@
         bitcast      inputs=(value,)
         indirect     symbol, size, mode, inputs=(value,)      a loaded integer that indices use as `symbol`
         reduction    kind, inputs=(value,)                    over the reduction variables
-        fold         kind, inputs=(value,)                    over the parallel variables
         scan         kind, inputs=(value,)                    along r0, in order: this element and all before
         a row of ops/table.py, inputs in order
 

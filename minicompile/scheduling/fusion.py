@@ -31,7 +31,6 @@ from minicompile.scheduling.nodes import (
     FusionDecision,
     FusionKind,
     Pair,
-    ScheduledNode,
     SchedulerNode,
     SingleNode,
 )
@@ -184,10 +183,6 @@ fusion_rule("policy")(FusionPolicy)
 align_rule: Registry[Callable[[LoopNest, LoopNest, Fuser], LoopNest | Refusal | None]] = Registry(
     "align",
     "name -> rule(producer, consumer, fuser) that gives common loops, or why there are none; None for others",
-)
-
-join_rule: Registry[Callable[[dict[int, ScheduledNode], Fuser], None]] = Registry(
-    "join", "name -> join(groups, fuser), which makes one kernel of two when fusion is done"
 )
 
 

@@ -147,9 +147,8 @@ class FusedSchedulerNode(Shown):
 
     nodes: list[SchedulerNode]
     bodies: list[LoopBody]
-    levels: list[Literal["row", "elem", "column"]]
-    """For each body: does it cover every (x, r), or each x once? Reductions and scans are "elem". A "column"
-    body covers each r once, when folds have added up all x."""
+    levels: list[Literal["row", "elem"]]
+    """For each body: does it cover every (x, r), or each x once? Reductions and scans are "elem"."""
     ranges: dict[sympy.Symbol, Size]
     reduction_ranges: dict[sympy.Symbol, Size]
 

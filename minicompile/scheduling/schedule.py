@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 
 from minicompile.errors import Unsupported, VerifyError
 from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
-from minicompile.ops import plugins
 from minicompile.ops.display import Registered
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
-from minicompile.scheduling.fusion import Fuser, FusionContext, join_rule
+from minicompile.scheduling.fusion import Fuser, FusionContext
 from minicompile.scheduling.in_place import refusal
 from minicompile.scheduling.memory import plan_memory
 from minicompile.scheduling.nest import dependencies, finished
@@ -130,9 +129,6 @@ def best_order(graph: LoopGraph, fuser: Fuser) -> tuple[list[ScheduledNode], Mem
     for i in fuser.mask:
         node = fuser.nodes[i]
         groups[i] = finished(fuser.nests[i]) if isinstance(node, SchedulerNode) else node
-    if fuser.context.options.fusion:
-        for join in plugins.rules(join_rule, fuser.context.options.plugins).values():
-            join(groups, fuser)
     late = {}
     for i in groups:
         users = [j for j in groups if fuser.ancestors[j] & fuser.mask[i]]

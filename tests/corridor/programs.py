@@ -64,10 +64,6 @@ def texts(rows: int = 4, count: int = 3) -> list[tuple[Tensor, Tensor]]:
     return [(t[:, :-1], t[:, 1:]) for t in tokens]
 
 
-def token_loss(logits: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), target.flatten())
-
-
 class LSTMLanguageModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()

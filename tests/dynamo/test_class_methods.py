@@ -27,14 +27,6 @@ class Derived(Base):
     pass
 
 
-class Meta(type):
-    pass
-
-
-class OfMeta(metaclass=Meta):
-    pass
-
-
 class Abstract(abc.ABC):
     @abc.abstractmethod
     def size(self) -> int: ...

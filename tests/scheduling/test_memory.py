@@ -181,16 +181,6 @@ def test_two_waiting_pieces_of_memory_count_together() -> None:
     assert result.memory.peak_bytes == max(plain)
 
 
-def sized_chain(rows: int) -> LoopGraph:
-    """Intermediates of growing sizes, each made from all of the one before."""
-    b = GraphBuilder()
-    x = b.input((rows, 16))
-    for width in (16, 17, 18, 19):
-        top = b.reduce(step(b, x), (1,), "max", keepdim=True)
-        x = b.pointwise(lambda ops, u, v: ops.add(u, v), top, b.input((rows, width)))
-    return b.finish(b.reduce(x, (1,), "sum"))
-
-
 def test_the_plan_tells_what_it_saves() -> None:
     _, result = chain(3)
     assert str(result.memory).splitlines() == [
