@@ -32,9 +32,9 @@ class Budget:
 
 
 BUDGETS = {
-    "core": Budget(236_500, 190_000),
-    "package": Budget(422_200, 350_000),
-    "tests": Budget(575_200, 420_000),
+    "core": Budget(222_500, 190_000),
+    "package": Budget(367_500, 350_000),
+    "tests": Budget(526_500, 420_000),
 }
 
 

@@ -28,8 +28,8 @@ ZEROS_OF_ZEROS = aten_ops("clone.default sum.dim_IntList neg.default _to_copy.de
 def results_that_reach(
     results: Sequence[torch.Tensor], inputs: Mapping[int, Any]
 ) -> tuple[dict[int, tuple[int, ...]], tuple[int, ...]]:
-    """For each input (a leaf, or a `GradientEdge`): the results from which autograd goes to it, by number. And
-    the results that share a part of their history with every other one: after one of these eager can't
+    """For each input (a leaf, or a `GradientEdge`): the results from which autograd goes to it, by number.
+    And the results that share a part of their history with every other one: after one of these eager can't
     differentiate the others, unless the graph is retained.
 
     Raises Unsupported if not all results reach the same inputs that have a history: autograd would go on
@@ -99,7 +99,7 @@ def without(
     backward: Graph, saved: int, missing: Collection[int], reached_from: Sequence[Sequence[int]]
 ) -> Graph:
     """A graph with the same inputs that reads exact zeros in place of what is computed from missing tangents
-    alone, or leaves them out of a sum. Gradients that no other tangent leads to (by `reached_from`) are None."""
+    alone, or leaves them out of a sum. Gradients that no other tangent leads to are None: `reached_from`."""
     reduced = copied(backward)
     graph, lost = reduced.gm.graph, computed_from(reduced, saved, missing)
     output, reached = (
@@ -109,9 +109,9 @@ def without(
     results: Any = output.args[0]
     output.args = (tuple(x if there else None for x, there in zip(results, reached)),)
     for node in list(graph.nodes):
-        others = [x for x in node.all_input_nodes if x not in lost]
-        if node.target in SUMS and not node.kwargs and len(others) == 1 and node not in lost:
-            if layout(others[0]) == layout(node) and len(node.all_input_nodes) == 2:
+        if node.target in SUMS and not node.kwargs and len(node.all_input_nodes) == 2:
+            others = [x for x in node.all_input_nodes if x not in lost]
+            if len(others) == 1 and layout(others[0]) == layout(node):
                 node.replace_all_uses_with(others[0])
     for node in lost:
         if readers := set(node.users) - lost:
