@@ -82,10 +82,13 @@ def saved_tensors(ctx: Any, numbers: Collection[int]) -> dict[int, torch.Tensor]
     The others may have been written to, if `UNPACKS_ONE`; else a write to any of them is an error as soon as
     one is wanted. RuntimeError once they are freed.
     """
-    if not UNPACKS_ONE:
-        return dict(enumerate(ctx.saved_tensors)) if numbers else {}
-    raw = ctx._raw_saved_tensors
-    return {i: raw[i].unpack() for i in numbers}
+    try:
+        whole = ctx.saved_tensors if numbers else ()
+        return {i: whole[i] for i in numbers}
+    except RuntimeError:
+        if not UNPACKS_ONE:
+            raise
+        return {i: ctx._raw_saved_tensors[i].unpack() for i in numbers}
 
 
 def clear_saved_tensors(ctx: Any) -> None:
