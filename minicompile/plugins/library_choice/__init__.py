@@ -7,5 +7,10 @@ PLUGIN = Plugin(
     "Calls oneDNN for large products on AMD's processors, and pads them for a GPU's tensor cores.",
     (f"{__name__}.products",),
     needs_torch=True,
-    cases=("word_logits, large, training", "word_logits, gpu, training"),
+    cases=(
+        "word_logits, large, training",
+        "word_logits, gpu, training",
+        "mlp",
+        "gpt2_block_training",
+    ),
 )
