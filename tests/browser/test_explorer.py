@@ -44,7 +44,9 @@ def show(pages: Pages, tmp_path: Path) -> Iterator[Open]:
     yield open_page
     if page is not None:
         page.close()
-    assert len(pages.requests) <= asked + 1 and pages.complaints[complained:] == []
+    # a notebook of another test may still be open, which asks its own server now and then
+    more = [url for url in pages.requests[asked:] if not url.startswith(("http://127.", "ws://127."))]
+    assert len(more) <= 1 and pages.complaints[complained:] == []
 
 
 def lit(page: Any, number: int = 0) -> set[tuple[str, int]]:
