@@ -210,8 +210,13 @@ class Rebuild:
         if type(value) in DICT_ITERATORS:
             held = [found for found in gc.get_referents(value) if isinstance(found, dict)]
             owner, left = held[0] if held else {}, operator.length_hint(value)
-            if held and not left:  # used up, or the dict has changed its size
-                self.refuse(value)
+            if held and not left:  # it stands at the end, or the dict has changed its size
+                try:
+                    next(value)
+                except StopIteration:
+                    pass
+                except RuntimeError:
+                    self.refuse(value)
             view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
             return self.assign(value, f"advanced(iter({view}), {len(owner) - left})")
         maker, given, *state = value.__reduce__()
