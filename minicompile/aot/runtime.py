@@ -166,6 +166,9 @@ def training_call(
             ctx.strides = (
                 [v.stride() for v in saved] if compat.top_saved_tensors_hooks(True) else ()
             )
+            # an output that is saved as itself can't be unpacked alone
+            returned_ids = set(map(id, results[:first_saved]))
+            saved = [x.detach() if id(x) in returned_ids else x for x in saved]
             ctx.save_for_backward(anchor, *saved)
             ctx.sizes = results[first_size:]
             if large:

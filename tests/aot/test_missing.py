@@ -203,3 +203,15 @@ def test_results_are_differentiated_one_after_the_other() -> None:
         ):
             second.backward()
     torch.testing.assert_close(*gradients)
+
+
+def test_an_output_that_is_saved_is_had_without_the_other_saved_tensors() -> None:
+    gradients = []
+    for call in (fn := lambda x, w: (x.exp(), w.sin()), mc.compile(fn)):
+        x, w = leaf(3), leaf(3)
+        first, _ = call(x, w)
+        with torch.no_grad():
+            w.add_(1)
+        first.sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)

@@ -45,7 +45,9 @@ def show(pages: Pages, tmp_path: Path) -> Iterator[Open]:
     if page is not None:
         page.close()
     # a notebook of another test may still be open, which asks its own server now and then
-    more = [url for url in pages.requests[asked:] if not url.startswith(("http://127.", "ws://127."))]
+    more = [
+        url for url in pages.requests[asked:] if not url.startswith(("http://127.", "ws://127."))
+    ]
     assert len(more) <= 1 and pages.complaints[complained:] == []
 
 
