@@ -60,13 +60,3 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
     if p < 1:  # else F.dropout draws nothing
         mask = torch.bernoulli(mask, 1 - p)
     return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
-
-
-# Choices between values that exist need no wider type.
-formulas(
-    {
-        aten.threshold.default: lambda x, limit, value: where(x <= limit, value, x),
-        aten.threshold_backward.default: lambda grad, x, limit: where(x <= limit, 0.0, grad),
-    },
-    wide=False,
-)

@@ -18,10 +18,11 @@ OPERATORS = """
     glu_backward.default hardsigmoid.default hardswish.default hardswish_backward.default hardtanh.default
     hardtanh_backward.default leaky_relu.default leaky_relu_backward.default log_sigmoid_forward.default
     mish.default native_dropout_backward.default sigmoid_backward.default softplus.default
-    softplus_backward.default tanh_backward.default
+    softplus_backward.default tanh_backward.default threshold.default threshold_backward.default
 
     binary_cross_entropy_backward.default binary_cross_entropy_with_logits.default
-    mse_loss.default
+    huber_loss.default huber_loss_backward.default mse_loss.default mse_loss_backward.default
+    smooth_l1_loss.default smooth_l1_loss_backward.default
 
     _fused_rms_norm_backward.default _safe_softmax.default aminmax.default dot.default logsumexp.default
     std_mean.correction trace.default
@@ -38,7 +39,7 @@ OPERATORS = """
     _unsafe_index.Tensor _unsafe_index_put.default block_diag.default diag_embed.default
     diagonal_backward.default index_fill.int_Scalar index_fill.int_Tensor
     pixel_shuffle.default pixel_unshuffle.default repeat.default rot90.default select_backward.default
-    slice_backward.default take.default tril.default triu.default unsafe_split.Tensor"""
+    slice_backward.default take.default transpose.int tril.default triu.default unsafe_split.Tensor"""
 
 for _op in sorted(aten_ops(OPERATORS) & torch_decompositions.keys(), key=str):
     decompose(_op, to="core")(torch_decompositions[_op])

@@ -16,14 +16,6 @@ from minicompile.aot.decompositions.registry import Rule, decompose, formulas
 aten = torch.ops.aten
 
 
-@decompose(aten.transpose.int, to="core")
-def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
-    order = list(range(x.dim()))
-    if order:
-        order[dim0], order[dim1] = order[dim1], order[dim0]
-    return x.permute(order)
-
-
 @decompose(aten.split_with_sizes.default, to="prims")
 def split_with_sizes(x: Tensor, sizes: list[Any], dim: int = 0) -> list[Tensor]:
     ends = itertools.accumulate(sizes)
