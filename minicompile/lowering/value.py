@@ -95,10 +95,7 @@ class TensorValue:
 
     def load(self, ops: Ops, index: Sequence[Index]) -> V:
         """The element at `index` (one expression per dimension)."""
-        scope = Scope.over(ops).through(self.origins)
-        if scope.sees(self.storage) and self.layout is not None:
-            return scope.load_memory(self.storage, self.layout, index)
-        return scope.load_storage(self.storage, self.view.index(index) if self.view else index)
+        return Scope.over(ops).through(self.origins).element(self, index)
 
     def load_as(self, ops: Ops, index: Sequence[Index], dtype: torch.dtype) -> V:
         """The element converted to `dtype`."""
@@ -147,17 +144,15 @@ class Scope(Ops):
             return self
         return Scope(self.inner, self.position, self.origins, self.views | views, self.memo)
 
-    def sees(self, storage: Storage) -> bool:
-        """Whether the storage is in memory before this body runs."""
-        return storage.buffer is not None and storage.position < self.position
-
-    def load_memory(self, storage: Storage, layout: Layout, index: Sequence[Index]) -> V:
-        assert storage.buffer is not None
-        return self.load(storage.buffer.name, layout.index(index))
-
-    def load_storage(self, storage: Storage, index: Sequence[Index]) -> V:
-        if storage.buffer is not None and self.sees(storage):
-            return self.load_memory(storage, storage.layout, index)
+    def element(self, value: TensorValue, index: Sequence[Index]) -> V:
+        """Load an element that is in memory before this body runs; compute any other by its formula."""
+        storage, buffer, layout = value.storage, value.storage.buffer, value.layout
+        in_memory = buffer is not None and storage.position < self.position
+        if not in_memory or layout is None:
+            index = index if value.view is None else value.view.index(index)
+            layout = storage.layout
+        if in_memory:
+            return self.load(buffer.name, layout.index(index))
         key = (storage, *index)
         if key not in self.memo:
             assert storage.fn is not None
@@ -252,18 +247,17 @@ class Probe(Scope):
         self.view_origins |= views
         return self
 
-    def load_memory(self, storage: Storage, layout: Layout, index: Sequence[Index]) -> Term:
+    def element(self, value: TensorValue, index: Sequence[Index]) -> Term:
+        storage, cost = value.storage, value.storage.cost
         self.storages.add(storage)
-        return layout.dtype, 1
-
-    def load_storage(self, storage: Storage, index: Sequence[Index]) -> Term:
-        key, cost = (storage, *index), storage.cost
-        if storage.buffer is None and key not in self.memo:
+        if storage.buffer is not None:
+            return value.dtype, 1
+        key = (storage, *(index if value.view is None else value.view.index(index)))
+        if key not in self.memo:
             self.memo[key] = True
             self.flops += cost.flops
             self.depth = max(self.depth, cost.depth + 1)
-        self.storages.add(storage)
-        return storage.layout.dtype, cost.weight if storage.buffer is None else 1
+        return value.dtype, cost.weight
 
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> Term:
         return dtype, 1

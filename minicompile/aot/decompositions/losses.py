@@ -100,6 +100,14 @@ def bce(x: Tensor, y: Tensor, weight: Maybe = None, reduction: int = MEAN) -> Te
     return formula(x, y, weight, reduction)
 
 
+@decompose(aten.smooth_l1_loss_backward.default, to="core", wide=True)
+def smooth_l1_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float) -> Tensor:
+    """NaN stays NaN, of which torch's formula makes 0."""
+    z = x - y
+    slope = where(z <= -beta, -1.0, where(z >= beta, 1.0, z / beta))
+    return slope * (grad / x.numel() if reduction == MEAN else grad)
+
+
 formulas(
     {
         aten._softmax_backward_data.default: lambda grad, y, dim, dtype: (
