@@ -52,7 +52,6 @@ PAGES = {
     "CONTRIBUTING.md": "docs/contributing.md",
     "notebooks/README.md": "docs/lessons.md",
     "notebooks/GLOSSARY.md": "glossary.md",
-    "minicompile/lowering/EXTERN.md": "docs/extern.md",
     "minicompile/bench/results/README.md": "measured.md",
     **{f"docs/{path.name}": f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))},
     **{

@@ -789,7 +789,7 @@ def layer_norm(x, shape, weight, bias, eps):
 #   all rules; `minicompile/aot/levels.py`: what a level may hold, and how a graph is brought there.
 # - `torch/_decomp/decompositions.py`: PyTorch's rules; `torch/_refs/__init__.py`: a whole library
 #   written in Prims; `torch/_inductor/decomposition.py`: what Inductor adds and removes.
-# - `minicompile/lowering/EXTERN.md`: what is called as it is, and why.
+# - `docs/operators.md`: for each operator, whose rule takes it apart, or why it is called as it is.
 #
 # **Where you are.** The graph is functional, small in vocabulary and explicit. What is missing is the
 # way back: next comes the gradient.
