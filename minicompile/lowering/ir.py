@@ -1,16 +1,19 @@
 """The loop IR: buffers defined by loops over an index.
 
-    LoopGraph := inputs: [InputBuffer], constants: [ConstantBuffer],
-                 operations: [Operation], outputs: [Output]
-    Operation := ComputedBuffer(name, layout, loops) | ExternKernel(name, op, args, outputs, reason)
+    LoopGraph(name, inputs, constants, operations, outputs)
+    Operation := ComputedBuffer(name, layout, loops)
+               | ExternKernel(name, op, args, kwargs, outputs, reason)
     Loops     := Pointwise(ranges, inner_fn)
                | Reduction(ranges, reduction_ranges, kind, inner_fn)
                | Template(ranges, reduction_ranges, kind, inner_fn, op, operands, finish)
                | Scan(ranges, dim, kind, inner_fn)
                | Scatter(ranges, target, output_index, inner_fn, mode)
-    Output    := View(buffer, layout) | Size | None | constant
+    Input     := InputBuffer(name, layout) | Size
+    Constant  := ConstantBuffer(name, layout, value)
+    Output    := View(buffer, layout) | Size | float | bool | None
+    Layout(device, dtype, size, stride, offset)
     inner_fn(ops, index) -> value            index: one expression per range
-    Layout    := device, dtype, size, stride, offset     sizes: int | sympy.Expr
+    Size      := int | sympy.Expr
 
 Operations stand in an order in which they can run. A buffer is written by exactly one operation, except that
 a Scatter updates the memory of its `target`, which nothing else may read afterwards.
