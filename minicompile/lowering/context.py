@@ -48,7 +48,7 @@ from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.ops.registry import Registry
 from minicompile.ops.table import POSITIONS, ReductionKind, ScanKind, reduction_identity
 from minicompile.options import Options
-from minicompile.shapes.expr import ZERO, Size, contiguous_strides, product, same, to_size
+from minicompile.shapes.expr import ZERO, Size, product, same, to_size
 
 OutputIndex = Callable[[Ops, Sequence[Index]], Sequence[Index]]
 Rule = Callable[..., Any]
@@ -103,12 +103,12 @@ class LoweringContext:
     def result_size(self) -> tuple[Size, ...]:
         return self.result.size
 
-    def eager_strides(self, size: Sequence[Size]) -> tuple[Size, ...]:
-        """Strides for a new tensor: eager's for the node's result of this size if dense, else contiguous."""
+    def new_layout(self, size: Sequence[Size], dtype: torch.dtype, device: torch.device) -> Layout:
+        """The layout of a new tensor: as eager's result of this size if that is dense, else contiguous."""
         for layout in self.layouts:
             if layout is not None and same_size(layout.size, size) and is_dense(layout):
-                return layout.stride
-        return contiguous_strides(size)
+                return Layout(device, dtype, tuple(size), layout.stride)
+        return Layout.contiguous(device, dtype, size)
 
     def new_name(self) -> str:
         number = len(self.operations)
@@ -161,7 +161,7 @@ class LoweringContext:
         cost = self.dry_run(fn, loop_index(len(size)))
         if dtype is not None and cost.dtype is not dtype:
             raise VerifyError(f"{self.rule()}: the formula gives {cost.dtype}, not {dtype}")
-        layout = Layout(device, cost.dtype, tuple(size), self.eager_strides(size))
+        layout = self.new_layout(size, cost.dtype, device)
         return TensorValue(Storage(layout, self.origins, fn=fn, cost=cost))
 
     def copy_of(self, value: TensorValue) -> TensorValue:
@@ -251,6 +251,14 @@ class LoweringContext:
         self.operations.append(buffer)
         return buffer
 
+    def body(self, fn: Callable[..., V]) -> Callable[..., V]:
+        """A loop body of the operation that is made next, as other rooms get it."""
+        return scoped(fn, len(self.operations), self.origins)
+
+    def _filled(self, layout: Layout, loops: Loops, cost: Probe, why: str) -> TensorValue:
+        """A new buffer that these loops fill."""
+        return self.in_memory(self._emit(layout, loops, cost, self.origins, why))
+
     # -- reductions, scans and scatters
 
     def reduction(
@@ -266,16 +274,16 @@ class LoweringContext:
 
         Nothing to reduce gives the identity, one element gives itself; otherwise the result is in memory.
         """
-        empty = 0 in reduction_ranges
+        empty, first = 0 in reduction_ranges, [ZERO] * len(reduction_ranges)
         if empty or all(extent == 1 for extent in reduction_ranges):
-            position = kind in POSITIONS
-            number = 0 if position else reduction_identity(kind, dtype)
-            first = [ZERO] * len(reduction_ranges)
-            if empty or position:
-                return self.pointwise(size, device, lambda ops, _: ops.constant(number, dtype))
-            return self.pointwise(
-                size, device, lambda ops, index: ops.to_dtype(fn(ops, index, first), dtype)
-            )
+            number = 0 if kind in POSITIONS else reduction_identity(kind, dtype)
+
+            def element(ops: Ops, index: Sequence[Index]) -> V:
+                if empty or kind in POSITIONS:
+                    return ops.constant(number, dtype)
+                return ops.to_dtype(fn(ops, index, first), dtype)
+
+            return self.pointwise(size, device, element)
         loops = partial(Reduction, tuple(size), tuple(reduction_ranges), kind)
         return self.reduced(loops, dtype, device, fn, "reduction")
 
@@ -290,7 +298,7 @@ class LoweringContext:
     ) -> TensorValue:
         """A new buffer: the reduction that is made of what other rooms get for `fn`, and for `finish`."""
         functions = [fn] if finish is None else [fn, finish]
-        loops = made(*(scoped(f, len(self.operations), self.origins) for f in functions))
+        loops = made(*map(self.body, functions))
         ranges = loop_index(len(loops.ranges)), loop_index(len(loops.reduction_ranges), "r")
 
         def whole(ops: Ops, index: Sequence[Index], reduced: Sequence[Index]) -> V:
@@ -298,8 +306,7 @@ class LoweringContext:
             return value if finish is None else finish(ops, ops.to_dtype(value, dtype), index)
 
         cost = self.dry_run(whole, *ranges)
-        layout = Layout(device, dtype, loops.ranges, self.eager_strides(loops.ranges))
-        return self.in_memory(self._emit(layout, loops, cost, self.origins, why))
+        return self._filled(self.new_layout(loops.ranges, dtype, device), loops, cost, why)
 
     def scan(
         self,
@@ -319,9 +326,8 @@ class LoweringContext:
         cost = self.dry_run(fn, loop_index(len(size)))
         if cost.dtype is torch.bool or computation_dtype(cost.dtype) is not cost.dtype:
             raise VerifyError(f"{self.rule()}: loops can't scan in {cost.dtype}")
-        layout = Layout(device, dtype, tuple(size), self.eager_strides(size))
-        loops = Scan(tuple(size), dim, kind, scoped(fn, len(self.operations), self.origins))
-        return self.in_memory(self._emit(layout, loops, cost, self.origins, "scan"))
+        loops = Scan(tuple(size), dim, kind, self.body(fn))
+        return self._filled(self.new_layout(size, dtype, device), loops, cost, "scan")
 
     def scatter(
         self,
@@ -342,9 +348,9 @@ class LoweringContext:
         cost = self.dry_run(both, loop_index(len(ranges)))
         if cost.dtype is not base.dtype:
             raise VerifyError(f"{self.rule()}: scatters {cost.dtype} into {base.dtype}")
-        where, what = (scoped(f, len(self.operations), self.origins) for f in (output_index, fn))
-        loops = Scatter(tuple(ranges), target.name, where, what, mode)
-        return self.in_memory(self._emit(target.layout, loops, cost, self.origins, "scatter"))
+        where, element = self.body(output_index), self.body(fn)
+        loops = Scatter(tuple(ranges), target.name, where, element, mode)
+        return self._filled(target.layout, loops, cost, "scatter")
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:

@@ -23,7 +23,7 @@ The real compiler: torch/_inductor/ir.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import sympy
@@ -388,19 +388,21 @@ def formulas(loops: Loops) -> tuple[str, Sequence[Index]]:
     return evaluate_loops(loops, FormulaOps({**p, **r}))
 
 
+UNWRITTEN = ("output_index", "op", "operands", "finish")
+"""Fields of loops that their text leaves out, or has in another place."""
+
+
 def loops_text(loops: Loops) -> str:
     """`Pointwise([64, 128], relu(load(x, 128*p0 + p1)))`: the loop body as a formula."""
     inner, where = formulas(loops)
-    ranges, reduced = (f"[{', '.join(map(str, group.values()))}]" for group in loop_ranges(loops))
-    if isinstance(loops, Reduction):
-        return f"{type(loops).__name__}({ranges}, {reduced}, '{loops.kind}', {inner})"
-    if isinstance(loops, Scan):
-        ranges = f"[{', '.join(map(str, loops.ranges))}]"
-        return f"Scan({ranges}, {loops.dim}, '{loops.kind}', {inner})"
+    written: dict[str, str] = {"inner_fn": inner}
     if isinstance(loops, Scatter):
-        place = f"{loops.target}[{', '.join(map(str, where))}]"
-        return f"Scatter({ranges}, {place}, {inner}, '{loops.mode}')"
-    return f"Pointwise({ranges}, {inner})"
+        written["target"] = f"{loops.target}[{', '.join(map(str, where))}]"
+    for name in ("ranges", "reduction_ranges"):
+        written[name] = f"[{', '.join(map(str, getattr(loops, name, ())))}]"
+    names = (field.name for field in fields(loops) if field.name not in UNWRITTEN)
+    arguments = (written.get(name) or repr(getattr(loops, name)) for name in names)
+    return f"{type(loops).__name__}({', '.join(arguments)})"
 
 
 class FormulaOps(Ops):

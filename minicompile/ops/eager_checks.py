@@ -15,52 +15,62 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from minicompile.ops.overloads import aten_ops
+
 aten = torch.ops.aten
 
-ASKED = {
-    *(aten.searchsorted.Tensor, aten.searchsorted.Scalar),
-    *(aten.bucketize.Tensor, aten.bucketize.Scalar),
-    *(aten.var.correction, aten.std.correction, aten.argmax.default, aten.argmin.default),
-    *(aten._softmax.default, aten._log_softmax.default, aten._prelu_kernel.default),
-    *(aten.index_select.default, aten.put_.default, aten.dot.default, aten.trace.default),
-    *(aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default),
-}
+ASKED = aten_ops(
+    "searchsorted.Tensor searchsorted.Scalar bucketize.Tensor bucketize.Scalar var.correction std.correction"
+    " argmax.default argmin.default _softmax.default _log_softmax.default _prelu_kernel.default"
+    " index_select.default put_.default dot.default trace.default multi_margin_loss.default"
+    " multilabel_margin_loss_forward.default"
+)
 """Beside elementwise operators: those that take sizes of 1 as well as any. (Products of matrices are the
 library's calls, which refuse when they run.)"""
 
-PUTS = {aten.index_put.default, aten.index_put_.default}
-ADDS = {aten.index_add.default, aten.index_add_.default}
+
+def check_selected(x: torch.Tensor, dim: int, position: Any) -> None:
+    """torch 2.11's symbolic fakes allow positions outside of the dimension."""
+    if x.dim() and not -x.shape[dim] <= position < x.shape[dim]:
+        raise IndexError(f"select(): index {position} out of range for dimension {dim}")
+
+
+def check_put(
+    x: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False
+) -> None:
+    """Fakes take values of any dtype and size. (Those of index_add put integers into bools.)"""
+    if x.dtype is not values.dtype and not (x.dtype is torch.bool and accumulate):
+        raise RuntimeError(f"index_put puts {values.dtype} into {x.dtype}")
+    masks = (torch.bool, torch.uint8)
+    if not any(index is not None and index.dtype in masks for index in indices):
+        values.expand(aten.index.Tensor(x, indices).shape)
+
+
+def check_added(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> None:
+    """Fakes broadcast."""
+    rest = [list(t.shape) for t in (x, source)]
+    _, rows = [sizes.pop(dim) if sizes else 1 for sizes in rest]
+    if x.dim() != source.dim() or rest[0] != rest[1] or rows != index.numel():
+        raise RuntimeError(f"index_add adds {list(source.shape)} to {list(x.shape)}")
+
+
+CHECKS: dict[OpOverload, Callable[..., None]] = {
+    aten.select.int: check_selected,
+    **dict.fromkeys(aten_ops("index_put.default index_put_.default"), check_put),
+    **dict.fromkeys(aten_ops("index_add.default index_add_.default"), check_added),
+}
 
 
 def check_arguments(
     op: OpOverload, args: Any, kwargs: Any, eagerly: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Raises what eager would: `select` outside of a dimension (torch 2.11's symbolic fakes allow it), values
-    of other dtypes or sizes than the places that they are put into, dtypes that it can't compute in.
+    """Raise what eager would: positions that aren't there, values of other dtypes or sizes than the places
+    that they are put into, dtypes that it can't compute in.
 
     `eagerly()`: outside of the modes that handle calls now.
     """
-    if op is aten.select.int and args[0].dim():
-        size, position = args[0].shape[args[1]], args[2]
-        if not -size <= position < size:
-            raise IndexError(f"select(): index {position} out of range for dimension {args[1]}")
-    elif op in PUTS:
-        tensor, indices, values, *accumulate = args
-        # fakes of index_add put integers into bools
-        if tensor.dtype is not values.dtype and not (
-            tensor.dtype is torch.bool and any(accumulate)
-        ):
-            raise RuntimeError(f"{op} puts {values.dtype} into {tensor.dtype}")
-        if not any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices
-        ):
-            values.expand(aten.index.Tensor(tensor, indices).shape)
-    elif op in ADDS:  # fakes broadcast
-        tensor, dim, index, source = args
-        rest = [list(x.shape) for x in (tensor, source)]
-        rows = [sizes.pop(dim) if sizes else 1 for sizes in rest]
-        if tensor.dim() != source.dim() or rest[0] != rest[1] or rows[1] != index.numel():
-            raise RuntimeError(f"{op} adds {list(source.shape)} to {list(tensor.shape)}")
+    if op in CHECKS:
+        CHECKS[op](*args)
     elif torch.Tag.pointwise in op.tags or op in ASKED:
         named = tuple((name, described(value)) for name, value in (kwargs or {}).items())
         with eagerly():

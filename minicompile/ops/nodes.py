@@ -16,14 +16,10 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile.ops.graph import output_node
+from minicompile.ops.overloads import aten_ops as aten_ops
 from minicompile.shapes.symnode import hint
 
 aten = torch.ops.aten
-
-
-def aten_ops(names: str) -> set[Any]:
-    """The operators with these names: `add.Tensor` is an overload, `add` the group of them."""
-    return {operator.attrgetter(name)(aten) for name in names.split()}
 
 
 ADDRESSED = aten_ops("as_strided.default as_strided_scatter.default")

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from minicompile.ops.overloads import aten_ops
 from minicompile.shapes.expr import contiguous_strides, to_size
-from minicompile.shapes.symnode import hint
 
 aten = torch.ops.aten
 
@@ -29,96 +29,95 @@ def dense_strides(size: Sequence[Any], order: Iterable[int] | None = None) -> li
     return strides
 
 
-LIKE_A_SUM = {
-    aten.copysign.Tensor,
-    aten.xlogy.Tensor,
-    aten.special_xlog1py.default,
-    aten.floor_divide.default,
-    aten.div.Tensor_mode,
-}
-"""Laid out as the sum of the operands is; FakeTensor looks at the second operand first."""
+def like_a_sum(args: Any, result: torch.Tensor) -> torch.Tensor:
+    """Laid out as the sum of the operands is; FakeTensor looks at the second operand first."""
+    return torch.empty_like(aten.add.Tensor(*args[:2]), dtype=result.dtype)
 
-BATCH_NORMS = {
-    aten._native_batch_norm_legit.no_stats,
-    aten._native_batch_norm_legit_functional.default,
-    aten._native_batch_norm_legit_no_training.default,
-}
-CONTIGUOUS = BATCH_NORMS | {
-    aten.pow.Scalar,
-    aten.log_sigmoid_forward.default,
-    aten.rrelu_with_noise_functional.default,
-    aten.normal.Tensor_Tensor,
-    aten.normal.float_Tensor,
-    aten.poisson.default,
-}
-"""The (first) result is row-major; FakeTensor keeps the operand's strides."""
 
-UPDATING = {
-    aten._native_batch_norm_legit_functional.default,
-    aten._batch_norm_with_update_functional.default,
+def row_major(args: Any, result: torch.Tensor) -> torch.Tensor:
+    """Row-major; FakeTensor keeps the operand's strides."""
+    return torch.empty_like(result, memory_format=torch.contiguous_format)
+
+
+def normalized(args: Any, result: torch.Tensor) -> torch.Tensor:
+    """Row-major or channels last; FakeTensor keeps any strides."""
+    return result if channels_last(result) else row_major(args, result)
+
+
+def shuffled(args: Any, result: torch.Tensor) -> torch.Tensor:
+    """Channels last on CPUs if the operand is; in FakeTensor row-major."""
+    kept = channels_last(args[0]) and args[0].device.type == "cpu"
+    return torch.empty_like(args[0]) if kept else result
+
+
+def rolled(args: Any, result: torch.Tensor) -> torch.Tensor:
+    """As other shuffles, unless all dimensions are rolled as one."""
+    return shuffled(args, result) if len(args) > 2 else result
+
+
+def unpooled(args: Any, result: torch.Tensor) -> torch.Tensor:
+    """As of other kernels that go by a tensor's strides."""
+    images, _, size = args[:3]
+    if images.dim() != 4 or images.device.type != "cpu":
+        return result
+    return torch.empty_like(aten.upsample_nearest2d(images, size))
+
+
+LAYOUTS = {
+    like_a_sum: "copysign.Tensor xlogy.Tensor special_xlog1py.default floor_divide.default div.Tensor_mode",
+    row_major: "pow.Scalar log_sigmoid_forward.default rrelu_with_noise_functional.default"
+    " normal.Tensor_Tensor normal.float_Tensor poisson.default",
+    normalized: "_native_batch_norm_legit.no_stats _native_batch_norm_legit_functional.default"
+    " _native_batch_norm_legit_no_training.default",
+    shuffled: "channel_shuffle.default native_channel_shuffle.default",
+    rolled: "roll.default",
+    unpooled: "max_unpool2d.default",
 }
+"""How eager lays the (first) result out -> the operators of which FakeTensor tells otherwise."""
+LAYOUT_OF = {op: layout for layout, names in LAYOUTS.items() for op in aten_ops(names)}
+
+UPDATING = aten_ops(
+    "_native_batch_norm_legit_functional.default _batch_norm_with_update_functional.default"
+)
 """The new statistics have the dtype of the old ones; in FakeTensor they are float32."""
-
-SHUFFLES = {aten.roll.default, aten.channel_shuffle.default, aten.native_channel_shuffle.default}
-"""On CPUs they keep channels last; in FakeTensor the result is row-major."""
-
-UNPOOL = aten.max_unpool2d.default
-EMBEDDING_BAGS = {aten._embedding_bag.default, aten._embedding_bag_forward_only.default}
-CORRECTED = LIKE_A_SUM | CONTIGUOUS | UPDATING | EMBEDDING_BAGS | SHUFFLES | {UNPOOL}
+EMBEDDING_BAGS = aten_ops("_embedding_bag.default _embedding_bag_forward_only.default")
+"""FakeTensor knows the sizes for float16, and takes others for bfloat16."""
 
 
 def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
     """FakeTensor's result of a call, in eager's strides, dtypes and sizes."""
-    if op not in CORRECTED or result is NotImplemented:
+    if result is NotImplemented:
         return result
-    first, *others = result if isinstance(result, tuple | list) else [result]
-    if op in LIKE_A_SUM:
-        first = torch.empty_like(aten.add.Tensor(*args[:2]), dtype=first.dtype)
-    elif op is UNPOOL:  # as other kernels that go by a tensor's strides
-        if args[0].dim() == 4 and args[0].device.type == "cpu":
-            first = torch.empty_like(aten.upsample_nearest2d(args[0], args[2]))
-    elif op in SHUFFLES:
-        whole = op is aten.roll.default and len(args) < 3  # all dimensions as one
-        if channels_last(args[0]) and args[0].device.type == "cpu" and not whole:
-            first = torch.empty_like(args[0])
-    elif op in EMBEDDING_BAGS:
-        if (wide := args[0].dtype) is torch.bfloat16:  # as of float16, of which FakeTensor knows
-            others = op(*(x.half() if getattr(x, "dtype", 0) is wide else x for x in args))[1:]
-    elif op in CONTIGUOUS and not (op in BATCH_NORMS and channels_last(first)):
-        first = torch.empty_like(first, memory_format=torch.contiguous_format)
+    if op in EMBEDDING_BAGS and args[0].dtype is torch.bfloat16:
+        halves = (x.half() if getattr(x, "dtype", None) is torch.bfloat16 else x for x in args)
+        return (result[0], *op(*halves)[1:])
+    if op in LAYOUT_OF:
+        several = isinstance(result, tuple | list)
+        first = LAYOUT_OF[op](args, result[0] if several else result)
+        result = (first, *result[1:]) if several else first
     if op in UPDATING:
-        others[-2:] = [new.to(old.dtype) for new, old in zip(others[-2:], args[3:5])]
-    return (first, *others) if others else first
+        news = zip(result[-2:], args[3:5], strict=True)
+        result = (*result[:-2], *(new.to(old.dtype) for new, old in news))
+    return result
 
 
-def hints(numbers: Iterable[Any]) -> tuple[Any, ...]:
-    """Numbers that may be symbolic, by their values while compiling."""
-    return tuple(map(hint, numbers))
-
-
-KEPT_GRADIENTS = {
-    aten.upsample_linear1d_backward.default,
-    aten.upsample_bilinear2d_backward.default,
-    aten.upsample_trilinear3d_backward.default,
-}
-UPSAMPLED_GRADIENTS = KEPT_GRADIENTS | {
-    aten.upsample_nearest1d_backward.default,
-    aten.upsample_nearest3d_backward.default,
-    aten._upsample_nearest_exact1d_backward.default,
-    aten._upsample_nearest_exact3d_backward.default,
-    aten.upsample_bicubic2d_backward.default,
-    aten._upsample_bicubic2d_aa_backward.default,
-}
+KEPT_GRADIENTS = aten_ops(
+    "upsample_linear1d_backward.default upsample_bilinear2d_backward.default"
+    " upsample_trilinear3d_backward.default"
+)
+UPSAMPLED_GRADIENTS = KEPT_GRADIENTS | aten_ops(
+    "upsample_nearest1d_backward.default upsample_nearest3d_backward.default"
+    " _upsample_nearest_exact1d_backward.default _upsample_nearest_exact3d_backward.default"
+    " upsample_bicubic2d_backward.default _upsample_bicubic2d_aa_backward.default"
+)
 """For these FakeTensor runs C++ that can't read symbolic sizes; the first few keep channels last."""
 
 
 def upsampled_gradient(op: OpOverload, grad: torch.Tensor, size: Any) -> torch.Tensor:
     """What such an operator gives, for an input of that size."""
-    found = grad.new_empty(size)
-    if op in KEPT_GRADIENTS and channels_last(grad) and not grad.is_contiguous():
-        layout = {4: torch.channels_last, 5: torch.channels_last_3d}[grad.dim()]
-        found = torch.empty_like(found, memory_format=layout)
-    return found
+    kept = op in KEPT_GRADIENTS and channels_last(grad) and not grad.is_contiguous()
+    layout = IMAGE_FORMATS[grad.dim()] if kept else torch.contiguous_format
+    return torch.empty_like(grad.new_empty(size), memory_format=layout)
 
 
 CONVOLUTIONS = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
@@ -147,9 +146,11 @@ def convolved(op: OpOverload, args: Any, run: Callable[[Any], Any]) -> Any:
     return (first, *others) if others else first
 
 
+IMAGE_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def channels_last(x: torch.Tensor) -> bool:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
+    return x.dim() in IMAGE_FORMATS and x.is_contiguous(memory_format=IMAGE_FORMATS[x.dim()])
 
 
 def as_row_major_view(op: OpOverload, args: Any) -> tuple[OpOverload, Any]:

@@ -31,15 +31,16 @@ HEAD = f"""# Operators
 
 What becomes of each ATen operator of torch {TORCH}, written by `python -m tests.lowering.operators`.
 
-- **taken apart**: the rule that writes it in simpler operators (`minicompile/aot/decompositions`): *torch's* own, a
-  family of ours, or a plug-in's. Some rules leave a call as it is: a half type that would round elsewhere, say.
+- **taken apart**: the rule that writes it in simpler operators (`minicompile/aot/decompositions`): *torch's*
+  own, a family of ours, or a plug-in's. Some rules leave a call as it is: a half type that would round
+  elsewhere, say.
 - **loops**: the rule that makes a loop of it (`minicompile/lowering/rules`, or a plug-in).
 - **called**: why a library runs it (*extern*) where neither rule is there, or takes the call.
 - **gradient**: the operators that torch's formula calls in the backward pass, which have rows of their own;
   *formula*: only operators that the forward pass has too; nothing: torch has no formula for it.
 
-An operator that isn't listed, and your own, is called as it is. What only calls other operators when it is traced
-(`linear`, `reshape`, `einsum`) needs no row.
+An operator that isn't listed, and your own, is called as it is. What only calls other operators when it is
+traced (`linear`, `reshape`, `einsum`) needs no row.
 
 | operator | taken apart | loops | called | gradient |
 | --- | --- | --- | --- | --- |
@@ -74,7 +75,9 @@ def gradient(op: OpOverload) -> str:
     if op in vjp:
         return "ours"
     text = torch_formulas().get(short(op), "")
-    formulas = re.findall(r"^  (?!output_diff|result|dispatch)[\w, ]+: (?!no[nt]_diff)(.*)", text, re.M)
+    formulas = re.findall(
+        r"^  (?!output_diff|result|dispatch)[\w, ]+: (?!no[nt]_diff)(.*)", text, re.M
+    )
     called = {name for name in re.findall(r"\w+_backward", text) if hasattr(aten, name)}
     if not formulas or "output_differentiability: [False]" in text:
         return ""

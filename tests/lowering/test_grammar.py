@@ -13,7 +13,7 @@ from minicompile.lowering import ir
 GRAMMAR = str(ir.__doc__)
 CLASSES = dict(re.findall(r"([A-Z]\w+)\(([\w, ]+)\)", GRAMMAR))
 NOTES = {"origins", "made_by", "why", "reads", "size_hints", "eager_bytes", "written_back", "index"}
-"""Fields that say where something is from, or help to choose: what a graph computes doesn't depend on them."""
+"""Fields that say where something is from, or help to choose: results don't depend on them."""
 
 
 def names_of(rule: str) -> set[str]:
@@ -39,4 +39,6 @@ def test_a_rule_has_the_classes_of_its_union(rule: str) -> None:
 def test_no_class_is_left_out() -> None:
     classes = {name for name, cls in vars(ir).items() if dataclasses.is_dataclass(cls)}
     own = {name for name in classes if vars(ir)[name].__module__ == ir.__name__}
-    assert own - set(CLASSES) == {"Buffer", "ExternOutput"}, "what others share, and what a call fills"
+    assert own - set(CLASSES) == {"Buffer", "ExternOutput"}, (
+        "what others share, and what a call fills"
+    )

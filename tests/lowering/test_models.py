@@ -1,4 +1,4 @@
-"""Whole models: a small GPT's forward and joint backward, lowered, equals eager."""
+"""Whole models: the lessons' GPT's forward and joint backward, lowered, equals eager."""
 
 from __future__ import annotations
 
@@ -13,44 +13,21 @@ from torch import nn
 from torch.func import functional_call
 
 from minicompile.debug.reference import run_reference
+from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lowering.ir import LoopGraph, verify
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
 from tests.lowering.conftest import assert_same, record_all, traced
 
-VOCABULARY, CHANNELS, HEADS, LENGTH = 11, 16, 4, 8
+
+def gpt(layers: int = 2) -> GPT:
+    return GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=layers, n_embd=16))
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ln1, self.ln2 = nn.LayerNorm(CHANNELS), nn.LayerNorm(CHANNELS)
-        self.qkv, self.proj = nn.Linear(CHANNELS, 3 * CHANNELS), nn.Linear(CHANNELS, CHANNELS)
-        self.up, self.down = nn.Linear(CHANNELS, 4 * CHANNELS), nn.Linear(4 * CHANNELS, CHANNELS)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, t, c = x.shape
-        parts = self.qkv(self.ln1(x)).split(c, -1)
-        q, k, v = (p.view(b, t, HEADS, c // HEADS).transpose(1, 2) for p in parts)
-        scores = q @ k.transpose(-2, -1) / (c // HEADS) ** 0.5
-        scores = scores.masked_fill(torch.ones(t, t).tril() == 0, float("-inf"))
-        y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, c)
-        x = x + self.proj(y)
-        return x + self.down(F.gelu(self.up(self.ln2(x))))
-
-
-class GPT(nn.Module):
-    def __init__(self, layers: int = 2) -> None:
-        super().__init__()
-        self.token, self.place = nn.Embedding(VOCABULARY, CHANNELS), nn.Embedding(LENGTH, CHANNELS)
-        self.blocks = nn.Sequential(*[Block() for _ in range(layers)])
-        self.ln, self.head = nn.LayerNorm(CHANNELS), nn.Linear(CHANNELS, VOCABULARY, bias=False)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = self.token(tokens) + self.place(torch.arange(tokens.shape[1]))
-        logits = self.head(self.ln(self.blocks(x)))
-        return F.cross_entropy(logits.view(-1, VOCABULARY), targets.view(-1))
+def sequences() -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(11, (2, 8))
+    return tokens, tokens.flip(1)
 
 
 class Convolutional(nn.Module):
@@ -71,7 +48,8 @@ def joint(model: nn.Module):
 
     def fn(x: torch.Tensor, targets: torch.Tensor, *parameters: torch.Tensor):
         own = [p.detach().requires_grad_() for p in parameters]
-        loss = functional_call(model, dict(zip(names, own, strict=True)), (x, targets))
+        found = functional_call(model, dict(zip(names, own, strict=True)), (x, targets))
+        loss = found[-1] if isinstance(found, tuple) else found
         return [loss.detach(), *torch.autograd.grad(loss, own)]
 
     return fn
@@ -92,9 +70,8 @@ def equals_eager(graph: LoopGraph, model: nn.Module, args: list[torch.Tensor]) -
 
 @pytest.mark.parametrize("inline", ["auto", "never"])
 def test_a_gpts_loss_and_every_gradient_equal_eager(inline) -> None:
-    model = GPT()
-    tokens = torch.randint(0, VOCABULARY, (2, LENGTH))
-    graph, args = joint_graph(model, tokens, tokens.flip(1))
+    model = gpt()
+    graph, args = joint_graph(model, *sequences())
     found = lower(graph, Options(inline=inline))
     equals_eager(found, model, args)
     libraries = {str(kernel.op) for kernel in found.externs}
@@ -108,8 +85,7 @@ def test_a_convolutional_network_equals_eager() -> None:
 
 
 def test_every_buffer_of_a_model_has_origins() -> None:
-    tokens = torch.randint(0, VOCABULARY, (2, LENGTH))
-    graph, _ = joint_graph(GPT(1), tokens, tokens)
+    graph, _ = joint_graph(gpt(1), *sequences())
     found = lower(graph, Options())
     assert all(operation.origins for operation in found.operations)
     for body in record_all(found):
@@ -133,10 +109,9 @@ def python_calls(work: Callable[[], Any]) -> int:
 
 
 def test_lowering_takes_time_in_proportion_to_the_graph() -> None:
-    tokens = torch.randint(0, VOCABULARY, (2, LENGTH))
     counts = []
     for layers in (2, 4):
-        graph, _ = joint_graph(GPT(layers), tokens, tokens)
+        graph, _ = joint_graph(gpt(layers), *sequences())
         lower(graph, Options())  # the first fills sympy's caches
         counts.append(python_calls(lambda graph=graph: lower(graph, Options())) / graph.op_count)
     assert counts[1] < 1.1 * counts[0]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 
 import minicompile
@@ -16,60 +21,65 @@ def whys(graph: LoopGraph) -> list[str]:
     return [op.why for op in graph.operations if isinstance(op, ComputedBuffer)]
 
 
-def test_a_chain_read_once_becomes_one_loop() -> None:
-    graph = check(lambda x: ((x + 1).relu() * 2).sin(), torch.randn(4))
-    assert whys(graph) == ["graph output"]
+KEPT: dict[str, tuple[Callable[..., Any], list[str]]] = {
+    "a chain that is read once": (lambda x: ((x + 1).relu() * 2).sin(), ["graph output"]),
+    "a producer and its reduction": (lambda x: x.exp().sum(1), ["reduction"]),
+    "a cheap value, read twice": (
+        lambda x: [(x + 1).sum(0), (x + 1).relu().sum(1)],
+        ["reduction", "reduction"],
+    ),
+    "a costly value, read twice": (
+        lambda x: [(y := x.exp().sin()).sum(0), y.sum(1)],
+        ["2 users, 28 operations on 1 buffers", "reduction", "reduction"],
+    ),
+    "a mask made of indices": (
+        lambda x: [
+            x.masked_fill(m := torch.ones(4, 4).tril() == 0, 0.0).sum(0),
+            x.masked_fill(m, 1.0).sum(1),
+        ],
+        ["reduction", "reduction"],
+    ),
+    "an output with another reader": (
+        lambda x: [(y := x + 1), y.sum(0)],
+        ["graph output with 1 other users", "reduction"],
+    ),
+    "an operand of an extern call": (lambda x: torch.mm(x.sin(), x), ["read by aten.mm.default"]),
+}
+"""Programs, and why the values that get memory get it."""
 
 
-def test_a_producer_is_inlined_into_its_reduction() -> None:
-    graph = check(lambda x: x.exp().sum(1), torch.randn(3, 4))
-    assert whys(graph) == ["reduction"]
+@pytest.mark.parametrize("name", KEPT)
+def test_what_gets_memory_and_why(name: str) -> None:
+    program, reasons = KEPT[name]
+    assert whys(check(program, torch.randn(4, 4), externs=None)) == reasons
 
 
-def test_a_cheap_value_is_computed_again_by_each_reader() -> None:
-    graph = check(lambda x: [(x + 1).sum(0), (x + 1).relu().sum(1)], torch.randn(3, 4))
-    assert whys(graph) == ["reduction", "reduction"]
+def repeated(
+    step: Callable[[torch.Tensor], torch.Tensor], times: int
+) -> Callable[..., torch.Tensor]:
+    return lambda x: functools.reduce(lambda value, _: step(value), range(times), x.sin())
 
 
-def test_a_costly_value_with_two_readers_is_kept() -> None:
-    def fn(x):
-        y = x.exp().sin()
-        return [y.sum(0), y.sum(1)]
-
-    graph = check(fn, torch.randn(3, 4))
-    assert whys(graph)[0].startswith("2 users")
-    assert len(whys(graph)) == 3
+CHAINS = {
+    "diamonds": repeated(lambda x: x * x + x, 40),
+    "squares": repeated(lambda x: x * x, 40),
+    "sums": repeated(lambda x: x + 1, 700),
+    "views": repeated(lambda x: x.flip(0), 400),
+}
 
 
-def test_a_costly_value_of_an_empty_buffer_is_computed_again() -> None:
+@pytest.mark.parametrize("name", CHAINS)
+def test_long_chains_stay_linear_and_do_not_exhaust_the_stack(name: str) -> None:
+    assert len(str(check(CHAINS[name], torch.rand(5) / 100))) < 60_000
+
+
+def test_costly_values_of_empty_buffers() -> None:
     def fn(x, y):
         z = (x * x + y * y).sqrt().exp().sin().log1p().tanh()
         return [z * 2, z + 1, z.sum(0)]
 
     check(fn, torch.randn(0), torch.randn(0))
     check(fn, torch.randn(4, 0), torch.randn(4, 1))
-
-
-def test_a_mask_made_of_indices_is_never_kept() -> None:
-    def fn(x):
-        mask = torch.ones(4, 4).tril() == 0
-        return [x.masked_fill(mask, 0.0).sum(0), x.masked_fill(mask, 1.0).sum(1)]
-
-    assert whys(check(fn, torch.randn(4, 4))) == ["reduction", "reduction"]
-
-
-def test_an_output_with_other_readers_is_computed_once() -> None:
-    def fn(x):
-        y = x + 1
-        return [y, y.sum(0)]
-
-    assert whys(check(fn, torch.randn(3, 4))) == ["graph output with 1 other users", "reduction"]
-
-
-def test_an_extern_operand_names_its_reader() -> None:
-    x = torch.randn(3, 3)
-    graph = check(lambda x: torch.mm(x.sin(), x), x, externs=1)
-    assert whys(graph) == ["read by aten.mm.default"]
 
 
 def test_a_formula_reads_a_bounded_number_of_buffers() -> None:
@@ -84,45 +94,6 @@ def test_inline_never_keeps_every_intermediate() -> None:
     kinds = [type(op.loops) for op in graph.operations]
     assert kinds == [Pointwise, Pointwise, Reduction]
     assert whys(graph)[0] == 'options.inline = "never"'
-
-
-def test_a_chain_of_diamonds_stays_linear() -> None:
-    def fn(x):
-        for _ in range(40):
-            x = x * x + x
-        return x
-
-    graph = check(fn, torch.rand(5) / 100)
-    record_all(graph)
-    assert len(str(graph)) < 20_000
-
-
-def test_a_chain_of_squares_stays_linear() -> None:
-    def fn(x):
-        for _ in range(40):
-            x = x * x
-        return x
-
-    assert len(str(check(fn, torch.rand(5)))) < 20_000
-
-
-def test_a_long_chain_does_not_exhaust_the_stack() -> None:
-    def fn(x):
-        for _ in range(700):
-            x = x + 1
-        return x
-
-    check(fn, torch.rand(2))
-
-
-def test_a_long_chain_of_views_does_not_exhaust_the_stack() -> None:
-    def fn(x):
-        x = x.sin()
-        for _ in range(400):
-            x = x.flip(0)
-        return x
-
-    check(fn, torch.rand(4))
 
 
 def test_a_value_realized_late_is_still_inlined_into_earlier_bodies() -> None:

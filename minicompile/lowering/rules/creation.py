@@ -44,19 +44,11 @@ Bounds = Mapping[int, tuple[Size, Size]]
 """By dimension: the first index that counts, and the first one after it that doesn't."""
 
 
-def target_device(device: torch.device) -> torch.device:
-    """The device of a new tensor, with its index as eager reports it."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
 @lowering(aten.full.default)
 def full(ctx: LoweringContext, size: Sequence[Size], value: Scalar, **_: Any) -> TensorValue:
     """One number everywhere."""
-    dtype = ctx.result.dtype
-    where = target_device(ctx.result.device)
-    return ctx.pointwise(size, where, lambda ops, _: constant(ops, value, dtype), dtype)
+    dtype, device = ctx.result.dtype, ctx.result.device
+    return ctx.pointwise(size, device, lambda ops, _: constant(ops, value, dtype), dtype)
 
 
 @lowering(prims.iota.default)
@@ -67,18 +59,16 @@ def iota(
     start: Size,
     step: Size,
     dtype: torch.dtype,
-    device: torch.device,
-    requires_grad: bool = False,
+    **_: Any,
 ) -> TensorValue:
     """start + i * step, in integers. What indexes with it needs no load."""
     if not is_int(dtype):
         raise Unsupported(f"an integer sequence of {dtype}")
-    found = ctx.pointwise(
-        (length,),
-        target_device(device),
-        lambda ops, i: ops.index_expr(i[0] * step + start, dtype),
-        dtype,
-    )
+
+    def body(ops: Ops, index: Sequence[Index]) -> V:
+        return ops.index_expr(index[0] * step + start, dtype)
+
+    found = ctx.pointwise((length,), ctx.result.device, body, dtype)
     last = to_size(start + step * (length - 1))
     low, high = (last, start) if isinstance(step, int) and step < 0 else (start, last)
     found.storage.positions = Positions(lambda i: i[0] * step + start, low, high)

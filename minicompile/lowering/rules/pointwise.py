@@ -186,31 +186,15 @@ def div(ctx: LoweringContext, a: Operand, b: Operand, rounding_mode: str | None 
 # -- powers
 
 
-@lowering(aten.pow.Tensor_Scalar)
-def pow_scalar(ctx: LoweringContext, x: TensorValue, exponent: Scalar) -> TensorValue:
-    if x.dtype.is_floating_point:
-        return power(ctx, x, exponent)
-    if x.dtype is torch.bool or not isinstance(exponent, int) or not 0 <= exponent <= 64:
-        raise Unsupported(f"a power of {x.dtype} with exponent {exponent}")
-    return elementwise(ctx, lambda ops, v: repeated_product(ops, v, exponent, x.dtype), x)
-
-
-def repeated_product(ops: Ops, value: V, exponent: int, dtype: torch.dtype) -> V:
-    """value ** exponent by squaring; wraps around as eager's integers do."""
-    if exponent == 0:
-        return ops.constant(1, dtype)
-    if exponent == 1:
-        return value
-    half = repeated_product(ops, value, exponent // 2, dtype)
-    squared = ops.mul(half, half)
-    return ops.mul(squared, value) if exponent % 2 else squared
-
-
-@lowering(aten.pow.Tensor_Tensor)
+@lowering(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor)
 def power(ctx: LoweringContext, base: TensorValue, exponent: Operand) -> TensorValue:
-    if common_dtype(base, exponent) is torch.bool:
-        raise Unsupported("a power of bools")
-    return elementwise(ctx, operation("pow", base.dtype), base, exponent)
+    """Of an integer, a number as exponent must be one that its type holds."""
+    dtype, fits = common_dtype(base, exponent), True
+    if not dtype.is_floating_point and not isinstance(exponent, TensorValue):
+        fits = isinstance(exponent, int) and 0 <= exponent <= 64
+    if dtype is torch.bool or not fits:
+        raise Unsupported(f"a power of {dtype} with exponent {exponent}")
+    return elementwise(ctx, operation("pow", dtype), base, exponent)
 
 
 # -- choosing

@@ -7,7 +7,6 @@ torch/_inductor/lowering.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -113,9 +112,3 @@ def truth(kind: ReductionKind) -> Rule:
 
 lowering(aten.any.default, aten.any.dim, aten.any.dims)(truth("any"))
 lowering(aten.all.default, aten.all.dim, aten.all.dims)(truth("all"))
-
-
-@lowering(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
-def count_nonzero(ctx: LoweringContext, x: TensorValue, dim: Any = None) -> TensorValue:
-    truths = converted(ctx, x, torch.bool)
-    return reduce(ctx, "sum", truths, canonical_dims(dim, x.dim), False, source=torch.int64)
