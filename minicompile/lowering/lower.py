@@ -75,26 +75,31 @@ class Lowering:
         self.returned = set(output_node(graph.gm.graph).all_input_nodes)
 
     def run(self) -> LoopGraph:
+        outputs = self.visit()
+        name, ctx = self.graph.name, self.ctx
+        found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
+        found.eager_bytes = eager_peak(list(self.graph.nodes), self.hints)
+        drop_unread(found)
+        if self.options.verify:
+            verify(found)
+        return found
+
+    def visit(self) -> list[Output]:
+        """Lower each node. Return what the graph gives."""
         visit = {
             "placeholder": self._placeholder,
             "get_attr": self._attribute,
             "call_function": self._call,
         }
-        nodes, name, ctx = list(self.graph.nodes), self.graph.name, self.ctx
-        ctx.names.update(n.name for n in nodes if n.op in ("placeholder", "get_attr"))
-        for node in nodes[:-1]:
+        *nodes, output = self.graph.nodes
+        self.ctx.names.update(n.name for n in nodes if n.op in ("placeholder", "get_attr"))
+        for node in nodes:
             if node.op not in visit:
                 raise Unsupported(f"a {node.op} node in an ATen graph")
-            ctx.enter(node)
+            self.ctx.enter(node)
             self.values[node] = visit[node.op](node)
-        items: Any = nodes[-1].args[0]
-        outputs = [self.output(item) for item in items]
-        found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
-        found.eager_bytes = eager_peak(nodes, self.hints)
-        drop_unread(found)
-        if self.options.verify:
-            verify(found)
-        return found
+        items: Any = output.args[0]
+        return [self.output(item) for item in items]
 
     # -- inputs and outputs
 

@@ -146,13 +146,13 @@ class Scope(Ops):
 
     def element(self, value: TensorValue, index: Sequence[Index]) -> V:
         """Load an element that is in memory before this body runs; compute any other by its formula."""
-        storage, buffer, layout = value.storage, value.storage.buffer, value.layout
-        in_memory = buffer is not None and storage.position < self.position
-        if not in_memory or layout is None:
-            index = index if value.view is None else value.view.index(index)
-            layout = storage.layout
-        if in_memory:
+        storage, layout = value.storage, value.layout
+        buffer = storage.buffer if storage.position < self.position else None
+        if buffer is not None and layout is not None:
             return self.load(buffer.name, layout.index(index))
+        index = index if value.view is None else value.view.index(index)
+        if buffer is not None:
+            return self.load(buffer.name, storage.layout.index(index))
         key = (storage, *index)
         if key not in self.memo:
             assert storage.fn is not None

@@ -24,8 +24,8 @@ OPERATORS = """
     huber_loss.default huber_loss_backward.default mse_loss.default mse_loss_backward.default
     smooth_l1_loss.default
 
-    _fused_rms_norm_backward.default _safe_softmax.default aminmax.default count_nonzero.default count_nonzero.dim_IntList dot.default logsumexp.default
-    std_mean.correction trace.default
+    _fused_rms_norm_backward.default _safe_softmax.default aminmax.default count_nonzero.default
+    count_nonzero.dim_IntList dot.default logsumexp.default std_mean.correction trace.default
 
     addcdiv.default addcmul.default clamp_max.default clamp_max.Tensor clamp_min.default clamp_min.Tensor
     floor_divide.default floor_divide.Scalar heaviside.default isinf.default isneginf.default
