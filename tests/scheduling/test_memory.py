@@ -16,8 +16,8 @@ from tests.scheduling.building import (
     GraphBuilder,
     T,
     check,
-    random_graph,
 )
+from tests.scheduling.loop_programs import generate
 
 S0 = size_symbol("s0")
 APART = Options(verify=True, fusion=False)
@@ -145,7 +145,7 @@ def test_running_a_small_chain_late_lowers_the_peak() -> None:
 def test_handing_memory_on_never_raises_the_peak_of_random_graphs() -> None:
     handed_on, lower = 0, 0
     for seed in range(120):
-        result = schedule(random_graph(seed, 14), APART)
+        result = schedule(generate(seed, 14).build(), APART)
         handed_on += len(reuses(result))
         plain = max(Liveness(result.graph, result.nodes).live_bytes())
         assert result.memory.peak_bytes <= plain
@@ -155,7 +155,7 @@ def test_handing_memory_on_never_raises_the_peak_of_random_graphs() -> None:
 
 def test_every_piece_of_memory_is_in_one_block_and_blocks_alive_at_once_are_drawn_apart() -> None:
     for seed in range(60):
-        result = schedule(random_graph(seed, 14), APART)
+        result = schedule(generate(seed, 14).build(), APART)
         blocks = result.memory.blocks
         assert sorted(n for b in blocks for n in b.buffers) == sorted(
             life.name for life in Liveness(result.graph, result.nodes).lives
