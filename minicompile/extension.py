@@ -69,7 +69,8 @@ from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import register_pattern
 from minicompile.pipeline import around_compile
 from minicompile.runtime.load import allocator, kernel_loader, tuner
-from minicompile.scheduling.fusion import FusionPolicy, Verdict, align_rule, fusion_rule
+from minicompile.scheduling.fusion import FusionPolicy, align_rule, fusion_rule
+from minicompile.scheduling.reasons import Verdict
 
 
 def __getattr__(name: str) -> Any:

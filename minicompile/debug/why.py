@@ -205,7 +205,7 @@ def now(fuser: Fuser, a: int, b: int) -> FusionDecision:
     if not (a in fuser.nests and b in fuser.nests):
         groups = [[n for i, n in enumerate(fuser.nodes) if fuser.mask[g] >> i & 1] for g in (a, b)]
         return fuser.boundary(*(groups[::-1] if fuser.ancestors[a] & fuser.mask[b] else groups))
-    decision, _ = fuser.decide(a, b)
+    decision, *_ = fuser.decide(a, b)
     cause: Cause = "not_asked"
     told = f"of the groups that share only a read with them, {MAX_NEIGHBOURS} are nearer"
     if not fuser.context.options.fusion:

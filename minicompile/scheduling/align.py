@@ -23,7 +23,7 @@ from minicompile.scheduling.nest import (
     Loops,
     split,
 )
-from minicompile.scheduling.reasons import Refusal, index_mismatch, loop_mismatch
+from minicompile.scheduling.reasons import Verdict, index_mismatch, loop_mismatch, refused
 from minicompile.shapes.expr import ZERO, product, same
 from minicompile.shapes.strided import divide, elements
 
@@ -99,7 +99,7 @@ def flows(a: LoopNest, b: LoopNest) -> Iterator[tuple[Access, Access, bool]]:
                     yield write, read, writer is a
 
 
-def align(a: LoopNest, b: LoopNest) -> LoopNest | Refusal:
+def align(a: LoopNest, b: LoopNest) -> LoopNest | Verdict:
     """Both nests over common loops, or why there are none.
 
     Right by construction: whatever one nest reads of the other's, it reads at the point where it is written.
@@ -108,13 +108,13 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Refusal:
     for write, read, forwards in flows(a, b):
         if write.key is None or read.key is None:
             told = f"{read.node} reads {read.buffer} at a position known only at run time"
-            return Refusal(f"{told}: all of it must be there", "unknown_index", final=True)
+            return refused(f"{told}: all of it must be there", "unknown_index", final=True)
         if not (matching.match(write, read) if forwards else matching.match(read, write)):
             writer, reader = (a, b) if forwards else (b, a)
-            return replace(index_mismatch(write, read, writer, reader), final=True)
+            return index_mismatch(write, read, writer, reader)
     matching = _with_shared_reads(matching)
     level = _complete(matching)
-    return level if isinstance(level, Refusal) else joined(matching, level)
+    return level if isinstance(level, Verdict) else joined(matching, level)
 
 
 def _with_shared_reads(matching: Matching) -> Matching:
@@ -136,7 +136,7 @@ def _with_shared_reads(matching: Matching) -> Matching:
     return matching
 
 
-def _complete(matching: Matching) -> Level | Refusal | None:
+def _complete(matching: Matching) -> Level | Verdict | None:
     """Pair what no index decided. Of a nest that joins a reduction, the level of its bodies."""
     a, b = matching.a, matching.b
     x, r, every = attrgetter("x"), attrgetter("r"), attrgetter("loops")
@@ -154,7 +154,7 @@ def _complete(matching: Matching) -> Level | Refusal | None:
     return "row" if row else "elem"
 
 
-def joined(matching: Matching, level: Level | None) -> LoopNest | Refusal:
+def joined(matching: Matching, level: Level | None) -> LoopNest | Verdict:
     """Both nests over the loops of one, and a check that nothing is read where it isn't yet written."""
     a, b = matching.a, matching.b
     lead, other = (b, a) if b.is_reduction and not a.is_reduction else (a, b)
@@ -166,11 +166,11 @@ def joined(matching: Matching, level: Level | None) -> LoopNest | Refusal:
     return _flaw(nest) or nest
 
 
-def _flaw(nest: LoopNest) -> Refusal | None:
+def _flaw(nest: LoopNest) -> Verdict | None:
     """The soundness of a fused kernel, checked on the result whatever way it was found."""
     positions = [i for (_, formula), i in nest.indices.items() if formula is POSITION]
     if any(not p.equals(positions[0]) for p in positions):
-        return Refusal("they run over the row in different orders", "order")
+        return refused("they run over the row in different orders", "order")
     writes = {a.buffer: a for a in nest.writes}
     for read in nest.reads:
         write = writes.get(read.buffer)

@@ -1,17 +1,21 @@
 """`LoopBody`: what one loop nest does, recorded as typed values.
 
-    LoopBody := ranges: {var: Size}, reduction_ranges: {var: Size}, values: [Value]
-    Value    := op, inputs: (Value, ...), dtype, origins, and by op:
-        load         buffer, index, mask | None               a masked-off lane gets 0
-        store        buffer, index, mode, inputs=(value,)
+    LoopBody := name, ranges: {var: Size}, reduction_ranges: {var: Size}, values: [Value]
+    Value    := op, inputs: (Value), dtype, origins, buffer, index, mask, constant, kind, symbol, size,
+                check, wrap_negative, indirect: (Value)
+
+    Which of its fields a value has, by op:
+
+        load         buffer, index, mask           a masked-off lane gets 0
+        store        buffer, index, kind, inputs   kind: how it is stored
         constant     constant
         index_expr   index
-        to_dtype     inputs=(value,)                          dtype: the target
-        bitcast      inputs=(value,)
-        indirect     symbol, size, mode, inputs=(value,)      a loaded integer that indices use as `symbol`
-        reduction    kind, inputs=(value,)                    over the reduction variables
-        scan         kind, inputs=(value,)                    along r0, in order: this element and all before
-        a row of ops/table.py, inputs in order
+        to_dtype     inputs                        dtype: the target
+        bitcast      inputs
+        indirect     symbol, size, inputs          a loaded integer that indices use as `symbol`
+        reduction    kind, inputs                  over the reduction variables
+        scan         kind, inputs                  along r0, in order: this element and all before
+        a row of ops/table.py                      inputs in order
 
 Values stand in an order in which they can be computed; indices are sympy expressions over the ranges'
 variables, size symbols and indirect symbols. Masks are flattened: a load inside `ops.masked` carries its

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import NamedTuple
 
 from minicompile.lowering.ir import LoopGraph, Template
 from minicompile.ops import plugins
@@ -26,7 +25,6 @@ from minicompile.scheduling.align import align
 from minicompile.scheduling.memory import kept_buffers, scatter_targets
 from minicompile.scheduling.nest import LoopNest, nest_of
 from minicompile.scheduling.nodes import (
-    Cause,
     ExternKernelSchedulerNode,
     FusionDecision,
     FusionKind,
@@ -34,19 +32,11 @@ from minicompile.scheduling.nodes import (
     SchedulerNode,
     SingleNode,
 )
-from minicompile.scheduling.reasons import Refusal, listed, short_name
+from minicompile.scheduling.reasons import Verdict, listed, refused, short_name
 from minicompile.shapes.strided import elements
 
 MAX_NEIGHBOURS = 16
 """Of the groups that only read what another reads, at most this many are asked about."""
-
-
-class Verdict(NamedTuple):
-    """A policy's answer, and why."""
-
-    fuse: bool
-    reason: str
-    cause: Cause = "policy"
 
 
 @dataclass(frozen=True)
@@ -180,7 +170,7 @@ fusion_rule: Registry[Callable[[], FusionPolicy]] = Registry(
 )
 fusion_rule("policy")(FusionPolicy)
 
-align_rule: Registry[Callable[[LoopNest, LoopNest, Fuser], LoopNest | Refusal | None]] = Registry(
+align_rule: Registry[Callable[[LoopNest, LoopNest, Fuser], LoopNest | Verdict | None]] = Registry(
     "align",
     "name -> rule(producer, consumer, fuser) that gives common loops, or why there are none; None for others",
 )
@@ -306,73 +296,74 @@ class Fuser:
 
     def _ask(self, a: int, b: int) -> None:
         """Fuse two groups or not, and record why."""
-        decision, joined = self.decide(a, b)
-        if isinstance(joined, LoopNest) and not may_fuse(decision):
-            decision = replace(decision, fused=False, cause="gate", reason=REFUSED)
-            joined = Refusal(REFUSED, "gate")
+        decision, joined, final = self.decide(a, b)
+        if joined is not None and not may_fuse(decision):
+            decision, joined = replace(decision, fused=False, cause="gate", reason=REFUSED), None
         self.decisions.append(decision)
-        if isinstance(joined, LoopNest):
+        if joined is not None:
             self._fuse(a, b, joined)
-        elif joined.final:
+        elif final:
             self.vetoed[min(a, b)] |= 1 << max(a, b)
 
-    def decide(self, a: int, b: int) -> tuple[FusionDecision, LoopNest | Refusal]:
-        """The answer about two groups, and the nest that they would be."""
+    def decide(self, a: int, b: int) -> tuple[FusionDecision, LoopNest | None, bool]:
+        """The answer about two groups, the nest that they would be, and whether a refusal is final."""
         if self.ancestors[a] & self.mask[b]:
             a, b = b, a
         producer, consumer = self.nests[a], self.nests[b]
-        found = self._judge(a, b)
-        joined, verdict = found if isinstance(found, tuple) else (found, found)
+        verdict, joined = self._judge(a, b)
         decision = FusionDecision(
             tuple(producer.nodes),
             tuple(consumer.nodes),
             self._kind(producer, consumer),
-            isinstance(joined, LoopNest),
+            verdict.fuse,
             verdict.cause,
             verdict.reason,
             _most_first(self.context.saved(producer, consumer)),
             self.context.distance(producer, consumer),
             self.context.size(producer, consumer),
-            joined.between if isinstance(joined, Refusal) else (),
+            verdict.between,
         )
-        return decision, joined
+        return decision, joined, verdict.final
 
-    def _judge(self, a: int, b: int) -> tuple[LoopNest, Verdict] | Refusal:
-        """The joined nest and the policy's reason, or the refusal. A wish overrules the policy only."""
+    def _judge(self, a: int, b: int) -> tuple[Verdict, LoopNest | None]:
+        """Ask what is right, then what is wished or else wise, then whether there are common loops."""
         producer, consumer = self.nests[a], self.nests[b]
-        flaw = self._device(producer, consumer) or self._hazard(producer, consumer)
-        flaw = flaw or self._cycle(a, b)
-        if flaw is not None:
-            return flaw
-        if (pair := self._wished(self.wishes.forbid, a, b)) is not None:
-            return Refusal(f"what_if keeps {' and '.join(pair)} apart", "wish", final=True)
-        verdict = Verdict(True, "what_if asks for it", "wish")
-        wish = self._wished(self.wishes.fuse, a, b) is not None
-        if not wish:
-            verdict = Verdict(*self.policy.can_fuse(producer, consumer, self.context))
+        verdict = (
+            self._device(producer, consumer)
+            or self._hazard(producer, consumer)
+            or self._cycle(a, b)
+            or self._wish(a, b)
+            or Verdict(*self.policy.can_fuse(producer, consumer, self.context))
+        )
         if not verdict.fuse:
-            return Refusal(verdict.reason, verdict.cause)
+            return verdict, None
         ways = (rule(producer, consumer, self) for rule in self.align_rules)
         joined = next((way for way in ways if way is not None), None) or align(producer, consumer)
-        if isinstance(joined, Refusal):
-            return joined
-        flows = self.context.flows(producer, consumer)
-        if not (wish or flows or _meet(joined, producer, consumer)):
+        if isinstance(joined, Verdict):
+            return joined, None
+        flows = verdict.cause == "wish" or self.context.flows(producer, consumer)
+        if not (flows or _meet(joined, producer, consumer)):
             common = listed(producer.touched & consumer.touched)
             told = f"they read {common} in different orders: one load can't serve both"
-            return Refusal(told, "no_saving")
-        return joined, verdict
+            return refused(told, "no_saving"), None
+        return verdict, joined
 
-    def _wished(self, pairs: Sequence[Pair], a: int, b: int) -> Pair | None:
-        """The pair that two groups have the nodes of."""
-        return next((pair for pair in pairs if {*map(self.group, pair)} == {a, b}), None)
+    def _wish(self, a: int, b: int) -> Verdict | None:
+        """What `what_if` asks for: it overrules the policy."""
+        for pairs, fuse in ((self.wishes.forbid, False), (self.wishes.fuse, True)):
+            for pair in pairs:
+                if {*map(self.group, pair)} == {a, b}:
+                    kept_apart = f"what_if keeps {' and '.join(pair)} apart"
+                    told = "what_if asks for it" if fuse else kept_apart
+                    return Verdict(fuse, told, "wish", final=not fuse)
+        return None
 
-    def _device(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
+    def _device(self, producer: LoopNest, consumer: LoopNest) -> Verdict | None:
         one, other = (nest.nodes[0].buffer.layout.device for nest in (producer, consumer))
         told = f"different devices: {one} and {other}"
-        return None if one == other else Refusal(told, "device", final=True)
+        return None if one == other else refused(told, "device", final=True)
 
-    def _hazard(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
+    def _hazard(self, producer: LoopNest, consumer: LoopNest) -> Verdict | None:
         """A scatter updates memory in any order: nothing else in its kernel may touch that memory."""
         for nest, other in ((producer, consumer), (consumer, producer)):
             others = {self.scatters[name] for name in other.written & self.scatters.keys()}
@@ -386,10 +377,10 @@ class Fuser:
                     told = f"both scatter into the memory of {target}"
                 else:
                     continue
-                return Refusal(told, "hazard", final=True)
+                return refused(told, "hazard", final=True)
         return None
 
-    def _cycle(self, a: int, b: int) -> Refusal | None:
+    def _cycle(self, a: int, b: int) -> Verdict | None:
         """Is there a third node that must run after one and before the other?"""
         first, earlier = self.mask[a], self.ancestors[b] & ~(self.mask[a] | self.mask[b])
         between = [i for i, m in self.mask.items() if m & earlier and self.ancestors[i] & first]
@@ -401,7 +392,7 @@ class Fuser:
         nodes = [self.nodes[i]] if externs else self.nests[i].nodes
         order = f"must run between them, after {one} and before {other}"
         told = f"cycle: {short_name(nodes)} {order}"
-        return Refusal(told, "cycle", bool(externs), tuple(node.name for node in nodes))
+        return Verdict(False, told, "cycle", bool(externs), tuple(node.name for node in nodes))
 
     def _kind(self, producer: LoopNest, consumer: LoopNest) -> FusionKind:
         if not self.context.flows(producer, consumer):

@@ -9,6 +9,7 @@ The real compiler: torch/_inductor/codegen/memory_planning.py, AllocateLine in c
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -89,40 +90,31 @@ class Liveness:
         self.steps = len(nodes)
         touched = [dict.fromkeys(d.buffer for d in (*n.reads, *n.writes)) for n in nodes]
         born_at = {d.buffer: step for step, node in enumerate(nodes) for d in node.writes}
-        self.last = last_uses(touched)
-        """The step after which each buffer is dead; outputs never are."""
-        kept = kept_buffers(graph)
+        calls = [None if isinstance(n, FusedSchedulerNode) else n.kernel.op for n in nodes]
+        last, kept = last_uses(touched), kept_buffers(graph)
         self.internal = frozenset(
-            d.buffer
-            for step, node in enumerate(nodes)
-            if isinstance(node, FusedSchedulerNode)
-            for d in node.writes
-            if self.last[d.buffer] == step and d.buffer not in kept
+            name
+            for name, born in born_at.items()
+            if calls[born] is None and last[name] == born and name not in kept
         )
         """Buffers that one kernel writes and only that kernel reads."""
-        for name in self.internal:
-            del self.last[name]
+        self.last = {name: step for name, step in last.items() if name not in self.internal}
+        """The step after which each buffer is dead; outputs never are."""
         self.last.update(dict.fromkeys(graph.returned, self.steps))
         self.aliases = {s: t for s, t in scatter_targets(graph).items() if s in born_at}
-        calls = [None if isinstance(n, FusedSchedulerNode) else n.kernel.op for n in nodes]
-        self.lent = {
-            name
-            for names, op in zip(touched, calls, strict=True)
-            if op is not None and op not in FRESH
-            for name in names
-        }
+        libraries = (step for step, op in enumerate(calls) if op is not None and op not in FRESH)
+        self.lent = {name for step in libraries for name in touched[step]}
         dies = dict(self.last)
         for name, target in reversed(self.aliases.items()):
             dies[target] = max(dies[target], dies[name])
         self.lives: list[Life] = []
         """Memory of our own, in the order in which it is allocated."""
-        buffers, hints = graph.buffers, graph.size_hints
         for name, born in born_at.items():
             if name in self.internal or name in self.aliases:
                 continue
-            layout, planned = buffers[name].layout, calls[born] is None or calls[born] in PRODUCTS
+            layout, planned = graph.buffers[name].layout, calls[born] in (None, *PRODUCTS)
             key = layout.device, layout.dtype, layout.storage_size
-            size = size_hint(layout.storage_size, hints) * layout.dtype.itemsize
+            size = size_hint(layout.storage_size, graph.size_hints) * layout.dtype.itemsize
             self.lives.append(Life(name, key, size, born, dies[name], planned, name in self.lent))
 
     def live_bytes(self) -> list[int]:
@@ -135,7 +127,9 @@ class Liveness:
 
 
 def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
-    """Who is allocated and freed where; dead memory is handed on unless keeping it would raise the peak."""
+    """Decide where each buffer is allocated and freed. There are three ways to need no memory of one's own:
+    an output that becomes an input's contents is written into it; a kernel writes in place of what it is the
+    last to read; memory that is dead already is used again, unless keeping it would raise the peak."""
     alive = Liveness(graph, nodes)
     into_inputs = written_back(graph, alive, nodes)
     updates = {d.new: d for d in into_inputs if d.done}
@@ -145,25 +139,26 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
     live, sizes = alive.live_bytes(), {life.name: life.bytes for life in alive.lives}
     for decision in decisions:
         live[decision.step] -= sizes[decision.new] * decision.done
-    reused = taken | _handed_on(alive.lives, live, taken)
+    reused = taken | _used_again(alive.lives, live, taken)
     plan = MemoryPlan([[] for _ in nodes], [[] for _ in nodes], alive.aliases, alive.internal, live)
     plan.decisions, plan.buffer_bytes = into_inputs + decisions, sum(sizes.values())
     plan.eager_bytes = graph.eager_bytes
-    chains: dict[str, list[str]] = {}
-    pieces: dict[str, Life] = {}
-    """Memory that buffers live in one after the other, as one life, by the first of them."""
-    for life in alive.lives:  # those that take over come after those that they take over from
-        chain = chains[life.name] = chains[reused[life.name]] if life.name in reused else []
-        chain.append(life.name)
-        pieces[chain[0]] = replace(pieces.get(chain[0], life), dies=life.dies)
-    for p in pieces.values():
-        home: Home = "output" if p.dies == len(nodes) else "own" if p.planned else "library"
-        dies = min(p.dies, len(nodes) - 1)
-        plan.blocks.append(Block(tuple(chains[p.name]), p.born, dies, p.bytes, home))
-    for life in alive.lives:
+    blocks: dict[str, Block] = {}
+    """Each piece of memory, by the last buffer in it so far."""
+    for life in alive.lives:  # a buffer comes after the one whose memory it takes
+        home: Home = "own" if life.planned else "library"
+        block = Block((), life.born, 0, life.bytes, home)
+        if life.name in reused:
+            block = blocks.pop(reused[life.name])
+        home = "output" if life.dies == len(nodes) else block.home
+        ends = min(life.dies, len(nodes) - 1)
+        blocks[life.name] = replace(
+            block, buffers=(*block.buffers, life.name), dies=ends, home=home
+        )
         if life.planned:
-            made = Allocation(life.name, reused.get(life.name), life.name in taken)
-            plan.allocate[life.born].append(made)
+            new = Allocation(life.name, reused.get(life.name), life.name in taken)
+            plan.allocate[life.born].append(new)
+    plan.blocks = sorted(blocks.values(), key=lambda block: block.born)
     for d in updates.values():
         plan.allocate[d.step].append(Allocation(d.new, d.old, alive.last.get(d.old) == d.step))
     for name, step in sorted(alive.last.items()):
@@ -194,26 +189,25 @@ def decided(step: int, old: str, new: str, why_not: str | None) -> InPlaceDecisi
 def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[InPlaceDecision]:
     """For each buffer that dies in a kernel, largest first, the first one that can take its memory."""
     shared = {*alive.aliases.values()}
-    dying: dict[int, list[Life]] = {}
-    made: dict[int, list[Life]] = {}
+    dying: dict[int, list[Life]] = defaultdict(list)
+    born: dict[int, list[Life]] = defaultdict(list)
     for life in sorted(alive.lives, key=lambda life: (-life.bytes, life.name)):
         if life.dies > life.born and not life.lent and life.name not in shared:
-            dying.setdefault(life.dies, []).append(life)
+            dying[life.dies].append(life)
         if life.planned:
-            made.setdefault(life.born, []).append(life)
-    found: list[InPlaceDecision] = []
+            born[life.born].append(life)
+    decisions: list[InPlaceDecision] = []
     for step, node in enumerate(nodes):
         if not isinstance(node, FusedSchedulerNode) and node.kernel.op not in in_place.SUMS:
             continue
-        left = made.get(step, [])
-        for old in dying.get(step, ()):
-            for new in [life for life in left if life.key == old.key]:
+        for old in dying[step]:
+            for new in [life for life in born[step] if life.key == old.key]:
                 why = in_place_refusal(node, old.name, new.name)
-                found.append(decided(step, old.name, new.name, why))
+                decisions.append(decided(step, old.name, new.name, why))
                 if why is None:
-                    left.remove(new)
+                    born[step].remove(new)
                     break
-    return found
+    return decisions
 
 
 def written_back(
@@ -255,29 +249,25 @@ def may_raise(node: ScheduledNode) -> bool:
     )
 
 
-def _handed_on(lives: Sequence[Life], live: list[int], taken: Mapping[str, str]) -> dict[str, str]:
+def _used_again(lives: Sequence[Life], live: list[int], taken: Mapping[str, str]) -> dict[str, str]:
     """For each buffer that takes over the memory of one that died before, that one.
 
     Between the two the memory lies idle, which must not raise the peak; it is added to `live`. `taken` is
     given away already.
     """
-    peak = max(live, default=0)
-    gone = set(taken.values())
-    waiting: dict[object, list[Life]] = {}
-    for life in lives:
-        if life.planned and life.name not in taken:
-            waiting.setdefault(life.key, []).append(life)
-    found: dict[str, str] = {}
+    peak, gone = max(live, default=0), set(taken.values())
+    waiting = [life for life in lives if life.planned and life.name not in taken]
+    reused: dict[str, str] = {}
     for old in sorted(lives, key=lambda life: (life.dies, life.name)):
-        later = [new for new in waiting.get(old.key, ()) if new.born > old.dies]
-        if old.lent or old.name in gone or not later:
+        later = (new for new in waiting if new.key == old.key and new.born > old.dies)
+        new = None if old.lent or old.name in gone else next(later, None)
+        if new is None:
             continue
-        idle = range(old.dies + 1, later[0].born)
+        idle = range(old.dies + 1, new.born)
         fits = all(live[step] + old.bytes <= peak for step in idle)
-        told = f"{later[0].name} where {old.name} was"
-        if fits and may_share(told, later[0].name):
-            found[later[0].name] = old.name
-            waiting[old.key].remove(later[0])
+        if fits and may_share(f"{new.name} where {old.name} was", new.name):
+            reused[new.name] = old.name
+            waiting.remove(new)
             for step in idle:
                 live[step] += old.bytes
-    return found
+    return reused

@@ -1,12 +1,21 @@
 """What the scheduler works on and what it hands to code generation.
 
-    Schedule      := graph: LoopGraph, decisions: [FusionDecision], memory: MemoryPlan,
-                     nodes: [FusedSchedulerNode | ExternKernelSchedulerNode] in running order
-    FusionDecision := producers, consumers, verdict, cause, reason, and the numbers behind them
-    SchedulerNode := one ComputedBuffer with its LoopBody and dependencies
-    FusedSchedulerNode := the SchedulerNodes of one kernel over common loop variables:
-                     ranges x0, x1, ... (parallel) and reduction_ranges r0, r1, ... (often empty)
-    Dependency    := buffer, index, ranges: which elements a node touches
+    Schedule           := graph, before: [SingleNode], nodes: [ScheduledNode],
+                          decisions: [FusionDecision], memory: MemoryPlan
+    SingleNode         := SchedulerNode | ExternKernelSchedulerNode       one operation, before fusion
+    ScheduledNode      := FusedSchedulerNode | ExternKernelSchedulerNode  one step, in running order
+    SchedulerNode      := buffer, body: LoopBody, reads: (Dependency), writes: (Dependency)
+    ExternKernelSchedulerNode := kernel, reads: (Dependency), writes: (Dependency)
+    FusedSchedulerNode := nodes: [SchedulerNode], bodies: [LoopBody], levels,
+                          ranges: x0, x1 (parallel), reduction_ranges: r0, r1 (often empty)
+    Dependency         := buffer, index, ranges                           elements that a node touches
+    FusionDecision     := producers, consumers, kind, fused, cause, reason,
+                          saved, distance, operations, between
+    MemoryPlan         := allocate: [Allocation], free, aliases, internal, live_bytes, blocks: [Block],
+                          decisions: [InPlaceDecision], buffer_bytes, eager_bytes
+    Allocation         := buffer, reuses, in_place
+    InPlaceDecision    := step, old, new, done, reason
+    Block              := buffers, born, dies, bytes, home
 
 In a fused node each body is rewritten to the common variables. A body either covers every (x, r) ("elem"),
 or each x once ("row"); a reduction takes values at elem level and gives them at row level, a scan gives

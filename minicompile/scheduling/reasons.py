@@ -6,7 +6,7 @@ Index formulas are given in each node's own loops: p0, p1, ... parallel, r0, r1,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from minicompile.scheduling.nest import Access, LoopNest
 from minicompile.scheduling.nodes import Cause, SingleNode
@@ -14,15 +14,20 @@ from minicompile.shapes.expr import product, size_hint
 from minicompile.shapes.strided import elements
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why two nests can't run as one kernel. `final`: growing the kernels won't change it."""
+class Verdict(NamedTuple):
+    """An answer about two nests, and why. `final`: growing the kernels won't change it."""
 
+    fuse: bool
     reason: str
-    cause: Cause
+    cause: Cause = "policy"
     final: bool = False
     between: tuple[str, ...] = ()
-    """Of a cycle: who must run between the two."""
+    """Of a cycle: the nodes that must run between the two."""
+
+
+def refused(reason: str, cause: Cause, final: bool = False) -> Verdict:
+    """The two can't run as one kernel."""
+    return Verdict(False, reason, cause, final)
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:
@@ -38,7 +43,7 @@ def short_name(nodes: Sequence[SingleNode]) -> str:
     return nodes[0].name + (f" + {len(nodes) - 1} more" if len(nodes) > 1 else "")
 
 
-def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNest) -> Refusal:
+def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNest) -> Verdict:
     """`buf0 is written at 64*p0 + p1 but buf1 reads it at p0 + 64*p1, in another order`."""
     written, used = ("?" if a.key is None else a.key[1] for a in (write, read))
     told = f"{write.buffer} is written at {written} but {read.node} reads it at {used}"
@@ -48,16 +53,16 @@ def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNe
         how = f", only {part} of its {elements(write.footprint, writer.hints)} elements"
     else:
         how = ", in another order"
-    return Refusal(told + how, "index_mismatch")
+    return refused(told + how, "index_mismatch", final=True)
 
 
-def loop_mismatch(a: LoopNest, b: LoopNest) -> Refusal:
+def loop_mismatch(a: LoopNest, b: LoopNest) -> Verdict:
     """`loops [128] over [64] and [64] over [128] don't match: ...`, with what each of them does."""
     does = []
     for nest in (a, b):
         rows, row = (size_hint(product(g.values()), nest.hints) for g in (nest.x, nest.r))
         over = f"goes over {row} elements" if nest.r else "runs"
         does.append(f"{short_name(nest.nodes)} {over} {rows} times")
-    return Refusal(
+    return refused(
         f"loops {a.space()} and {b.space()} don't match: {' but '.join(does)}", "loop_mismatch"
     )

@@ -256,45 +256,40 @@ def _below(expr: Expr, limit: Expr) -> bool:
 
 def bounds(expr: Expr, ranges: Ranges) -> tuple[Expr, Expr] | None:
     """Smallest and largest value (inclusive) over the ranges, or None where unknown."""
-    if expr.is_Integer:
+    if expr in ranges:
+        return ZERO, sympy.sympify(ranges[expr]) - 1
+    if expr.is_Integer or (expr.is_Symbol and expr.is_positive):  # a size symbol bounds itself
         return expr, expr
-    if isinstance(expr, sympy.Symbol):
-        if expr in ranges:
-            return ZERO, sympy.sympify(ranges[expr]) - 1
-        return (expr, expr) if expr.is_positive else None  # a size symbol bounds itself
-    if isinstance(expr, sympy.Add):
-        parts = [bounds(a, ranges) for a in expr.args]
-        if any(p is None for p in parts):
-            return None
-        return sympy.Add(*[p[0] for p in parts if p]), sympy.Add(*[p[1] for p in parts if p])
-    if isinstance(expr, sympy.Mul):
-        low, high = ONE, ONE
-        for factor in expr.args:
-            part = bounds(factor, ranges)
-            if part is None:
-                return None
-            if is_nonnegative(part[0]) and is_nonnegative(low):
-                low, high = low * part[0], high * part[1]
-            elif factor.is_Integer and is_nonnegative(low):  # a negative coefficient comes first
-                low, high = high * factor, low * factor
-            elif is_nonnegative(part[0]) and is_nonnegative(-high):
-                low, high = low * part[1], high * part[0]
-            else:
-                return None
-        return low, high
-    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
-        base = bounds(expr.base, ranges)
-        if base is None or not is_nonnegative(base[0]):
-            return None
-        return base[0] ** expr.exp, base[1] ** expr.exp
-    if isinstance(expr, FloorDiv):
-        base = bounds(expr.args[0], ranges)
-        if base is None or not expr.args[1].is_positive:
-            return None
-        return FloorDiv(base[0], expr.args[1]), FloorDiv(base[1], expr.args[1])
     if isinstance(expr, ModularIndexing):
         return ZERO, expr.args[2] - 1
+    parts = [part for a in expr.args if (part := bounds(a, ranges)) is not None]
+    if not parts or len(parts) < len(expr.args):
+        return None
+    if expr.is_Add:
+        return sympy.Add(*(low for low, _ in parts)), sympy.Add(*(high for _, high in parts))
+    if expr.is_Mul:
+        return _product_bounds(parts)
+    below, above = parts[0]
+    if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0 and is_nonnegative(below):
+        return below**expr.exp, above**expr.exp
+    if isinstance(expr, FloorDiv) and expr.args[1].is_positive:
+        return FloorDiv(below, expr.args[1]), FloorDiv(above, expr.args[1])
     return None
+
+
+def _product_bounds(parts: Iterable[tuple[Expr, Expr]]) -> tuple[Expr, Expr] | None:
+    """Bounds of a product from those of its factors: at most one, a negative number, comes first."""
+    low, high = ONE, ONE
+    for below, above in parts:
+        if is_nonnegative(below) and is_nonnegative(low):
+            low, high = low * below, high * above
+        elif above.is_negative and above.is_Integer and is_nonnegative(low):
+            low, high = high * below, low * above
+        elif is_nonnegative(below) and is_nonnegative(-high):
+            low, high = low * above, high * below
+        else:
+            return None
+    return low, high
 
 
 def _fits(expr: Expr, limit: Expr, ranges: Ranges) -> bool:

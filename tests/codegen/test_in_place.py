@@ -20,7 +20,8 @@ from minicompile.runtime.load import start_loading
 from minicompile.scheduling import in_place, memory
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.scheduling.schedule import schedule
-from tests.scheduling.building import GraphBuilder, T, check_wrapper, random_graph
+from tests.scheduling.building import GraphBuilder, T, check_wrapper
+from tests.scheduling.loop_programs import compare, generate
 
 CPP = Options(verify=True)
 TRITON = Options(verify=True, device_codegen="triton")
@@ -170,9 +171,11 @@ def test_a_kernel_plan_with_a_wrong_decision_is_refused(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
 def test_random_graphs_in_real_kernels(options: Options) -> None:
     seen: Counter[bool] = Counter()
-    for seed in range(30 if options is CPP else 12):
+    for seed in range(30 if options is CPP else 18):
         chosen = replace(options, fusion=seed % 3 == 0)
-        result = run(random_graph(seed + 7000, 6 + seed % 12), chosen)
+        program = generate(seed + 7000, 6 + seed % 12)
+        result = schedule(program.build(), chosen)
+        assert compare(program, build(result, chosen)) is None
         seen.update(d.done for d in result.memory.decisions)
     assert seen[True] > 5 and seen[False] > 0
 
@@ -181,9 +184,8 @@ def test_random_graphs_in_real_kernels(options: Options) -> None:
 def test_every_decision_of_random_graphs_holds_in_the_kernel_plans() -> None:
     taken = 0
     for seed in range(300):
-        result = schedule(
-            random_graph(seed + 9000, 6 + seed % 14), replace(CPP, fusion=seed % 2 == 0)
-        )
+        graph = generate(seed + 9000, 6 + seed % 14).build()
+        result = schedule(graph, replace(CPP, fusion=seed % 2 == 0))
         make_plans(result, CPP)
         taken += sum(d.done for d in result.memory.decisions)
         for step, node in enumerate(result.nodes):

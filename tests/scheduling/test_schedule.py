@@ -1,340 +1,448 @@
-"""The scheduler fuses what belongs together, says why not, and never changes a result."""
+"""The scheduler's specification: which loops share a kernel, which don't and why; a result never changes.
+
+A row of ROWS is a small program, how many kernels it becomes, their loops, and the reasons for which pairs
+were kept apart. Each is run, and compared with its loops run one by one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 
 from minicompile.errors import Unsupported
-from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.registry import scoped, without
 from minicompile.options import Options
 from minicompile.scheduling.align import Matching
+from minicompile.scheduling.body import record
 from minicompile.scheduling.fusion import FusionContext, FusionPolicy, fusion_rule
 from minicompile.scheduling.nest import LoopNest
+from minicompile.scheduling.nodes import Schedule, SchedulerNode
 from minicompile.scheduling.schedule import schedule
-from minicompile.shapes.expr import loop_symbol, size_symbol
-from tests.scheduling.building import F64, I64, GraphBuilder, T, check, example_inputs, random_graph
+from minicompile.shapes.expr import Size, loop_symbol, size_symbol
+from tests.scheduling.building import F64, I64, GraphBuilder, T, check, compiled, example_inputs
+from tests.scheduling.loop_programs import compare, generate
 
 OPTIONS = Options(verify=True)
 S0 = size_symbol("s0")
-X0, X1, X2, R0 = map(loop_symbol, ("x0", "x1", "x2", "r0"))
+X0, X1 = loop_symbol("x0"), loop_symbol("x1")
+Build = Callable[[GraphBuilder], Any]
+ROWS: dict[str, Any] = {}
+"""By the name of the function that builds the program: a check that it becomes what its row says."""
 
 
-def relu(b: GraphBuilder, x: T) -> T:
-    return b.pointwise(lambda ops, u: ops.maximum(u, ops.constant(0, F64)), x)
+def becomes(
+    kernels: int,
+    *loops: list[Size],
+    why: Mapping[str, str] | None = None,
+    symbolic: bool = False,
+    options: Options = OPTIONS,
+) -> Callable[[Build], Callable[[], Schedule]]:
+    """A row. `loops`: sizes of the first kernel's, and of those of its reduction. `why`: "buf0 buf1" stay
+    apart for this reason. A symbolic program has a size s0, which is 5, and 9 in a second run."""
+
+    def add(build: Build) -> Callable[[], Schedule]:
+        def run() -> Schedule:
+            b = GraphBuilder({S0: 5} if symbolic else {})
+            outputs = build(b)
+            graph = b.finish(*(outputs if isinstance(outputs, tuple) else (outputs,)))
+            result = schedule(graph, options)
+            assert len(result.kernels) == kernels, str(result)
+            first = result.kernels[0]
+            for sizes, ranges in zip(loops, (first.ranges, first.reduction_ranges)):
+                assert list(ranges.values()) == sizes
+            for pair, reason in (why or {}).items():
+                decision = asked(result, *pair.split())
+                assert not decision.fused and reason in decision.reason, decision
+            for numbers in ({}, {S0: 9}) if symbolic else ({},):
+                check(graph, result, numbers)
+            return result
+
+        ROWS[build.__name__] = run
+        return run
+
+    return add
 
 
-def double(b: GraphBuilder, x: T) -> T:
-    return b.pointwise(lambda ops, u: ops.add(u, u), x)
-
-
-def add(b: GraphBuilder, x: T, y: T) -> T:
-    return b.pointwise(lambda ops, u, v: ops.add(u, v), x, y)
-
-
-def mul(b: GraphBuilder, x: T, y: T) -> T:
-    return b.pointwise(lambda ops, u, v: ops.mul(u, v), x, y)
-
-
-def softmax(b: GraphBuilder, x: T) -> LoopGraph:
-    last = len(x.size) - 1
-    high = b.reduce(x, (last,), "max", keepdim=True)
-    e = b.pointwise(lambda ops, u, m: ops.exp(ops.sub(u, m)), x, high)
-    total = b.reduce(e, (last,), "sum", keepdim=True)
-    return b.finish(b.pointwise(lambda ops, u, t: ops.truediv(u, t), e, total))
-
-
-def normalised(b: GraphBuilder, x: T, n: int) -> tuple[T, T]:
-    """Layer norm's (x - mean) * rstd, and rstd."""
-    last = (len(x.size) - 1,)
-    total = b.reduce(x, last, "sum", keepdim=True)
-    centred = b.pointwise(
-        lambda ops, u, t: ops.sub(u, ops.truediv(t, ops.constant(n, F64))), x, total
-    )
-    squares = b.pointwise(lambda ops, u: ops.mul(u, u), centred)
-    variance = b.reduce(squares, last, "sum", keepdim=True)
-    rstd = b.pointwise(lambda ops, v: ops.rsqrt(ops.add(v, ops.constant(1e-5, F64))), variance)
-    return mul(b, centred, rstd), rstd
-
-
-def decision(result: Any, producer: str, consumer: str) -> Any:
+def asked(result: Schedule, producer: str, consumer: str) -> Any:
     """The first answer about a pair."""
-    found = [
+    return next(
         d
         for d in result.decisions
         if d.producer.endswith(producer) and d.consumer.startswith(consumer)
-    ]
-    assert found, f"nobody asked about {producer} and {consumer}"
-    return found[0]
+    )
 
 
-def test_softmax_is_one_kernel_and_only_its_result_reaches_memory() -> None:
-    b = GraphBuilder()
-    graph = softmax(b, b.input((8, 64)))
-    result = schedule(graph, OPTIONS)
-    (kernel,) = result.kernels
-    assert kernel.ranges == {X0: 8} and kernel.reduction_ranges == {R0: 64}
-    assert kernel.levels == ["elem", "elem", "elem", "elem"]
-    assert len(result.memory.internal) == 3
-    assert [a.buffer for step in result.memory.allocate for a in step] == ["buf3"]
-    (have,) = check(graph, result)
-    torch.testing.assert_close(have, example_inputs(graph)[0].softmax(-1))
+@pytest.mark.parametrize("row", ROWS)
+def test_each_program_becomes_what_its_row_says(row: str) -> None:
+    ROWS[row]()
 
 
-def test_a_symbolic_batch_runs_through_softmax() -> None:
-    b = GraphBuilder({S0: 5})
-    graph = softmax(b, b.input((S0, 4, 16)))
-    result = schedule(graph, OPTIONS)
-    (kernel,) = result.kernels
-    assert kernel.ranges == {X0: 4 * S0} and kernel.reduction_ranges == {R0: 16}
-    check(graph, result)
-    check(graph, result, {S0: 11})
+# -- reductions, and what is around them
 
 
-def test_layer_norm_is_one_kernel() -> None:
-    b = GraphBuilder()
+@becomes(1, [8], [64])
+def softmax(b: GraphBuilder) -> T:
+    return b.softmax(b.input((8, 64)))
+
+
+@becomes(1, [4 * S0], [16], symbolic=True)
+def softmax_of_a_symbolic_batch(b: GraphBuilder) -> T:
+    return b.softmax(b.input((S0, 4, 16)))
+
+
+@becomes(1, [32])
+def layer_norm(b: GraphBuilder) -> tuple[T, ...]:
     x, w, bias = b.input((4, 8, 32)), b.input((32,)), b.input((32,))
-    hat, rstd = normalised(b, x, 32)
-    graph = b.finish(add(b, mul(b, hat, w), bias), rstd)
-    result = schedule(graph, OPTIONS)
-    assert len(result.nodes) == 1
-    assert result.kernels[0].ranges == {X0: 32}
-    check(graph, result)
+    total = b.reduce(x, (2,), "sum", keepdim=True)
+    centred = b.pointwise(
+        lambda ops, u, t: ops.sub(u, ops.truediv(t, ops.constant(32, F64))), x, total
+    )
+    variance = b.reduce(b.mul(centred, centred), (2,), "sum", keepdim=True)
+    rstd = b.pointwise(lambda ops, v: ops.rsqrt(ops.add(v, ops.constant(1e-5, F64))), variance)
+    return b.add(b.mul(b.mul(centred, rstd), w), bias), rstd
 
 
-def test_layer_norm_backward_for_the_input_is_one_kernel() -> None:
-    b = GraphBuilder()
+@becomes(1)
+def layer_norm_backward(b: GraphBuilder) -> T:
     grad, hat, rstd, w = b.input((8, 32)), b.input((8, 32)), b.input((8, 1)), b.input((32,))
-    weighted = mul(b, grad, w)
+    weighted = b.mul(grad, w)
     first = b.reduce(weighted, (1,), "sum", keepdim=True)
-    second = b.reduce(mul(b, weighted, hat), (1,), "sum", keepdim=True)
+    second = b.reduce(b.mul(weighted, hat), (1,), "sum", keepdim=True)
     inner = b.pointwise(
         lambda ops, a, c, h, s: ops.sub(ops.sub(a, c), ops.mul(h, s)), weighted, first, hat, second
     )
-    graph = b.finish(mul(b, inner, rstd))
-    result = schedule(graph, OPTIONS)
-    assert len(result.nodes) == 1
-    check(graph, result)
+    return b.mul(inner, rstd)
 
 
-def test_a_pointwise_chain_over_contiguous_memory_is_one_loop() -> None:
-    b = GraphBuilder()
-    x = b.input((8, 64, 64))
-    graph = b.finish(double(b, relu(b, x)))
-    (kernel,) = schedule(graph, OPTIONS).kernels
-    assert kernel.ranges == {X0: 32768}
+@becomes(1)
+def two_reductions_of_one_input_share_its_read(b: GraphBuilder) -> tuple[T, ...]:
+    x = b.input((8, 64))
+    return b.reduce(x, (1,), "sum"), b.reduce(x, (1,), "max")
 
 
-def test_a_reshape_between_two_loops_is_aligned_by_splitting() -> None:
-    b = GraphBuilder()
+@becomes(2, why={"buf0 buf1": "don't match"})
+def reductions_over_different_axes(b: GraphBuilder) -> tuple[T, ...]:
+    x = b.input((8, 64))
+    return b.reduce(x, (1,), "sum"), b.reduce(x, (0,), "sum")
+
+
+@becomes(2)
+def reductions_over_different_axes_of_a_square(b: GraphBuilder) -> tuple[T, ...]:
+    u = b.relu(b.input((8, 8)))
+    return b.reduce(u, (1,), "sum"), b.reduce(u, (0,), "sum")
+
+
+@becomes(1)
+def a_row_value_is_broadcast_inside_the_kernel(b: GraphBuilder) -> T:
+    scaled = b.mul(b.input((8, 64)), b.relu(b.input((8, 1))))
+    return b.mul(scaled, b.reduce(scaled, (1,), "sum", keepdim=True))
+
+
+@becomes(1)
+def argmax_counts_in_the_order_of_its_own_loops(b: GraphBuilder) -> tuple[T, ...]:
+    u = b.relu(b.input((4, 3, 6)).permute(1, 2, 0))
+    return b.reduce(u, (1, 2), "argmax", dtype=I64), u
+
+
+@becomes(2, why={"buf0 buf1": "different orders"})
+def two_argmax_that_count_differently(b: GraphBuilder) -> tuple[T, ...]:
+    x = b.input((4, 3, 6))
+    one = b.reduce(x, (0, 2), "argmax", dtype=I64)
+    return one, b.reduce(x.permute(2, 1, 0), (0, 2), "argmax", dtype=I64)
+
+
+# -- loops that are split, merged, reordered
+
+
+@becomes(1, [32768])
+def a_pointwise_chain_over_contiguous_memory_is_one_loop(b: GraphBuilder) -> T:
+    return b.double(b.relu(b.input((8, 64, 64))))
+
+
+@becomes(1, [64, 64])
+def a_reshape_between_two_loops_is_aligned_by_splitting(b: GraphBuilder) -> T:
     x, y, w = b.input((8, 512)), b.input((64, 64)), b.input((64,))
-    u = relu(b, x)
-    graph = b.finish(add(b, mul(b, u.reshape(64, 64), y), w))
-    result = schedule(graph, OPTIONS)
-    (kernel,) = result.kernels
-    assert list(kernel.ranges.values()) == [64, 64]
-    check(graph, result)
+    return b.add(b.mul(b.relu(x).reshape(64, 64), y), w)
 
 
-def test_different_splits_of_one_space_meet_in_the_common_finest() -> None:
-    b = GraphBuilder()
+@becomes(1, [8, 8, 64])
+def different_splits_meet_in_the_common_finest(b: GraphBuilder) -> T:
     x, rows, cols = b.input((8, 512)), b.input((8, 1)), b.input((64,))
-    u = add(b, x, rows)
-    graph = b.finish(add(b, u.reshape(64, 64), cols))
-    (kernel,) = schedule(graph, OPTIONS).kernels
-    assert list(kernel.ranges.values()) == [8, 8, 64]
-    check(graph, schedule(graph, OPTIONS))
+    return b.add(b.add(x, rows).reshape(64, 64), cols)
 
 
-def test_symbolic_splits_meet_too() -> None:
-    b = GraphBuilder({S0: 3})
+@becomes(1, [S0, 64], symbolic=True)
+def symbolic_splits_meet(b: GraphBuilder) -> T:
     x, cols = b.input((S0 * 64,)), b.input((64,))
-    u = relu(b, x)
-    graph = b.finish(add(b, u.reshape(S0, 64), cols))
-    (kernel,) = schedule(graph, OPTIONS).kernels
-    assert list(kernel.ranges.values()) == [S0, 64]
-    b = GraphBuilder({S0: 3})
-    x, cols = b.input((64, S0)), b.input((64,))
-    graph = b.finish(add(b, relu(b, x).t(), cols))
-    (kernel,) = schedule(graph, OPTIONS).kernels
-    assert sorted(map(str, kernel.ranges.values())) == ["64", "s0"]
-    check(graph, schedule(graph, OPTIONS), {S0: 7})
-
-
-def test_rows_whose_length_is_a_sum_of_sizes() -> None:
-    b = GraphBuilder({S0: 3})
     b.inputs.append(S0)
-    x, y = b.input((4, S0 + 3)), b.input((4, 1))
-    u = add(b, x, y)
-    graph = b.finish(double(b, u.t()), b.reduce(u, (1,), "sum"))
-    check(graph, schedule(graph, OPTIONS))
-    check(graph, schedule(graph, OPTIONS), {S0: 7})
+    return b.add(b.relu(x).reshape(S0, 64), cols)
 
 
-def test_a_transposed_consumer_joins_by_permuting_its_loops() -> None:
-    b = GraphBuilder()
-    u = relu(b, b.input((8, 32)))
-    graph = b.finish(u, double(b, u.t()))
-    result = schedule(graph, OPTIONS)
-    assert len(result.nodes) == 1
-    check(graph, result)
+@becomes(1, symbolic=True)
+def a_symbolic_transpose(b: GraphBuilder) -> T:
+    x, cols = b.input((64, S0)), b.input((64,))
+    return b.add(b.relu(x).t(), cols)
 
 
-def test_adding_a_transpose_of_itself_is_refused_with_both_indices() -> None:
-    b = GraphBuilder()
-    u = double(b, relu(b, b.input((8, 8))))
-    graph = b.finish(add(b, u, u.t()))
-    result = schedule(graph, OPTIONS)
-    assert len(result.kernels) == 2
-    found = decision(result, "buf1", "buf2")
-    assert not found.fused and found.kind == "vertical"
-    told = "buf1 is written at 8*p0 + p1 but buf2 reads it at p0 + 8*p1, in another order"
-    assert told in found.reason
-    check(graph, result)
+@becomes(1, symbolic=True)
+def rows_whose_length_is_a_sum_of_sizes(b: GraphBuilder) -> tuple[T, ...]:
+    b.inputs.append(S0)
+    u = b.add(b.input((4, S0 + 3)), b.input((4, 1)))
+    return b.double(u.t()), b.reduce(u, (1,), "sum")
 
 
-def test_a_stencil_is_refused_for_its_shifted_index() -> None:
-    b = GraphBuilder()
-    u = relu(b, b.input((65,)))
-    graph = b.finish(add(b, u.viewed((64,), (1,)), u.viewed((64,), (1,), 1)))
-    result = schedule(graph, OPTIONS)
-    assert len(result.kernels) == 2
-    check(graph, result)
-    found = decision(result, "buf0", "buf1").reason
-    assert "buf0 is written at p0 but buf1 reads it at p0, only 64 of its 65 elements" in found
+@becomes(1)
+def a_transposed_consumer_joins_by_permuting_its_loops(b: GraphBuilder) -> tuple[T, ...]:
+    u = b.relu(b.input((8, 32)))
+    return u, b.double(u.t())
 
 
-def test_a_cycle_through_a_third_node_is_refused() -> None:
-    b = GraphBuilder()
-    u = relu(b, b.input((8, 8)))
-    product = b.extern(torch.ops.aten.mm.default, (u, u), (8, 8))
-    graph = b.finish(add(b, u, product))
-    result = schedule(graph, OPTIONS)
-    assert len(result.kernels) == 2
-    assert "cycle: ext1 must run between" in decision(result, "buf0", "buf2").reason
-    check(graph, result)
+@becomes(2)
+def a_division_in_an_index_becomes_a_loop_of_its_own(b: GraphBuilder) -> T:
+    return b.double(b.repeat_rows(b.relu(b.input((8, 16))), 4))
 
 
-def test_a_cycle_goes_away_when_the_third_node_joins() -> None:
-    b = GraphBuilder()
-    graph = softmax(b, b.input((8, 64)))
-    with scoped():
-
-        @fusion_rule("policy")
-        class EndsFirst(FusionPolicy):
-            def score(self, producer: LoopNest, consumer: LoopNest, context: FusionContext) -> int:
-                return int(producer.name == "buf1" and consumer.name == "buf3")
-
-        result = schedule(graph, OPTIONS)
-    assert result.decisions[0].reason == (
-        "cycle: buf2 must run between them, after buf1 and before buf3"
-    )
-    assert result.decisions[0].between == ("buf2",)
-    assert len(result.kernels) == 1
+@becomes(1)
+def a_value_without_dimensions_and_an_empty_one(b: GraphBuilder) -> T:
+    return b.add(b.double(b.input(())), b.reduce(b.input((0, 4)), (0, 1), "sum"))
 
 
-def test_library_calls_are_a_boundary_with_their_reason() -> None:
-    b = GraphBuilder()
-    u = relu(b, b.input((8, 8)))
-    product = b.extern(torch.ops.aten.mm.default, (u, u), (8, 8))
-    graph = b.finish(relu(b, product))
-    result = schedule(graph, OPTIONS)
-    assert "aten.mm.default runs in a library" in decision(result, "buf0", "ext1").reason
-    assert "aten.mm.default runs in a library" in decision(result, "ext1", "buf2").reason
-    check(graph, result)
+@becomes(1, [32, 8])
+def the_innermost_loop_is_where_writes_are_contiguous(b: GraphBuilder) -> T:
+    return b.add(b.input((32, 8), stride=(1, 32)), b.input((32, 8), stride=(1, 32)))
 
 
-def test_a_gather_from_a_fused_buffer_is_refused() -> None:
-    b = GraphBuilder()
-    table, rows = relu(b, b.input((4, 8))), b.input((6,), I64)
-    graph = b.finish(b.gather(table, rows))
-    result = schedule(graph, OPTIONS)
-    assert len(result.kernels) == 2
-    assert "position known only at run time" in decision(result, "buf0", "buf1").reason
-    check(graph, result)
+# -- what stays apart
 
 
-def test_a_gather_from_elsewhere_fuses_with_its_user() -> None:
-    b = GraphBuilder()
-    table, rows, w = b.input((4, 8)), b.input((6,), I64), b.input((6, 8))
-    graph = b.finish(add(b, b.gather(table, rows), w))
-    result = schedule(graph, OPTIONS)
-    assert len(result.kernels) == 1
-    check(graph, result)
+in_another_order = "buf1 is written at 8*p0 + p1 but buf2 reads it at p0 + 8*p1, in another order"
 
 
-def test_a_scatter_shares_no_kernel_with_users_of_its_memory() -> None:
-    b = GraphBuilder()
-    rows, source = b.input((6,), I64), relu(b, b.input((6, 8)))
-    zeros = b.fill(0.0, (4, 8))
-    before = double(b, zeros)
-    out = b.scatter_add(zeros, rows, source)
-    graph = b.finish(double(b, out), before)
-    result = schedule(graph, OPTIONS)
-    kernel = next(k for k in result.kernels if any(n.name == "buf3" for n in k.nodes))
-    assert [n.name for n in kernel.nodes] == ["buf0", "buf3"], "its value is computed in its kernel"
-    assert (
-        "complete only when all of its scatter has run" in decision(result, "buf3", "buf4").reason
-    )
-    order = [n.name for k in result.kernels for n in k.nodes]
-    assert order.index("buf2") < order.index("buf3"), "another reader of the target runs before"
-    assert result.memory.aliases == {"buf3": "buf1"}
-    check(graph, result)
+@becomes(2, why={"buf1 buf2": in_another_order})
+def a_matrix_and_its_transpose(b: GraphBuilder) -> T:
+    u = b.double(b.relu(b.input((8, 8))))
+    return b.add(u, u.t())
 
 
-def test_a_reader_of_a_scatters_target_runs_before_in_a_kernel_of_its_own() -> None:
-    b = GraphBuilder()
-    rows, x = b.input((6,), I64), b.input((6, 8))
-    target = b.fill(1.0, (6, 8))
-    before = add(b, target, x)
-    out = b.scatter_add(target, rows, x)
-    graph = b.finish(before, out)
-    result = schedule(graph, OPTIONS)
-    assert "buf2 scatters into memory of buf0" in decision(result, "buf1", "buf2").reason
-    check(graph, result)
+part = "buf0 is written at p0 but buf1 reads it at p0, only 64 of its 65 elements"
 
 
-def test_a_reader_of_a_scatters_target_cant_be_delayed_past_it() -> None:
-    b = GraphBuilder()
-    rows, x = b.input((6,), I64), b.input((6, 8))
-    target = b.fill(1.0, (6, 8))
-    before = relu(b, target)
-    out = b.scatter_add(target, rows, x)
-    graph = b.finish(add(b, before, out), x)
-    result = schedule(graph, OPTIONS)
-    assert "cycle: buf2 must run between them" in decision(result, "buf1", "buf3").reason
-    check(graph, result)
+@becomes(2, why={"buf0 buf1": part})
+def a_stencil(b: GraphBuilder) -> T:
+    u = b.relu(b.input((65,)))
+    return b.add(u.viewed((64,), (1,)), u.viewed((64,), (1,), 1))
 
 
-def test_kernels_that_fused_elsewhere_count_in_a_cycle() -> None:
+in_library = "aten.mm.default runs in a library"
+
+
+@becomes(
+    2,
+    why={
+        "buf0 buf2": "cycle: ext1 must run between",
+        "buf0 ext1": in_library,
+        "ext1 buf2": in_library,
+    },
+)
+def a_library_call_between(b: GraphBuilder) -> T:
+    u = b.relu(b.input((8, 8)))
+    return b.add(u, b.mm(u, u))
+
+
+@becomes(5, why={"buf0 buf6": "cycle"})
+def a_cycle_through_kernels_that_fused_elsewhere(b: GraphBuilder) -> tuple[T, ...]:
     """buf0 runs before the last kernel only by way of two pairs that share nothing but an input."""
-    b = GraphBuilder()
     x, y, z = b.input((8, 8)), b.input((8, 8)), b.input((8, 8))
 
     def turned(u: T, v: T) -> T:  # can't share a kernel with what computes u
         return b.pointwise(lambda ops, p, q, r: ops.add(ops.add(p, q), r), u, u.t(), v)
 
-    first = double(b, y)
-    one, its_pair = turned(turned(first, first), z), relu(b, z)
-    other, its_own = turned(its_pair, x), relu(b, x)
-    last = turned(its_own, y)
-    graph = b.finish(one, other, last)
-    result = schedule(graph, OPTIONS)
-    assert "cycle" in decision(result, "buf0", last.buffer.name).reason
-    check(graph, result)
+    first = b.double(y)
+    one, its_pair = turned(turned(first, first), z), b.relu(z)
+    other, its_own = turned(its_pair, x), b.relu(x)
+    return one, other, turned(its_own, y)
 
 
-def test_a_fused_kernel_is_checked_however_its_loops_were_matched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Matching, "match", lambda self, mine, theirs: True)
-    for seed in range(60):
-        graph = random_graph(seed, 8)
-        check(graph, schedule(graph, OPTIONS))
+@becomes(3, options=Options(verify=True, max_kernel_operations=4))
+def a_kernel_has_at_most_so_many_operations(b: GraphBuilder) -> T:
+    x = b.input((16,))
+    for _ in range(6):
+        x = b.relu(x)
+    return x
+
+
+@becomes(4, options=Options(verify=True, fusion=False))
+def fusion_can_be_switched_off(b: GraphBuilder) -> T:
+    return b.softmax(b.input((8, 64)))
+
+
+# -- gathers and scatters
+
+
+@becomes(2, why={"buf0 buf1": "position known only at run time"})
+def a_gather_from_a_computed_table(b: GraphBuilder) -> T:
+    return b.gather(b.relu(b.input((4, 8))), b.input((6,), I64))
+
+
+@becomes(1)
+def a_gather_from_elsewhere_fuses_with_its_user(b: GraphBuilder) -> T:
+    table, rows, w = b.input((4, 8)), b.input((6,), I64), b.input((6, 8))
+    return b.add(b.gather(table, rows), w)
+
+
+complete = "complete only when all of its scatter has run"
+
+
+@becomes(3, why={"buf3 buf4": complete})
+def a_scatter_shares_no_kernel_with_users_of_its_memory(b: GraphBuilder) -> tuple[T, ...]:
+    rows, source = b.input((6,), I64), b.relu(b.input((6, 8)))
+    zeros = b.fill(0.0, (4, 8))
+    before = b.double(zeros)
+    return b.double(b.scatter_add(zeros, rows, source)), before
+
+
+@becomes(2, why={"buf1 buf2": "buf2 scatters into memory of buf0"})
+def a_reader_of_a_scatters_target_runs_before(b: GraphBuilder) -> tuple[T, ...]:
+    rows, x = b.input((6,), I64), b.input((6, 8))
+    target = b.fill(1.0, (6, 8))
+    return b.add(target, x), b.scatter_add(target, rows, x)
+
+
+@becomes(3, why={"buf1 buf3": "cycle: buf2 must run between them"})
+def a_reader_of_a_scatters_target_cant_be_delayed_past_it(b: GraphBuilder) -> T:
+    rows, x = b.input((6,), I64), b.input((6, 8))
+    target = b.fill(1.0, (6, 8))
+    before = b.relu(target)
+    return b.add(before, b.scatter_add(target, rows, x))
+
+
+@becomes(3)
+def a_scatter_keeps_its_order(b: GraphBuilder) -> tuple[T, ...]:
+    """Where two indices are equal, the later write wins: what it reads backwards stays apart."""
+    u = b.double(b.input((6, 4)))
+    return b.scatter_add(b.fill(0.5, (5, 4)), b.input((6,), I64), b.flip(u, 0)), u
+
+
+# -- scans: what reads the same point shares their loop, which keeps its order
+
+
+@becomes(1, [8], [64])
+def a_running_sum_of_softmax(b: GraphBuilder) -> T:
+    return b.double(b.scan(b.softmax(b.input((8, 64))), 1, "sum"))
+
+
+@becomes(1, symbolic=True)
+def scans_of_a_row_share_its_loop(b: GraphBuilder) -> tuple[T, ...]:
+    x = b.input((S0, 6))
+    return b.scan(x, 1, "sum"), b.scan(x, 1, "prod"), b.reduce(x, (1,), "sum")
+
+
+@becomes(1)
+def a_running_sum_of_a_running_sum(b: GraphBuilder) -> T:
+    return b.scan(b.scan(b.input((4, 8)), 1, "sum"), 1, "sum")
+
+
+@becomes(1)
+def a_running_sum_of_equal_numbers(b: GraphBuilder) -> T:
+    return b.scan(b.fill(2.0, (3, 5)), 0, "sum")
+
+
+@becomes(2)
+def scans_along_different_dimensions(b: GraphBuilder) -> T:
+    return b.scan(b.scan(b.input((4, 4)), 1, "sum"), 0, "sum")
+
+
+@becomes(3, why={"buf0 buf1": "buf0 is written at", "buf0 buf2": "buf0 is written at"})
+def what_reads_another_element_waits_for_the_whole_scan(b: GraphBuilder) -> tuple[T, ...]:
+    total = b.scan(b.input((4, 8)), 1, "sum")
+    return b.mul(total, total.viewed((4, 1), (8, 1), 7)), b.flip(total, 1)
+
+
+@becomes(1, [3], [4, 6])
+def the_loop_of_a_scan_keeps_its_order_when_it_is_split(b: GraphBuilder) -> tuple[T, ...]:
+    x, column = b.input((3, 24)), b.input((6, 1))
+    split = b.mul(b.scan(x, 1, "sum").reshape(3, 4, 6), column.t())
+    return split, b.double(split.permute(2, 0, 1))
+
+
+@becomes(2, why={"buf0 buf1": "they run over the row in different orders"})
+def a_scan_and_an_argmax_that_count_differently(b: GraphBuilder) -> tuple[T, ...]:
+    x = b.input((2, 24))
+    place = b.reduce(x.reshape(2, 4, 6).permute(0, 2, 1), (1, 2), "argmax", dtype=I64)
+    return b.scan(x, 1, "sum"), place
+
+
+@becomes(3, symbolic=True)
+def a_running_sum_from_the_end(b: GraphBuilder) -> tuple[T, ...]:
+    x, y = b.input((S0, 6)), b.input((6,))
+    scaled = b.mul(x, y)
+    return b.add(b.flip(b.scan(b.flip(scaled, 1), 1, "sum"), 1), y), scaled
+
+
+@becomes(2)
+def two_scans_in_opposite_directions(b: GraphBuilder) -> T:
+    return b.scan(b.flip(b.scan(b.input((4, 8)), 1, "sum"), 1), 1, "sum")
+
+
+@becomes(2)
+def what_reads_a_row_in_both_directions(b: GraphBuilder) -> tuple[T, ...]:
+    u = b.double(b.input((4, 8)))
+    return b.add(u, b.flip(u, 1)), u
+
+
+# -- what a row can't say
+
+
+def test_only_the_result_of_softmax_reaches_memory() -> None:
+    result = softmax()
+    (kernel,) = result.kernels
+    assert kernel.levels == ["elem"] * 4 and len(result.memory.internal) == 3
+    assert [a.buffer for step in result.memory.allocate for a in step] == ["buf3"]
+    inputs = example_inputs(result.graph)
+    torch.testing.assert_close(compiled(result)(list(inputs))[0], inputs[0].softmax(-1))
+
+
+def test_scores_kinds_and_levels() -> None:
+    first = two_reductions_of_one_input_share_its_read().decisions[0]
+    assert first.kind == "horizontal" and first.score == 8 * 64 * 8
+    (kernel,) = a_row_value_is_broadcast_inside_the_kernel().kernels
+    assert kernel.levels[0] == "row" and set(kernel.levels[1:]) == {"elem"}
+    kinds = {d.kind for d in a_running_sum_of_softmax().decisions}
+    assert kinds == {"vertical", "reduction_epilogue"}
+    limited = a_kernel_has_at_most_so_many_operations()
+    assert any("more than options.max_kernel_operations = 4" in d.reason for d in limited.decisions)
+    assert fusion_can_be_switched_off().decisions == []
+
+
+def test_indices_of_kernels_are_simple() -> None:
+    for kernel in a_division_in_an_index_becomes_a_loop_of_its_own().kernels:
+        assert not any("//" in str(body) or "%" in str(body) for body in kernel.bodies)
+    (kernel,) = the_innermost_loop_is_where_writes_are_contiguous().kernels
+    assert kernel.bodies[0].stores[0].index == 8 * X0 + X1
+
+
+def test_a_scatter_lives_in_its_targets_memory_and_runs_after_other_readers() -> None:
+    result = a_scatter_shares_no_kernel_with_users_of_its_memory()
+    order = [n.name for k in result.kernels for n in k.nodes]
+    assert order.index("buf2") < order.index("buf3")
+    kernel = next(k for k in result.kernels if any(n.name == "buf3" for n in k.nodes))
+    assert [n.name for n in kernel.nodes] == ["buf0", "buf3"], "its value is computed in its kernel"
+    assert result.memory.aliases == {"buf3": "buf1"}
+
+
+def test_a_body_scans_before_it_stores() -> None:
+    b = GraphBuilder()
+    b.scan(b.input((3, 4), I64), 0, "sum", I64)
+    body = record(b.operations[0], {"in0": I64})  # type: ignore[arg-type]
+    assert "ops.scan('sum', tmp0)" in str(body)
+    assert [list(group.values()) for group in (body.ranges, body.reduction_ranges)] == [[4], [3]]
+    assert [v.dtype for v in body.scans] == [torch.int64]
+    nodes = [n for n in a_running_sum_of_equal_numbers().before if isinstance(n, SchedulerNode)]
+    assert [node.kind for node in nodes] == ["pointwise", "scan"]
 
 
 def test_a_scatter_into_an_input_is_not_supported() -> None:
@@ -344,114 +452,33 @@ def test_a_scatter_into_an_input_is_not_supported() -> None:
         schedule(graph, OPTIONS)
 
 
-def test_two_reductions_of_one_input_share_its_read() -> None:
+def test_different_devices_never_share_a_kernel() -> None:
     b = GraphBuilder()
-    x = b.input((8, 64))
-    graph = b.finish(b.reduce(x, (1,), "sum"), b.reduce(x, (1,), "max"))
-    result = schedule(graph, OPTIONS)
-    assert len(result.kernels) == 1
-    assert result.decisions[0].kind == "horizontal" and result.decisions[0].score == 8 * 64 * 8
-    check(graph, result)
+    v = b.double(b.relu(b.input((8,))))
+    v.buffer.layout = layout = dataclasses.replace(v.layout, device=torch.device("cuda", 0))
+    result = schedule(b.finish(T(v.buffer, layout)), OPTIONS)
+    assert "different devices: cpu and cuda:0" in asked(result, "buf0", "buf1").reason
 
 
-def test_reductions_over_different_axes_stay_apart() -> None:
-    b = GraphBuilder()
-    x = b.input((8, 64))
-    graph = b.finish(b.reduce(x, (1,), "sum"), b.reduce(x, (0,), "sum"))
-    result = schedule(graph, OPTIONS)
-    assert len(result.kernels) == 2
-    assert "don't match" in decision(result, "buf0", "buf1").reason
-    check(graph, result)
+# -- policies
 
 
-def test_square_reductions_over_different_axes_stay_apart() -> None:
-    b = GraphBuilder()
-    x = b.input((8, 8))
-    u = relu(b, x)
-    graph = b.finish(b.reduce(u, (1,), "sum"), b.reduce(u, (0,), "sum"))
-    result = schedule(graph, OPTIONS)
-    assert len(result.kernels) == 2
-    check(graph, result)
+def test_a_cycle_goes_away_when_the_third_node_joins() -> None:
+    with scoped():
 
+        @fusion_rule("policy")
+        class EndsFirst(FusionPolicy):
+            def score(self, producer: LoopNest, consumer: LoopNest, context: FusionContext) -> int:
+                return int(producer.name == "buf1" and consumer.name == "buf3")
 
-def test_a_row_value_is_broadcast_inside_the_kernel() -> None:
-    b = GraphBuilder()
-    x, row = b.input((8, 64)), b.input((8, 1))
-    scale = relu(b, row)
-    scaled = mul(b, x, scale)
-    total = b.reduce(scaled, (1,), "sum", keepdim=True)
-    graph = b.finish(mul(b, scaled, total))
-    result = schedule(graph, OPTIONS)
-    (kernel,) = result.kernels
-    assert kernel.levels[0] == "row" and set(kernel.levels[1:]) == {"elem"}
-    check(graph, result)
-
-
-def test_argmax_counts_in_the_order_of_its_own_loops() -> None:
-    b = GraphBuilder()
-    x = b.input((4, 3, 6))
-    transposed = x.permute(1, 2, 0)
-    u = relu(b, transposed)
-    graph = b.finish(b.reduce(u, (1, 2), "argmax", dtype=I64), u)
-    result = schedule(graph, OPTIONS)
-    check(graph, result)
-    b = GraphBuilder()
-    x = b.input((4, 3, 6))
-    one = b.reduce(x, (0, 2), "argmax", dtype=I64)
-    two = b.reduce(x.permute(2, 1, 0), (0, 2), "argmax", dtype=I64)
-    graph = b.finish(one, two)
-    result = schedule(graph, OPTIONS)
-    assert len(result.kernels) == 2
-    assert "different orders" in decision(result, "buf0", "buf1").reason
-    check(graph, result)
-
-
-def test_a_division_in_an_index_becomes_a_loop_of_its_own() -> None:
-    b = GraphBuilder()
-    x = b.input((8, 16))
-    graph = b.finish(double(b, b.repeat_rows(relu(b, x), 4)))
-    result = schedule(graph, OPTIONS)
-    for kernel in result.kernels:
-        for body in kernel.bodies:
-            assert "//" not in str(body) and "%" not in str(body)
-    check(graph, result)
-
-
-def test_the_innermost_loop_is_where_writes_are_contiguous() -> None:
-    b = GraphBuilder()
-    x = b.input((32, 8), stride=(1, 32))
-    y = b.input((32, 8), stride=(1, 32))
-    graph = b.finish(add(b, x, y))
-    (kernel,) = schedule(graph, OPTIONS).kernels
-    (store,) = kernel.bodies[0].stores
-    assert list(kernel.ranges.values()) == [32, 8]
-    assert store.index == 8 * X0 + X1
-
-
-def test_a_kernel_has_at_most_so_many_operations() -> None:
-    b = GraphBuilder()
-    x = b.input((16,))
-    for _ in range(6):
-        x = relu(b, x)
-    graph = b.finish(x)
-    result = schedule(graph, Options(verify=True, max_kernel_operations=4))
-    assert [len(k.nodes) for k in result.kernels] == [2, 2, 2]
-    refused = [d for d in result.decisions if d.cause == "size_limit"]
-    assert refused and "more than options.max_kernel_operations = 4" in refused[0].reason
-    check(graph, result)
-
-
-def test_fusion_can_be_switched_off() -> None:
-    b = GraphBuilder()
-    graph = softmax(b, b.input((8, 64)))
-    result = schedule(graph, Options(fusion=False, verify=True))
-    assert len(result.kernels) == 4 and result.decisions == []
-    check(graph, result)
+        first = softmax().decisions[0]
+    assert first.reason == "cycle: buf2 must run between them, after buf1 and before buf3"
+    assert first.between == ("buf2",)
 
 
 def test_a_policy_from_outside_changes_the_number_of_kernels() -> None:
     b = GraphBuilder()
-    graph = softmax(b, b.input((8, 64)))
+    graph = b.finish(b.softmax(b.input((8, 64))))
     with scoped():
 
         @fusion_rule("policy")
@@ -481,42 +508,34 @@ class Always(FusionPolicy):
         return 1
 
 
-def test_a_policy_that_always_says_yes_never_gives_a_wrong_answer() -> None:
-    with scoped():
-        fusion_rule("policy")(Always)
-        for seed in range(40):
-            graph = random_graph(seed, 8)
-            check(graph, schedule(graph, OPTIONS))
+# -- random programs
 
 
-def test_different_devices_never_share_a_kernel() -> None:
-    b = GraphBuilder()
-    u = relu(b, b.input((8,)))
-    v = double(b, u)
-    layout = dataclasses.replace(v.layout, device=torch.device("cuda", 0))
-    v.buffer.layout = layout
-    result = schedule(b.finish(T(v.buffer, layout)), OPTIONS)
-    assert "different devices: cpu and cuda:0" in decision(result, "buf0", "buf1").reason
-
-
-def test_zero_dimensional_and_empty_tensors() -> None:
-    b = GraphBuilder()
-    scalar, empty = b.input(()), b.input((0, 4))
-    total = b.reduce(empty, (0, 1), "sum")
-    graph = b.finish(add(b, double(b, scalar), total), relu(b, empty), b.reduce(empty, (0,), "sum"))
-    check(graph, schedule(graph, OPTIONS))
-
-
-def test_a_schedule_prints_the_same_twice() -> None:
-    texts = {str(schedule(random_graph(11, 12), OPTIONS)) for _ in range(2)}
-    assert len(texts) == 1 and "0x" not in texts.pop()
+def results_differ(seed: int, count: int) -> str | None:
+    """How a scheduled program's results differ from those of its loops one by one."""
+    program = generate(seed, count)
+    return compare(program, compiled(schedule(program.build(), OPTIONS), OPTIONS))
 
 
 @pytest.mark.parametrize("block", range(6))
-def test_fusion_never_changes_results_on_random_graphs(block: int) -> None:
+def test_fusion_never_changes_results(block: int) -> None:
     for seed in range(block * 50, block * 50 + 50):
-        graph = random_graph(seed, 4 + seed % 12)
-        result = schedule(graph, OPTIONS)
-        check(graph, result)
-        if graph.size_hints:
-            check(graph, result, dict.fromkeys(graph.size_hints, 5))
+        assert results_differ(seed, 4 + seed % 12) is None, seed
+
+
+def test_a_policy_that_always_says_yes_never_gives_a_wrong_answer() -> None:
+    with scoped():
+        fusion_rule("policy")(Always)
+        assert [results_differ(seed, 8) for seed in range(40)] == [None] * 40
+
+
+def test_a_fused_kernel_is_checked_however_its_loops_were_matched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Matching, "match", lambda self, mine, theirs: True)
+    assert [results_differ(seed, 8) for seed in range(60)] == [None] * 60
+
+
+def test_a_schedule_prints_the_same_twice() -> None:
+    texts = {str(schedule(generate(11, 12).build(), OPTIONS)) for _ in range(2)}
+    assert len(texts) == 1 and "0x" not in texts.pop()

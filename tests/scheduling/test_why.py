@@ -17,14 +17,16 @@ from minicompile.options import Options
 from minicompile.scheduling.fusion import FusionPolicy, fusion_rule
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
-from tests.scheduling.building import F64, GraphBuilder, check, example_inputs, random_graph
+from tests.scheduling.building import F64, GraphBuilder, check, compiled, example_inputs
 from tests.scheduling.claims import (
     check_answer,
     check_fused,
     operations,
     pairs_with_common_buffers,
 )
-from tests.scheduling.test_schedule import OPTIONS, add, double, relu, softmax
+from tests.scheduling.loop_programs import compare, generate
+
+OPTIONS = Options(verify=True)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,7 @@ def test_answers_are_the_same_both_ways_and_for_kernels(lesson: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(200))
 def test_every_pair_of_a_random_graph_has_a_true_answer(seed: int) -> None:
-    found = schedule(random_graph(seed, 4 + seed % 12), OPTIONS)
+    found = schedule(generate(seed, 4 + seed % 12).build(), OPTIONS)
     for one, other in pairs_with_common_buffers(found):
         check_answer(found, found.why(one.name, other.name))
 
@@ -86,7 +88,7 @@ def test_limits_say_their_numbers() -> None:
     parts = [b.pointwise(lambda ops, u, k=k: ops.mul(u, ops.constant(k, F64)), x) for k in range(9)]
     total = parts[0]
     for part in reversed(parts[1:]):
-        total = add(b, total, part)
+        total = b.add(total, part)
     graph = b.finish(total)
     found = schedule(graph, Options(verify=True, max_kernel_operations=9))
     assert any(d.cause == "size_limit" for d in found.decisions)
@@ -101,7 +103,7 @@ def test_beyond_the_nearest_neighbours_nobody_asks_but_there_is_an_answer() -> N
     x = b.input((8, 8))
     found = schedule(
         b.finish(
-            *(b.reduce(x, (i % 2,), "sum") for i in range(2)), *(double(b, x.t()) for _ in range(3))
+            *(b.reduce(x, (i % 2,), "sum") for i in range(2)), *(b.double(x.t()) for _ in range(3))
         ),
         Options(fusion=False),
     )
@@ -144,7 +146,7 @@ def test_the_reference_documents_relu_add_sum() -> None:
 
 def test_what_if_keeps_a_pair_apart_and_shows_both_sides() -> None:
     b = GraphBuilder()
-    graph = softmax(b, b.input((8, 64)))
+    graph = b.finish(b.softmax(b.input((8, 64))))
     found = schedule(graph, OPTIONS)
     asked = found.what_if(forbid=[("buf1", "buf2")])
     assert len(asked.before.kernels) == 1 and len(asked.after.kernels) > 1
@@ -163,9 +165,9 @@ def test_what_if_keeps_a_pair_apart_and_shows_both_sides() -> None:
 def test_what_if_fuses_what_the_policy_would_not_but_never_what_is_wrong() -> None:
     b = GraphBuilder()
     x, y = b.input((8, 8)), b.input((8, 8))
-    u = relu(b, x)
-    turned = add(b, u, u.t())
-    graph = b.finish(turned, double(b, y))
+    u = b.relu(x)
+    turned = b.add(u, u.t())
+    graph = b.finish(turned, b.double(y))
     found = schedule(graph, OPTIONS)
     assert len(found.kernels) == 3
     asked = found.what_if(fuse=[("buf1", "buf2"), ("buf0", "buf1")])
@@ -177,13 +179,13 @@ def test_what_if_fuses_what_the_policy_would_not_but_never_what_is_wrong() -> No
 
 @pytest.mark.parametrize("seed", range(40))
 def test_wishes_never_change_a_result(seed: int) -> None:
-    graph = random_graph(seed, 4 + seed % 10)
-    found = schedule(graph, OPTIONS)
+    program = generate(seed, 4 + seed % 10)
+    found = schedule(program.build(), OPTIONS)
     names = [n.name for n in found.before]
     fuse = [(a, b) for a, b in zip(names, names[2:], strict=False)]
     forbid = [(a, b) for a, b in itertools.pairwise(names)][seed % 2 :: 2]
     asked = found.what_if(fuse=fuse, forbid=forbid)
-    check(graph, asked.after)
+    assert compare(program, compiled(asked.after)) is None
     for pair in forbid:
         assert not asked.after.why(*pair).same_kernel
     assert {a.a + a.b for a in asked.refused} == {
@@ -200,7 +202,7 @@ def test_what_comes_after_compiles_and_runs(language: str) -> None:
     if language == "triton":
         pytest.importorskip("triton")
     b = GraphBuilder()
-    graph = softmax(b, b.input((8, 64)))
+    graph = b.finish(b.softmax(b.input((8, 64))))
     options = Options(verify=True, device_codegen=language)
     after = schedule(graph, options).what_if(forbid=[("buf1", "buf2")]).after
     plans = make_plans(after, options)
@@ -214,7 +216,7 @@ def test_what_comes_after_compiles_and_runs(language: str) -> None:
 
 def test_answers_steps_and_what_ifs_have_pictures() -> None:
     b = GraphBuilder()
-    found = schedule(softmax(b, b.input((8, 64))), OPTIONS)
+    found = schedule(b.finish(b.softmax(b.input((8, 64)))), OPTIONS)
     asked = found.what_if(forbid=[("buf1", "buf2")])
     for obj in (found.why("buf0", "buf1"), asked.after.why("buf1", "buf2"), asked, *found.steps()):
         bundle = obj._repr_mimebundle_()

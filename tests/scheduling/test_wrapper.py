@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import traceback
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -25,20 +27,17 @@ from tests.scheduling.building import (
     I64,
     GraphBuilder,
     T,
-    check_wrapper,
+    check,
     compiled,
     example_inputs,
     python_kernels,
-    random_graph,
 )
+from tests.scheduling.loop_programs import generate
 
 S0 = size_symbol("s0")
 OPTIONS = Options(verify=True)
 aten = torch.ops.aten
-
-
-def step(b: GraphBuilder, x: T) -> T:
-    return b.pointwise(lambda ops, u: ops.add(u, u), x)
+Build = Callable[[GraphBuilder], Any]
 
 
 def text_of(graph: Any, options: Options = Options(fusion=False)) -> str:  # noqa: B008
@@ -46,11 +45,94 @@ def text_of(graph: Any, options: Options = Options(fusion=False)) -> str:  # noq
     return generate_wrapper(result, python_kernels(result)[0], options).text
 
 
+ROWS: dict[str, tuple[Build, tuple[str, ...], dict[Any, int]]] = {}
+"""Programs by the names of the functions that build them, what their wrappers say, and the size s0."""
+
+
+def says(*texts: str, s0: int | None = None) -> Callable[[Build], Build]:
+    def add(build: Build) -> Build:
+        ROWS[build.__name__] = build, texts, {} if s0 is None else {S0: s0}
+        return build
+
+    return add
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_wrappers_say_what_their_rows_have_and_are_right(row: str) -> None:
+    build, texts, sizes = ROWS[row]
+    b = GraphBuilder(sizes)
+    outputs = build(b)
+    graph = b.finish(*(outputs if isinstance(outputs, tuple) else (outputs,)))
+    written = text_of(graph)
+    for text in texts:
+        assert text in written, written
+    check(graph)
+    if sizes:
+        check(graph, sizes={S0: 9})
+
+
+@says("s0 = in0.shape[0]", s0=3)
+def a_symbolic_size_of_an_input(b: GraphBuilder) -> Any:
+    return b.double(b.input((S0, 4))), S0 * 2
+
+
+@says("s0, in1 = args", s0=3)
+def a_symbolic_size_that_is_an_argument(b: GraphBuilder) -> Any:
+    b.inputs.append(S0)
+    return b.double(b.input((S0, 4)))
+
+
+@says(
+    "return (buf0, reinterpret(buf0, (8, 4), (1, 8), 0), reinterpret(buf0, (4,), (8,), 3), None, 7)"
+)
+def views_are_reinterpreted_only_where_the_layout_differs(b: GraphBuilder) -> Any:
+    u = b.double(b.input((4, 8)))
+    return u, u.t(), u.viewed((4,), (8,), 3), None, 7
+
+
+@says(
+    "buf0 = empty_strided_cpu((8, 8), (8, 1), torch.float64)",
+    "torch.mm(buf0, reinterpret(buf0, (8, 8), (1, 8), 0), out=buf1)",
+)
+def a_buffer_is_allocated_the_way_a_library_looks_at_it(b: GraphBuilder) -> Any:
+    u = b.double(b.input((2, 4, 8)))
+    return b.double(b.mm(u.reshape(8, 8), u.reshape(8, 8).t()))
+
+
+@says("results = aten_sort_default(in0, -1)", "buf0 = results[0]")
+def several_results_of_one_call_are_unpacked(b: GraphBuilder) -> Any:
+    b.input((4, 6))
+    layout = Layout.contiguous(CPU, F64, (4, 6))
+    values = ExternOutput("buf0", layout, index=0)
+    results = values, None
+    given = View("in0", layout), -1
+    b.operations.append(ExternKernel("sort", aten.sort.default, given, {}, results, "sort"))
+    return b.double(T(values, layout))
+
+
+@says("no elements")
+def kernels_without_elements_are_not_called(b: GraphBuilder) -> Any:
+    return b.double(b.input((0, 4))), b.reduce(b.input((3, 0)), (1,), "sum")
+
+
+@says("full_default([4], float('-inf'), dtype=torch.float64, device=cpu, pin_memory=False)")
+def special_arguments_of_library_calls_are_written_out(b: GraphBuilder) -> Any:
+    full = b.extern(aten.full.default, ([4], float("-inf")), (4,))
+    kernel = b.operations[-1]
+    kernel.kwargs.update(dtype=torch.float64, device=CPU, pin_memory=False)  # type: ignore[union-attr]
+    return b.add(b.input((4,)), full)
+
+
+@says()
+def names_that_python_or_the_wrapper_needs_are_changed(b: GraphBuilder) -> Any:
+    x, y = b.input((4,)), b.input((4,))
+    x.buffer.name, y.buffer.name = "args", "lambda"
+    return b.add(x, y)
+
+
 def test_it_reads_as_plain_python() -> None:
     b = GraphBuilder()
-    x, w = b.input((8, 16)), b.input((16, 4))
-    product = b.extern(aten.mm.default, (step(b, x), w), (8, 4))
-    text = text_of(b.finish(step(b, product)))
+    text = text_of(b.finish(b.double(b.mm(b.double(b.input((8, 16))), b.input((16, 4))))))
     assert text.splitlines()[-12:] == [
         "def call(args):",
         "    in0, in1 = args",
@@ -92,61 +174,34 @@ def test_products_that_take_out_are_those_the_plan_gives_memory() -> None:
         assert f"torch.{name}(" in text_of(graph) and "out=buf0)" in text_of(graph)
         if op is torch.ops.aten.addmm.dtype:
             continue
-        check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
-
-
-@pytest.mark.parametrize("block", range(4))
-def test_random_graphs_give_their_results(block: int) -> None:
-    for seed in range(1000 + block * 25, 1025 + block * 25):
-        graph = random_graph(seed, 4 + seed % 12)
-        call = compiled(schedule(graph, OPTIONS), OPTIONS)
-        check_wrapper(call, graph)
-        check_wrapper(call, graph, dict.fromkeys(graph.size_hints, 4), seed=1)
+        check(graph)
 
 
 def test_a_wrapper_knows_whether_it_gives_views() -> None:
     found = {True: 0, False: 0}
     for seed in range(1100, 1160):
-        graph = random_graph(seed, 4 + seed % 12)
+        graph = generate(seed, 4 + seed % 12).build()
         result = schedule(graph, OPTIONS)
         kernels, namespace = python_kernels(result)
         wrapper = generate_wrapper(result, kernels, OPTIONS)
-        results = load_wrapper(wrapper, namespace)(list(example_inputs(graph)))
-        views = any(isinstance(r, torch.Tensor) and r._is_view() for r in results)
-        assert not (wrapper.owned and views)
-        found[wrapper.owned] += 1
+        with suppress(IndexError):  # as eager has it, with these inputs
+            results = load_wrapper(wrapper, namespace)(list(example_inputs(graph)))
+            views = any(isinstance(r, torch.Tensor) and r._is_view() for r in results)
+            assert not (wrapper.owned and views)
+            found[wrapper.owned] += 1
     assert min(found.values()) > 2
-
-
-def test_a_symbolic_size_comes_from_an_input_tensor() -> None:
-    b = GraphBuilder({S0: 3})
-    graph = b.finish(step(b, b.input((S0, 4))), S0 * 2)
-    assert "s0 = in0.shape[0]" in text_of(graph)
-    call = compiled(schedule(graph, OPTIONS))
-    check_wrapper(call, graph)
-    check_wrapper(call, graph, {S0: 9})
-
-
-def test_a_symbolic_size_comes_from_an_integer_argument() -> None:
-    b = GraphBuilder({S0: 3})
-    b.inputs.append(S0)
-    graph = b.finish(step(b, b.input((S0, 4))))
-    text = text_of(graph)
-    assert "s0, in1 = args" in text and ".shape" not in text
-    call = compiled(schedule(graph, OPTIONS))
-    check_wrapper(call, graph, {S0: 5})
 
 
 def test_a_symbolic_size_can_be_solved_from_a_multiple() -> None:
     b = GraphBuilder({S0: 3})
-    graph = b.finish(b.pointwise(lambda ops, u: u, b.input((2 * S0,)).reshape(S0, 2)))
+    graph = b.finish(b.double(b.input((2 * S0,)).reshape(S0, 2)))
     assert "s0 = in0.shape[0] // 2" in text_of(graph)
 
 
 def test_a_size_that_no_input_tells_is_refused() -> None:
     b = GraphBuilder({S0: 3})
     x = b.input((4,))
-    graph = b.finish(step(b, x), S0)
+    graph = b.finish(b.double(x), S0)
     with pytest.raises(Unsupported, match="no input tells what s0 is"):
         text_of(graph)
 
@@ -154,7 +209,7 @@ def test_a_size_that_no_input_tells_is_refused() -> None:
 def test_inputs_and_intermediates_die_at_their_last_use() -> None:
     b = GraphBuilder()
     x, y = b.input((4, 4)), b.input((4, 4))
-    seen = b.extern(aten.relu.default, (step(b, x),), (4, 4))
+    seen = b.extern(aten.relu.default, (b.double(x),), (4, 4))
     graph = b.finish(b.pointwise(lambda ops, u, v: ops.add(u, v), seen, y))
     result = schedule(graph, OPTIONS)
     kernels, namespace = python_kernels(result)
@@ -177,29 +232,6 @@ def test_inputs_and_intermediates_die_at_their_last_use() -> None:
     assert alive == [False]
 
 
-def test_views_of_buffers_are_reinterpreted_only_where_the_layout_differs() -> None:
-    b = GraphBuilder()
-    u = step(b, b.input((4, 8)))
-    graph = b.finish(u, u.t(), u.viewed((4,), (8,), 3), None, 7)
-    text = text_of(graph)
-    assert (
-        "return (buf0, reinterpret(buf0, (8, 4), (1, 8), 0), reinterpret(buf0, (4,), (8,), 3), None, 7)"
-        in text
-    )
-    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
-
-
-def test_a_buffer_is_allocated_the_way_a_library_looks_at_it() -> None:
-    b = GraphBuilder()
-    u = step(b, b.input((2, 4, 8)))
-    product = b.extern(aten.mm.default, (u.reshape(8, 8), u.reshape(8, 8).t()), (8, 8))
-    graph = b.finish(step(b, product))
-    text = text_of(graph)
-    assert "buf0 = empty_strided_cpu((8, 8), (8, 1), torch.float64)" in text
-    assert "torch.mm(buf0, reinterpret(buf0, (8, 8), (1, 8), 0), out=buf1)" in text
-    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
-
-
 def test_an_expanded_input_is_seen_as_it_is() -> None:
     b = GraphBuilder()
     x = b.input((4, 8), stride=(0, 1))
@@ -214,7 +246,7 @@ def test_an_expanded_input_is_seen_as_it_is() -> None:
 def test_a_view_of_an_input_that_begins_inside_its_storage() -> None:
     b = GraphBuilder()
     x = b.input((4, 8))
-    graph = b.finish(x.viewed((4,), (8,), 3), step(b, x))
+    graph = b.finish(x.viewed((4,), (8,), 3), b.double(x))
     call = compiled(schedule(graph, OPTIONS))
     base = torch.randn(6, 8, dtype=F64)
     view, doubled = call([base[1:5]])
@@ -232,55 +264,9 @@ def test_a_result_with_other_strides_than_expected_is_copied() -> None:
     assert torch.equal(have[0], given.t()) and have[1].stride() == (4, 1)
 
 
-def test_several_results_of_one_call_are_unpacked() -> None:
-    b = GraphBuilder()
-    b.input((4, 6))
-    layout = Layout.contiguous(CPU, F64, (4, 6))
-    values = ExternOutput("buf0", layout, index=0)
-    kernel = ExternKernel(
-        "sort", aten.sort.default, (View("in0", layout), -1), {}, (values, None), "sort"
-    )
-    b.operations.append(kernel)
-    graph = b.finish(step(b, T(values, layout)))
-    text = text_of(graph)
-    assert "results = aten_sort_default(in0, -1)" in text and "buf0 = results[0]" in text
-    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
-
-
-def test_kernels_without_elements_are_not_called() -> None:
-    b = GraphBuilder()
-    graph = b.finish(step(b, b.input((0, 4))), b.reduce(b.input((3, 0)), (1,), "sum"))
-    text = text_of(graph)
-    assert text.count("kernel_") == 1 and "no elements" in text
-    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
-
-
-def test_special_arguments_of_library_calls_are_written_out() -> None:
-    b = GraphBuilder()
-    x = b.input((4,))
-    full = b.extern(aten.full.default, ([4], float("-inf")), (4,))
-    kernel = b.operations[-1]
-    kernel.kwargs.update(dtype=torch.float64, device=CPU, pin_memory=False)  # type: ignore[union-attr]
-    graph = b.finish(b.pointwise(lambda ops, u, v: ops.maximum(u, v), x, full))
-    text = text_of(graph)
-    assert (
-        "aten_full_default([4], float('-inf'), dtype=torch.float64, device=cpu, pin_memory=False)"
-        in text
-    )
-    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
-
-
-def test_names_that_python_or_the_wrapper_needs_are_changed() -> None:
-    b = GraphBuilder()
-    x, y = b.input((4,)), b.input((4,))
-    x.buffer.name, y.buffer.name = "args", "lambda"
-    graph = b.finish(b.pointwise(lambda ops, u, v: ops.add(u, v), x, y))
-    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
-
-
 def test_checks_of_what_was_assumed_are_written_on_request() -> None:
     b = GraphBuilder()
-    graph = b.finish(step(b, b.input((4, 8))))
+    graph = b.finish(b.double(b.input((4, 8))))
     call = compiled(schedule(graph, OPTIONS), OPTIONS)
     with pytest.raises(AssertionError, match=r"in0 must be f64\[4, 8\]"):
         call([torch.zeros(4, 9, dtype=F64)])
@@ -302,7 +288,7 @@ def test_tracebacks_show_the_generated_line() -> None:
 
 def test_lines_carry_the_origins_of_what_they_run() -> None:
     b = GraphBuilder()
-    u = step(b, b.input((4,)))
+    u = b.double(b.input((4,)))
     origin = Origin("relu", "torch.relu", (SourceLine("model.py", 3, "forward"),))
     u.buffer.origins = frozenset({origin})
     result = schedule(b.finish(u), OPTIONS)
