@@ -41,8 +41,8 @@ def print_kernel(plan: KernelPlan) -> KernelSource:
 
 def loop_printer(plan: KernelPlan) -> LoopPrinter:
     """What prints loops in the plan's shape."""
-    if plan.template:
-        printer = kernel_template[plan.template](plan)
+    if plan.reduction in kernel_template:
+        printer = kernel_template[plan.reduction](plan)
         assert isinstance(printer, LoopPrinter)
         return printer
     return RowPrinter(plan) if plan.reduction_ranges else PointwisePrinter(plan)

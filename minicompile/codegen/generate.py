@@ -3,7 +3,6 @@
 `make_plan` merges and legalises the bodies, fills in the facts (arguments, sizes, cost), and lets rules
 decide the rest:
 
-    body_rule     simplifies the body
     plan_rule     edits the plan: tiles, vector width, threads, launches that run in the kernel's place
     rival_rule    gives other ways to compute the same, which may turn out faster
 
@@ -45,7 +44,6 @@ from minicompile.codegen.plan import (
     Language,
     Rival,
     Surroundings,
-    body_rule,
     plan_rule,
     rival_rule,
     template_plan,
@@ -127,10 +125,8 @@ def make_plan(
     merged, every = merge(node, schedule.memory.internal, dtypes)
     in_place = schedule.memory.in_place(position)
     take_over(merged, in_place)
-    body, new = legalize(merged, dtypes)
-    for rule in plugins.rules(body_rule, options.plugins).values():
-        body, newer = rule(body)
-        new = {old: newer[value] for old, value in new.items() if value in newer}
+    legal = legalize(merged, dtypes)
+    body = legal.body
     updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
     plan = KernelPlan(
         name=f"{language}_fused_{operation_names(body)}_{position}",
@@ -142,7 +138,7 @@ def make_plan(
         arguments=arguments_of(body, dtypes, updated),
         sizes=size_symbols(body),
         reduction="looped" if body.reduction_ranges else "none",
-        loop=loop_level(body, {new[v] for v in every}),
+        loop=loop_level(body, {legal.new[v] for v in every}),
         in_place=in_place,
         hints=dict(schedule.graph.size_hints),
         cost=cost_of(node, schedule),
@@ -176,7 +172,7 @@ def decide(plan: KernelPlan, options: Options, whole: bool = False) -> None:
         if language not in (plan.language, "any") or (key in plan_rule.whole and not whole):
             continue
         if key in plan_rule.needed or allowed("plan rule", key, text, text, lambda: plan.origins):
-            rules[key](plan, options)
+            plan.take(key, rules[key], options)
     recompute = plan.reduction != "persistent"
     plan.phases = cut(plan.body, plan.loop, plan.stashed, recompute, plan.riders)
     order = (v for phase in plan.phases for v in phase.values)

@@ -82,6 +82,37 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class Step:
+    """A decision about a kernel: the name by which it can be forbidden, the plan's fields it set, and why."""
+
+    name: str
+    results: Mapping[str, Any]
+    why: str
+
+    def __str__(self) -> str:
+        texts = (f"{name} {result_text(value)}" for name, value in self.results.items())
+        return f"{self.name}: {', '.join(texts)} ({self.why})"
+
+
+def result_text(value: Any) -> str:
+    """A field of a plan in a few words: large objects by their names or number."""
+    match value:
+        case torch.dtype():
+            return short(value)
+        case Mapping():
+            return ", ".join(f"{k}: {result_text(v)}" for k, v in value.items()) or "none"
+        case tuple() | frozenset() if all(isinstance(v, KernelPlan) for v in value) and value:
+            return ", ".join(f"{p.name} {ranges_text(p.body.all_ranges)}" for p in value)
+        case tuple() | frozenset():
+            return count_text(len(value), "value")
+        case Value():
+            return value.op
+        case Tiling():
+            return ", ".join(f"{axis} {ranges_text(loops)}" for axis, loops in value.axes.items())
+    return str(value)
+
+
+@dataclass(frozen=True)
 class Tiling:
     """The axes of tiles, with the loops that each flattens, and parallel loops that none does."""
 
@@ -123,12 +154,8 @@ class KernelPlan(Shown):
     sizes: tuple[sympy.Symbol, ...]
     """Numbers passed after the tensors: sizes as int64, then floats as float64."""
     reduction: str
-    """"none", "persistent" or "looped"; or a name that rules gave: a template prints the kernel (registry
-    `kernel_template`), or a rule gives it launches."""
-    template: str = ""
-    """What prints the kernel, where `reduction` doesn't tell."""
-    details: Any = None
-    """Facts for `template`, from the rule that chose it."""
+    """"none", "persistent" or "looped"; or a name that a step gave: a template prints the kernel (registry
+    `kernel_template`), or launches run in its place."""
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
@@ -142,8 +169,6 @@ class KernelPlan(Shown):
     """Triton: "y", "x" and "r", elements per program; "stages": tiles on their way at once. C++: "x", columns
     per tile; "r" and "chunks", the part of a long row that a thread takes and the most parts there are; two
     loop variables, the sides of the squares in which transposed loads are turned."""
-    across: sympy.Symbol | None = None
-    """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
     granule: int = 1
     """Triton: rows begin anywhere, and tiles where so many elements, a wide load's, begin. With sizes that
     vary, this is for the launches whose rows do."""
@@ -166,10 +191,7 @@ class KernelPlan(Shown):
     parts: int = 1
     """About how many programs share a row, if a rule says so."""
     tiling: Tiling | None = None
-    """Triton: how a template's tiles lie, where these aren't tiles of rows."""
-    programs: Mapping[sympy.Symbol, int] = field(default_factory=dict)
-    """Triton: so many programs run, whose number is this variable, and go over the rows; none: as many as
-    rows take."""
+    """Triton: how tiles lie that aren't tiles of rows."""
     choices: tuple[Mapping[str, int], ...] = ()
     """Tiles that are worth measuring, `tiles` first."""
     rivals: tuple[Rival, ...] = ()
@@ -180,6 +202,8 @@ class KernelPlan(Shown):
     """Memory by which they hand over what they found."""
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0))
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    """The decisions, in the order in which they were made."""
     alternatives: tuple[Alternative, ...] = ()
 
     @property
@@ -199,13 +223,8 @@ class KernelPlan(Shown):
         """The axes of a Triton kernel's tiles, and the loops that each flattens."""
         if self.tiling is not None:
             return self.tiling.axes
-        if self.reduction_ranges:
-            return {"x": self.ranges, "r": self.reduction_ranges}
-        if self.across is None:
-            return {"x": self.ranges}
-        loops = list(self.ranges.items())
-        inner = list(self.ranges).index(self.across) + 1
-        return {"y": dict(loops[:inner]), "x": dict(loops[inner:])}
+        rows = {"r": self.reduction_ranges} if self.reduction_ranges else {}
+        return {"x": self.ranges, **rows}
 
     @property
     def batch(self) -> dict[sympy.Symbol, Size]:
@@ -275,58 +294,43 @@ class KernelPlan(Shown):
         """Note down a plan that was considered, and why it was not taken."""
         self.alternatives += (Alternative(description, reason),)
 
-    def facts(self) -> dict[str, str]:
-        """What was decided, in words; what doesn't apply is left out."""
-        triton, over = self.language == "triton", ranges_text(self.reduction_ranges)
-        in_parts = f" in {self.parts} parts" if self.parts > 1 else ""
-        tiles = ", ".join(f"{axis}: {size}" for axis, size in self.tiles.items())
-        sizes = (f"{s} ({self.hints.get(s, '?')} when compiling)" for s in self.sizes)
-        found = {
-            "loops": ranges_text(self.ranges),
-            "reduction": f"{self.reduction}{in_parts} over {over}" * bool(self.reduction_ranges),
-            "phases": ", ".join(f"{p.level} ({len(p.values)} values)" for p in self.phases),
-            "vector axis": "" if triton else f"{self.vector_axis} x {self.vector_width}",
-            "tiles": tiles or "none",
-            "indices": short(self.index_dtype)
-            + ", if a launch needs no i64" * bool(self.index_reach),
-            "tiles begin": f"at multiples of {self.granule}" * (self.granule > 1),
-            "template": self.template + (f": {self.details}" if self.details else ""),
-            "programs": str(math.prod(self.programs.values())) * bool(self.programs),
-            "registers": "two programs fit side by side" * self.side_by_side,
-            "cache": "rows stay until they are read again" * self.rows_cached,
-            "warps": str(self.num_warps) if triton and not self.launches else "",
-            "threads": "" if triton else "parallel" if self.parallel else "one",
-            "sizes": ", ".join(sizes),
-            "assumes": "; ".join(f"{fact}: {why}" for fact, why in self.assumes.items()),
-            "measured": f"{count_text(len(self.choices), 'choice')} of tiles" * bool(self.choices),
-            "rivals": ", ".join(rival.name for rival in self.rivals),
-            "launches": "; ".join(
-                f"{p.name} {ranges_text(p.body.all_ranges)}" for p in self.launches
-            ),
-            "in place": ", ".join(f"{new} of {old}" for new, old in self.in_place.items()),
-            "kept between phases": count_text(len(self.stashed), "value") if self.stashed else "",
-            "in the loop of another": count_text(len(self.riders), "reduction") * bool(self.riders),
-            "cost": str(self.cost),
+    def take(self, name: str, step: PlanStep, options: Options) -> None:
+        """Let a step decide, and note down what it has set."""
+        before = dict(vars(self))
+        why = step(self, options) or (step.__doc__ or "").partition("\n")[0]
+        results = {
+            k: v for k, v in vars(self).items() if v is not before.get(k, v) and k not in NOTES
         }
-        return {name: fact for name, fact in found.items() if fact}
+        if results:
+            self.steps += (Step(name, results, why),)
 
     def __str__(self) -> str:
+        sizes = ", ".join(f"{s} ({self.hints.get(s, '?')} when compiling)" for s in self.sizes)
+        facts = {
+            "loops": ranges_text(self.ranges),
+            "reduction": ranges_text(self.reduction_ranges) * bool(self.reduction_ranges),
+            "sizes": sizes,
+            "in place": ", ".join(f"{new} of {old}" for new, old in self.in_place.items()),
+            "phases": ", ".join(f"{p.level} ({len(p.values)} values)" for p in self.phases),
+            "cost": str(self.cost),
+        }
         lines = [f"plan {self.name}: {self.language} for {self.device}"]
-        lines += [f"  {name} {fact}" for name, fact in self.facts().items()]
+        lines += [f"  {name} {fact}" for name, fact in facts.items() if fact]
+        lines += [f"  {step}" for step in self.steps]
+        lines += [f"  rival {rival.name}" for rival in self.rivals]
         lines += [f"  {a.role} {a.name}: {short(a.dtype)} = {a.buffer}" for a in self.arguments]
         lines += [f"  not {a.description}: {a.reason}" for a in self.alternatives]
         return "\n".join(lines)
 
 
-body_rule: Registry[Callable[[LoopBody], tuple[LoopBody, dict[Value, Value]]]] = Registry(
-    "body",
-    "name -> rule(body) that gives a kernel's legal body anew, and what stands for each old value",
-)
+NOTES = frozenset({"alternatives", "steps"})
+"""Fields of a plan that say how it came about."""
 
-PlanRule = Callable[[KernelPlan, Options], None]
+PlanStep = Callable[[KernelPlan, Options], str | None]
+"""`step(plan, options)` edits a plan and says why; if it says nothing, its docstring tells."""
 
 
-class PlanRules(Registry[PlanRule]):
+class PlanRules(Registry[PlanStep]):
     """Rules in the order in which they decide: that of their registration, unless one goes `before` another.
 
     A rule for a `whole` kernel isn't asked about its launches. One that is `needed` can't be refused: without
@@ -338,7 +342,7 @@ class PlanRules(Registry[PlanRule]):
 
     def __call__(
         self, *keys: str, before: str = "", whole: bool = False, needed: bool = False
-    ) -> Callable[[PlanRule], PlanRule]:
+    ) -> Callable[[PlanStep], PlanStep]:
         if before:
             self.load()
         register = super().__call__(*keys)
@@ -346,7 +350,7 @@ class PlanRules(Registry[PlanRule]):
         self.whole.update(keys if whole else ())
         self.needed.update(keys if needed else ())
 
-        def add(rule: PlanRule) -> PlanRule:
+        def add(rule: PlanStep) -> PlanStep:
             register(rule)
             order = list(self.rules)
             for key in order[order.index(before) :] if before in order and new else ():
@@ -357,7 +361,7 @@ class PlanRules(Registry[PlanRule]):
         return add
 
 
-plan_rule = PlanRules("plan", "language:decision -> rule(plan, options) that edits a kernel plan")
+plan_rule = PlanRules("plan", "language:step -> step(plan, options) that edits a kernel plan")
 plan_rule.modules += ["minicompile.codegen.cpp_rules", "minicompile.codegen.triton_rules"]
 
 

@@ -86,10 +86,9 @@ def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
     if plan.launches:
         raise Unsupported(f"{plan.name} has launches, which have texts")
-    template = plan.template or plan.reduction
-    if template not in (*TILED, *kernel_template):
-        raise Unsupported(f"{plan.name}: nothing prints {template!r}")
-    printer = kernel_template.get(template, TilePrinter)(plan)
+    if plan.reduction not in (*TILED, *kernel_template):
+        raise Unsupported(f"{plan.name}: nothing prints {plan.reduction!r}")
+    printer = kernel_template.get(plan.reduction, TilePrinter)(plan)
     printer.kernel()
     found = printer.source("triton", prelude)
     for rival in plan.rivals:

@@ -23,6 +23,7 @@ from minicompile.codegen.phases import (
 from minicompile.codegen.plan import (
     INT32_END,
     KernelPlan,
+    Tiling,
     granule_of,
     plan_rule,
     power_of_two,
@@ -74,7 +75,7 @@ def longest_persistent(plan: KernelPlan, gpu: Gpu) -> int:
 
 
 @plan_rule("triton:index_dtype")
-def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
+def choose_index_dtype(plan: KernelPlan, options: Options) -> str | None:
     """int32 only where every index fits, and the flattened ones to the end of their last block.
 
     Where sizes vary, each launch finds out.
@@ -84,25 +85,25 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
     ends: set[Expr] = {sympify(n) + LARGEST_BLOCK for n in flat}
     ends |= {*plan.integers, *plan.derived.values()}
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
-    ranges |= plan.programs
     for index in iterate_indices(body):
         found = set() if is_float(index) else reach(index, ranges)
         if found is None or any(end.is_Integer and end >= INT32_END for end in found):
             plan.reject("int32 indices", f"{index} may not fit")
-            return
+            return None
         ends |= found
     if any(end.is_Integer and end >= INT32_END for end in ends):
         plan.reject("int32 indices", "too many elements")
-        return
+        return None
     plan.index_dtype = torch.int32
     plan.index_reach = tuple(sorted((end for end in ends if end.free_symbols), key=str))
+    return "every index fits" + ", or the launch sees that it doesn't" * bool(plan.index_reach)
 
 
 @plan_rule("triton:reduction")
-def choose_reduction(plan: KernelPlan, options: Options) -> None:
+def choose_reduction(plan: KernelPlan, options: Options) -> str | None:
     """Rows that fit into registers are read once; longer ones are swept in a loop."""
     if plan.reduction != "looped":
-        return
+        return None
     limit = longest_persistent(plan, gpu_of(plan.device))
     varies = not all(isinstance(size, int) for size in plan.reduction_ranges.values())
     if plan.row_length > limit:
@@ -114,16 +115,17 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
     else:
         plan.reduction = "persistent"
         assume_row(plan, limit)
-        return
+        return f"registers hold rows of up to {limit} elements"
     plan.riders = riders(plan.body, plan.loop, "max")
     plan.reject("persistent reduction", why)
+    return "a sum of exponentials rides beside its maximum"
 
 
 def assume_row(plan: KernelPlan, limit: int) -> None:
     """Longer rows, if there may be such, are another compilation's."""
     if plan.varying:
         fits = sympy.Le(plan.length, max(limit, plan.row_length))
-        plan.assumes[fits] = f"{plan.name} holds whole rows"
+        plan.assumes = {**plan.assumes, fits: f"{plan.name} holds whole rows"}
 
 
 @plan_rule("triton:tiles", needed=True)
@@ -208,7 +210,10 @@ def _choose_block(plan: KernelPlan, programs: int) -> None:
     """A block of consecutive elements, or a square where loads and stores run along different loops."""
     if found := turned(plan.body, plan.hints, SQUARE):
         large = plan.rows >= programs * 2**14
-        plan.across, plan.num_warps = found[0], 8 if large else 4
+        loops = list(plan.ranges.items())
+        inner = list(plan.ranges).index(found[0]) + 1
+        plan.tiling = Tiling({"y": dict(loops[:inner]), "x": dict(loops[inner:])}, {})
+        plan.num_warps = 8 if large else 4
         plan.tiles = {"y": 128, "x": 64} if large else {"y": SQUARE, "x": SQUARE}
         return
     block = clamp(power_of_two(plan.rows // programs), 128, 1024)

@@ -83,9 +83,6 @@ class AddressPrinter(LinePrinter):
         if "y" in parallel:
             self.line("xblocks = (xnumel + XBLOCK - 1) // XBLOCK")
             places = {"y": f"({program} // xblocks)", "x": f"({program} % xblocks)"}
-        if plan.programs:
-            self.line(f"{next(iter(plan.programs))} = {program}")
-            parallel = {}
         for axis, loops in parallel.items():
             block = self.blocks[axis]
             self.line(f"{axis}index = {places[axis]} * {block} + {self._lanes(axis)}")

@@ -201,8 +201,6 @@ def fills(length: int, tiles: Tiles) -> bool:
 
 def programs(plan: KernelPlan, tiles: Tiles) -> Size:
     """How many programs run."""
-    if plan.programs:
-        return product(plan.programs.values())
     loops = (
         (product(plan.axes[axis].values()), getattr(tiles, axis))
         for axis in plan.axes
@@ -321,7 +319,7 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
         if plan.reduction == "persistent":
             lines.append("    RBLOCK = 1 << (rnumel - 1).bit_length()")
             row = tile = "RBLOCK"
-            grid = grid if plan.programs else -floor_div(-rows, size_symbol("XBLOCK"))
+            grid = -floor_div(-rows, size_symbol("XBLOCK"))
         lines.append(f"    WHOLE = rnumel % {tile} == 0 < rnumel")
         whole = "WHOLE"
     if plan.granule_varies:

@@ -18,7 +18,7 @@ F32, BF16, I64, I32, BOOL = torch.float32, torch.bfloat16, torch.int64, torch.in
 
 
 def legal(p: Program) -> LoopBody:
-    body, _ = legalize(merge(p.fused(), (), p.dtypes)[0], p.dtypes)
+    body = legalize(merge(p.fused(), (), p.dtypes)[0], p.dtypes).body
     verify(body)
     return body
 

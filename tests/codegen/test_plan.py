@@ -150,7 +150,7 @@ def test_many_kernels_make_two_units_without_losing_any() -> None:
 def test_plans_print_without_addresses() -> None:
     text = str(softmax(8, 16).plan())
     assert text == str(softmax(8, 16).plan())
-    assert "0x" not in text and "vector axis r x 16" in text
+    assert "0x" not in text and "cpp:vector: vector_axis r, vector_width 16 (" in text
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import sympy
 import torch
@@ -27,8 +27,9 @@ from minicompile.codegen.plan import KernelArgument, KernelPlan
 from minicompile.codegen.printing import index_dtype
 from minicompile.lowering.ir import Layout
 from minicompile.ops.table import POSITIONS, reduction_identity
-from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, loop_level
+from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead, loop_level
 from minicompile.scheduling.cost import Cost, touched_by_loops
+from minicompile.scheduling.rewrite import Rewriter, Rules
 from minicompile.shapes.expr import (
     Ranges,
     Size,
@@ -111,7 +112,8 @@ def launch_plan(
         granule=1,
         rows_cached=False,
         side_by_side=False,
-        across=None,
+        tiling=None,
+        steps=(),
         cost=Cost(read, written, 0),  # operations are the whole kernel's affair
         riders={},
         alternatives=(),
@@ -245,21 +247,35 @@ class _Splitter:
         return self.names[value, what]
 
 
+LAUNCH = Rules(
+    "launch", "name -> rewrite of a loop operation in a launch that computes part of a kernel"
+)
+
+
 class _Launch(Rewriter):
     """Some of the kernel's values, over the loops of one launch."""
 
     def __init__(self, of: _Splitter, ranges: Ranges, reduction_ranges: Ranges) -> None:
-        super().__init__(of.body.name, ranges, reduction_ranges)
-        self.of, self.ops = of, Recorder(self.body, of.dtypes)
+        super().__init__(LAUNCH, of.body.name, ranges, reduction_ranges, of.dtypes)
+        self.of = of
+
+    def visit(self, value: Value) -> Value:
+        if value.op == "reduction":
+            return self.reduced(self.at(value.origins), value)
+        return super().visit(value)
+
+    def reduced(self, ops: Recorder, value: Value) -> Value:
+        """What stands for a reduction."""
+        raise NotImplementedError
 
     def keep(self, value: Value, found: Value, what: str = "row") -> None:
         """Store what stands for a value."""
-        name, ops = self.of.memory(value, what), self.ops.at(value.origins)
+        name, ops = self.of.memory(value, what), self.at(value.origins)
         ops.store(name, self._place(name), ops.to_dtype(found, self.of.dtypes[name]))
 
     def fetch(self, value: Value, what: str = "row") -> Value:
         """Load what stands for a value."""
-        name, ops = self.of.memory(value, what), self.ops.at(value.origins)
+        name, ops = self.of.memory(value, what), self.at(value.origins)
         return ops.to_dtype(ops.load(name, self._place(name)), value.dtype)
 
     def _place(self, name: str) -> sympy.Expr:
@@ -294,23 +310,23 @@ class _Sweep(_Launch):
         super().__init__(of, ranges, reduction_ranges)
         self.inside: Value | None = None
         if of.end is not None:
-            ops, wide = self.ops.at(of.body.origins), index_dtype(of.place, self.body.all_ranges)
+            ops, wide = self.at(of.body.origins), index_dtype(of.place, self.body.all_ranges)
             place, end = (ops.index_expr(sympy.sympify(e), wide) for e in (of.place, of.end))
             self.inside = ops.pointwise("lt", place, end)
 
-    def again(self, value: Value, **changed: Any) -> Value:
-        found = replace(value.copy(self.new), **changed)
+    def renewed(self, value: Value) -> Value:
+        found = super().renewed(value)
         if found.index is not None:
             moved = found.index.xreplace({self.of.var: self.of.place})
             found.index = simplify_index(moved, self.body.all_ranges)
         touches = value.op in ("load", "store") or value.check
         if self.inside is not None and touches and value in self.of.plan.loop:
-            ops, inside = self.ops.at(value.origins), self.inside
+            ops, inside = self.at(value.origins), self.inside
             both = found.mask is not None and ops.pointwise("logical_and", found.mask, inside)
             found.mask = both or inside
-        return self.ops.append(found)
+        return found
 
-    def visit_reduction(self, ops: Recorder, value: Value) -> Value:
+    def reduced(self, ops: Recorder, value: Value) -> Value:
         beside = self.of.riders.get(value)
         source = self.new[value.inputs[0] if beside is None else beside.inputs[0]]
         if beside is not None:
@@ -332,7 +348,7 @@ class _Sweep(_Launch):
 class _Finish(_Launch):
     """The parts of rows combined, in order."""
 
-    def visit_reduction(self, ops: Recorder, value: Value) -> Value:
+    def reduced(self, ops: Recorder, value: Value) -> Value:
         found, beside = self.fetch(value, "part"), self.of.riders.get(value)
         if beside is not None:
             count = self.count(ops, value.dtype)
