@@ -24,7 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import sympy
 import torch
@@ -36,7 +36,9 @@ from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
 from minicompile.codegen.phases import cut, is_update
 from minicompile.codegen.plan import (
+    PLANS,
     REFERENCE,
+    CppPlan,
     KernelArgument,
     KernelModule,
     KernelPlan,
@@ -59,7 +61,7 @@ from minicompile.scheduling.cost import cost_of
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import is_float
 
-CodeGenerator = Callable[[Sequence[KernelPlan]], KernelModule]
+CodeGenerator = Callable[[Sequence[Any]], KernelModule]
 
 code_generator: Registry[CodeGenerator] = Registry(
     "code_generator", "language -> function from kernel plans to a KernelModule"
@@ -128,7 +130,7 @@ def make_plan(
     legal = legalize(merged, dtypes)
     body = legal.body
     updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
-    plan = KernelPlan(
+    plan = PLANS.get(language, CppPlan)(
         name=f"{language}_fused_{operation_names(body)}_{position}",
         language=language,
         device=node.nodes[0].buffer.layout.device,

@@ -156,9 +156,6 @@ class KernelPlan(Shown):
     reduction: str
     """"none", "persistent" or "looped"; or a name that a step gave: a template prints the kernel (registry
     `kernel_template`), or launches run in its place."""
-    vector_axis: Literal["x", "r", "none"] = "none"
-    """Innermost, vectorised loop of a C++ kernel."""
-    vector_width: int = 1
     loop: frozenset[Value] = frozenset()
     """Values that differ for each r; all others are computed once per x."""
     stashed: frozenset[Value] = frozenset()
@@ -166,34 +163,11 @@ class KernelPlan(Shown):
     riders: Mapping[Value, Value] = field(default_factory=dict)
     """Reductions that need no loop of their own, and those in whose loop they ride."""
     tiles: dict[str, int] = field(default_factory=dict)
-    """Triton: "y", "x" and "r", elements per program; "stages": tiles on their way at once. C++: "x", columns
-    per tile; "r" and "chunks", the part of a long row that a thread takes and the most parts there are; two
-    loop variables, the sides of the squares in which transposed loads are turned."""
-    granule: int = 1
-    """Triton: rows begin anywhere, and tiles where so many elements, a wide load's, begin. With sizes that
-    vary, this is for the launches whose rows do."""
-    side_by_side: bool = False
-    """Triton: threads have so few registers that two programs fit into a multiprocessor's: one loads while
-    the other computes."""
-    rows_cached: bool = False
-    """Triton: rows that are read again are kept in the cache until then."""
-    num_warps: int = 4
-    index_dtype: torch.dtype = torch.int64
-    index_reach: tuple[Size, ...] = ()
-    """Triton: a launch has int32 indices if these are below 2**31, else int64."""
+    """How large pieces of loops are computed together, by the names that the language has for them."""
     assumes: dict[sympy.Basic, str] = field(default_factory=dict)
     """What must hold of the sizes, which the graph is guarded by, and why."""
-    parallel: bool = False
-    parallel_above: int = 0
-    """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Buffers written in the memory of others, element by element when these have been read."""
-    parts: int = 1
-    """About how many programs share a row, if a rule says so."""
-    tiling: Tiling | None = None
-    """Triton: how tiles lie that aren't tiles of rows."""
-    choices: tuple[Mapping[str, int], ...] = ()
-    """Tiles that are worth measuring, `tiles` first."""
     rivals: tuple[Rival, ...] = ()
     """Other ways to compute the same, of which the fastest is to be taken (registry `rival_rule`)."""
     launches: tuple[KernelPlan, ...] = ()
@@ -219,19 +193,6 @@ class KernelPlan(Shown):
         return self.body.reduction_ranges
 
     @property
-    def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
-        """The axes of a Triton kernel's tiles, and the loops that each flattens."""
-        if self.tiling is not None:
-            return self.tiling.axes
-        rows = {"r": self.reduction_ranges} if self.reduction_ranges else {}
-        return {"x": self.ranges, **rows}
-
-    @property
-    def batch(self) -> dict[sympy.Symbol, Size]:
-        """Parallel loops that no axis flattens: each iteration has programs of its own."""
-        return self.tiling.batch if self.tiling is not None else {}
-
-    @property
     def checked(self) -> list[Value]:
         """Loaded indices that the kernel looks at before it uses them."""
         return [v for v in self.body.values if v.op == "indirect" and v.check]
@@ -250,45 +211,6 @@ class KernelPlan(Shown):
     def row_length(self) -> int:
         """How many r each of them has, at the hints."""
         return count(self.reduction_ranges.values(), self.hints)
-
-    @property
-    def length(self) -> Size:
-        """Triton: how far the tiles of a reduction go."""
-        return product(self.reduction_ranges.values())
-
-    @property
-    def varying(self) -> bool:
-        """Triton: that isn't known before the launch."""
-        return not isinstance(self.length, int)
-
-    @property
-    def granule_varies(self) -> bool:
-        """Triton: where tiles begin isn't known before the launch."""
-        known = all(isinstance(size, int) for size in self.body.all_ranges.values())
-        return self.granule > 1 and not known
-
-    @functools.cached_property
-    def derived(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """Triton: numbers that each launch computes from the sizes, by name.
-
-        Quotients and remainders; and products that 16 divides, at the hints, but none of their factors: loads
-        are wide where the compiler knows it.
-        """
-        sizes, hints = set(self.sizes), self.hints
-        found: set[sympy.Expr] = set()
-        for size in numbers(self.body):
-            parts = sympy.preorder_traversal(sympy.sympify(size))
-            for part in parts:
-                if isinstance(part, FloorDiv | ModularIndexing) and part.free_symbols <= sizes:
-                    found.add(part)
-                    parts.skip()
-                elif part.is_Mul or part.is_Pow:
-                    factors = [f for f in sympy.Mul.make_args(part) if f.as_base_exp()[0] in sizes]
-                    whole, each = sympy.Mul(*factors), (s.as_base_exp()[0] for s in factors)
-                    alone = any(size_hint(s, hints) % 16 == 0 for s in each)
-                    if not alone and size_hint(whole, hints) % 16 == 0:
-                        found.add(whole)
-        return {size_symbol(f"size{i}"): part for i, part in enumerate(sorted(found, key=str))}
 
     def reject(self, description: str, reason: str) -> None:
         """Note down a plan that was considered, and why it was not taken."""
@@ -326,7 +248,107 @@ class KernelPlan(Shown):
 NOTES = frozenset({"alternatives", "steps"})
 """Fields of a plan that say how it came about."""
 
-PlanStep = Callable[[KernelPlan, Options], str | None]
+
+@dataclass(eq=False)
+class CppPlan(KernelPlan):
+    """What C++ adds: vectors and threads.
+
+    `tiles` has "x", columns per tile; "r" and "chunks", the part of a long row that a thread takes and the
+    most parts there are; or two loop variables, the sides of squares in which transposed loads are turned.
+    """
+
+    vector_axis: Literal["x", "r", "none"] = "none"
+    """Innermost, vectorised loop of a C++ kernel."""
+    vector_width: int = 1
+    parallel: bool = False
+    parallel_above: int = 0
+    """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
+
+
+@dataclass(eq=False)
+class TritonPlan(KernelPlan):
+    """What Triton adds: how tiles lie, warps, widths of indices.
+
+    `tiles` has "y", "x" and "r", elements per program, and "stages", tiles on their way at once.
+    """
+
+    granule: int = 1
+    """Rows begin anywhere, and tiles where so many elements, a wide load's, begin. With sizes that
+    vary, this is for the launches whose rows do."""
+    side_by_side: bool = False
+    """Threads have so few registers that two programs fit into a multiprocessor's: one loads while
+    the other computes."""
+    rows_cached: bool = False
+    """Rows that are read again are kept in the cache until then."""
+    num_warps: int = 4
+    index_dtype: torch.dtype = torch.int64
+    index_reach: tuple[Size, ...] = ()
+    """A launch has int32 indices if these are below 2**31, else int64."""
+    parts: int = 1
+    """About how many programs share a row, if a rule says so."""
+    tiling: Tiling | None = None
+    """How tiles lie that aren't tiles of rows."""
+    choices: tuple[Mapping[str, int], ...] = ()
+    """Tiles that are worth measuring, `tiles` first."""
+
+    @property
+    def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
+        """The axes of the tiles, and the loops that each flattens."""
+        if self.tiling is not None:
+            return self.tiling.axes
+        rows = {"r": self.reduction_ranges} if self.reduction_ranges else {}
+        return {"x": self.ranges, **rows}
+
+    @property
+    def batch(self) -> dict[sympy.Symbol, Size]:
+        """Parallel loops that no axis flattens: each iteration has programs of its own."""
+        return self.tiling.batch if self.tiling is not None else {}
+
+    @property
+    def length(self) -> Size:
+        """How far the tiles of a reduction go."""
+        return product(self.reduction_ranges.values())
+
+    @property
+    def varying(self) -> bool:
+        """That isn't known before the launch."""
+        return not isinstance(self.length, int)
+
+    @property
+    def granule_varies(self) -> bool:
+        """Where tiles begin isn't known before the launch."""
+        known = all(isinstance(size, int) for size in self.body.all_ranges.values())
+        return self.granule > 1 and not known
+
+    @functools.cached_property
+    def derived(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """Numbers that each launch computes from the sizes, by name.
+
+        Quotients and remainders; and products that 16 divides, at the hints, but none of their factors: loads
+        are wide where the compiler knows it.
+        """
+        sizes, hints = set(self.sizes), self.hints
+        found: set[sympy.Expr] = set()
+        for size in numbers(self.body):
+            parts = sympy.preorder_traversal(sympy.sympify(size))
+            for part in parts:
+                if isinstance(part, FloorDiv | ModularIndexing) and part.free_symbols <= sizes:
+                    found.add(part)
+                    parts.skip()
+                elif part.is_Mul or part.is_Pow:
+                    factors = [f for f in sympy.Mul.make_args(part) if f.as_base_exp()[0] in sizes]
+                    whole, each = sympy.Mul(*factors), (s.as_base_exp()[0] for s in factors)
+                    alone = any(size_hint(s, hints) % 16 == 0 for s in each)
+                    if not alone and size_hint(whole, hints) % 16 == 0:
+                        found.add(whole)
+        return {size_symbol(f"size{i}"): part for i, part in enumerate(sorted(found, key=str))}
+
+
+PLANS: Mapping[Language, type[KernelPlan]] = {"triton": TritonPlan}
+"""The plans of a language. A new language has C++'s."""
+
+
+PlanStep = Callable[[Any, Options], str | None]
 """`step(plan, options)` edits a plan and says why; if it says nothing, its docstring tells."""
 
 
@@ -377,14 +399,14 @@ class Surroundings:
     """Lets the rules for launches decide about a plan."""
 
 
-rival_rule: Registry[Callable[[KernelPlan, Surroundings], Iterable[Rival]]] = Registry(
+rival_rule: Registry[Callable[[Any, Surroundings], Iterable[Rival]]] = Registry(
     "rival",
     "name -> rule(plan, surroundings) that gives other ways to compute what a kernel computes",
 )
 
 
 @dataclass(eq=False, kw_only=True)
-class TemplatePlan(KernelPlan):
+class TemplatePlan(TritonPlan):
     """The plan of a kernel that computes an extern operator: text with holes, tiles that stay as planned,
     and arithmetic that needn't round step by step as eager's."""
 
@@ -435,7 +457,8 @@ class KernelSource(Code, Shown):
     name: str
     language: Language
     lines: list[CodeLine]
-    plan: KernelPlan
+    plan: Any
+    """The KernelPlan of its language."""
     prelude: str = ""
     """Helper functions that the lines call: source text that goes before them."""
     rivals: dict[str, list[KernelSource | LibraryCall]] = field(default_factory=dict)

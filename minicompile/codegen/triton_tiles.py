@@ -19,7 +19,7 @@ import sympy
 import torch
 
 from minicompile.codegen.phases import along_rows
-from minicompile.codegen.plan import KernelPlan, power_of_two
+from minicompile.codegen.plan import TritonPlan, power_of_two
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import TritonIndex, operand
 from minicompile.ops.handler import Index
@@ -43,10 +43,11 @@ Axes = frozenset[str]
 class AddressPrinter(LinePrinter):
     """Prints which elements a program has, and indices, masks and pointers to them."""
 
+    plan: TritonPlan
     may_be_even = False
     """Does the compiler of the kernel find out whether tiles fill their rows?"""
 
-    def __init__(self, plan: KernelPlan) -> None:
+    def __init__(self, plan: TritonPlan) -> None:
         super().__init__(plan)
         self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
         self.wide = plan.index_dtype is torch.int64

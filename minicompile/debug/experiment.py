@@ -75,7 +75,7 @@ class Knobs:
         return new
 
 
-def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
+def tile_refusal(plan: Any, axis: str, size: int) -> str:
     """Why a kernel that has such a tile can't have one of that size; empty where it can."""
     if type(size) is not int or size < 1:
         return "a tile has at least one element"

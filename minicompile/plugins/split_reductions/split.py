@@ -23,7 +23,7 @@ import sympy
 import torch
 
 from minicompile.codegen.phases import middle, stages
-from minicompile.codegen.plan import KernelArgument, KernelPlan
+from minicompile.codegen.plan import KernelArgument, TritonPlan
 from minicompile.codegen.printing import index_dtype
 from minicompile.lowering.ir import Layout
 from minicompile.ops.table import POSITIONS, reduction_identity
@@ -48,7 +48,7 @@ ALIGNED = 16
 """Long parts of varying length are multiples of this, so that each begins where wide loads can."""
 
 
-def refusal(plan: KernelPlan) -> str | None:
+def refusal(plan: TritonPlan) -> str | None:
     """Why programs can't share the rows of a kernel; None if they can."""
     body = plan.body
     if body.scans:
@@ -68,19 +68,19 @@ def refusal(plan: KernelPlan) -> str | None:
     return None
 
 
-def split(plan: KernelPlan) -> None:
+def split(plan: TritonPlan) -> None:
     """Give a plan its launches and their workspace."""
     splitter = _Splitter(plan, plan.parts)
     plan.launches, plan.workspace = splitter.launches(), splitter.workspace
 
 
 def launch_plan(
-    plan: KernelPlan,
+    plan: TritonPlan,
     role: str,
     body: LoopBody,
     workspace: Mapping[str, Layout],
     every: Collection[Value] = (),
-) -> KernelPlan:
+) -> TritonPlan:
     """The plan of one launch, nothing decided yet. `every`: stores for all r though their index has no r."""
     drop_dead(body)
     stem, _, position = plan.name.rpartition("_")
@@ -120,7 +120,7 @@ def launch_plan(
     )
 
 
-def parted(plan: KernelPlan, parts: int) -> tuple[dict[sympy.Symbol, Size], sympy.Symbol, int]:
+def parted(plan: TritonPlan, parts: int) -> tuple[dict[sympy.Symbol, Size], sympy.Symbol, int]:
     """Loops over r that parts have each iteration of; the loop that is cut, and in how many."""
     whole: dict[sympy.Symbol, Size] = {}
     for var, size in plan.reduction_ranges.items():
@@ -139,7 +139,7 @@ def parted(plan: KernelPlan, parts: int) -> tuple[dict[sympy.Symbol, Size], symp
 class _Splitter:
     """`body` cut into launches. Values of stage s >= 1 that rows have once are made by finish s - 1."""
 
-    def __init__(self, plan: KernelPlan, parts: int) -> None:
+    def __init__(self, plan: TritonPlan, parts: int) -> None:
         self.plan, self.body = plan, plan.body
         whole, self.var, count = parted(plan, parts)
         self.parts: dict[sympy.Symbol, Size] = {**whole, PART: count}
@@ -165,7 +165,7 @@ class _Splitter:
         self.names: dict[tuple[Value, str], str] = {}
         self.dtypes = {a.buffer: a.dtype for a in plan.arguments}
 
-    def launches(self) -> tuple[KernelPlan, ...]:
+    def launches(self) -> tuple[TritonPlan, ...]:
         """In the order in which they run."""
         loop, stage, last = self.plan.loop, self.stage, max(self.stage.values())
         chosen: list[tuple[Literal["sweep", "finish", "spread"], int, set[Value]]] = []
@@ -205,7 +205,7 @@ class _Splitter:
                 pending += value.operands
         return found
 
-    def _launch(self, role: str, k: int, values: set[Value]) -> KernelPlan:
+    def _launch(self, role: str, k: int, values: set[Value]) -> TritonPlan:
         """The plan of one launch."""
         plan = self.plan
         if role == "sweep":
