@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import HALF_TYPES, is_int, short
 from minicompile.ops.registry import Registry
 from minicompile.ops.table import result_dtype
@@ -130,7 +129,7 @@ def expression(value: Value, known: Mapping[Value, str]) -> str:
     return f"{value.op}({', '.join(filter(None, parts))})"
 
 
-class Rewriter(Recorder, Shown):
+class Rewriter(Recorder):
     """Writes bodies anew by a table of rules: `body` is the new one. Printed, it tells which rules fired."""
 
     def __init__(
