@@ -16,8 +16,8 @@
 | `fusion_rule("policy")` | a `FusionPolicy`: which loops share a kernel | scheduling |
 | `align_rule(name)` | common loops of two special nests, or why they share no kernel | scheduling |
 | `template(operator)` | an operator as a loop that a template computes, with "max-autotune" | lowering |
-| `body_rule(name)` | a rewrite of a kernel's body | codegen |
-| `plan_rule("language:name")` | tiles, vector width, threads of a kernel | codegen |
+| `LEGALIZE.rule(operations, why=reason)` | what a loop operation becomes before it is printed | codegen |
+| `plan_rule("language:step")` | a step of a kernel's plan: tiles, vector width, threads | codegen |
 | `template_plan(operator)` | the plan of kernels that compute an extern operator | codegen |
 | `rival_rule(name)` | other ways to compute what a kernel computes | codegen |
 | `kernel_template(kind)` | a template: what prints kernels of a kind, as matrix products | codegen |
@@ -52,7 +52,8 @@ from minicompile.aot.passes import known_passes
 from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
-from minicompile.codegen.plan import body_rule, plan_rule, rival_rule, template_plan
+from minicompile.codegen.legalize import LEGALIZE
+from minicompile.codegen.plan import plan_rule, rival_rule, template_plan
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.dynamo.calls import call_rules

@@ -15,7 +15,7 @@ import sympy
 from minicompile.codegen.cpp_loops import LoopPrinter, PointwisePrinter
 from minicompile.codegen.cpp_ops import STORAGE, prelude
 from minicompile.codegen.cpp_reductions import RowPrinter
-from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource
+from minicompile.codegen.plan import CppPlan, KernelModule, KernelSource
 from minicompile.codegen.printing import kernel_template
 from minicompile.shapes.expr import is_float
 
@@ -23,7 +23,7 @@ KERNELS_OF_ONE = 8
 """With more distinct kernels than this, two compilers at work are faster than one."""
 
 
-def print_kernel(plan: KernelPlan) -> KernelSource:
+def print_kernel(plan: CppPlan) -> KernelSource:
     """The C function of one plan."""
     printer = loop_printer(plan)
     *first, last = _head(plan).split("\n")
@@ -39,16 +39,16 @@ def print_kernel(plan: KernelPlan) -> KernelSource:
     return printer.source("cpp", prelude)
 
 
-def loop_printer(plan: KernelPlan) -> LoopPrinter:
+def loop_printer(plan: CppPlan) -> LoopPrinter:
     """What prints loops in the plan's shape."""
-    if plan.template:
-        printer = kernel_template[plan.template](plan)
+    if plan.reduction in kernel_template:
+        printer = kernel_template[plan.reduction](plan)
         assert isinstance(printer, LoopPrinter)
         return printer
     return RowPrinter(plan) if plan.reduction_ranges else PointwisePrinter(plan)
 
 
-def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:
+def kernel_module(plans: Sequence[CppPlan]) -> KernelModule:
     """All kernels of a graph: one text, and the same as one or two files to compile side by side.
 
     Kernels that differ in name only (the layers of a model) are compiled once: the others call the first.
@@ -73,7 +73,7 @@ def _unit_text(groups: Sequence[Sequence[KernelSource]]) -> str:
     return f"{prelude(text)}\n{text}"
 
 
-def _call_of(original: KernelSource, plan: KernelPlan) -> str:
+def _call_of(original: KernelSource, plan: CppPlan) -> str:
     """The kernel of `plan` as a call of an equal one."""
     given = [a.name for a in plan.arguments] + [_number(s) for s in plan.sizes]
     return f"{_head(plan)} {{ return {original.name}({', '.join(given)}); }}\n"
@@ -84,7 +84,7 @@ def _number(symbol: sympy.Symbol) -> str:
     return f"{symbol}_bits" if is_float(symbol) else str(symbol)
 
 
-def _head(plan: KernelPlan) -> str:
+def _head(plan: CppPlan) -> str:
     parameters = [
         f"{'const ' if a.role == 'in' else ''}{STORAGE[a.dtype]}* __restrict {a.name}"
         for a in plan.arguments

@@ -19,7 +19,7 @@ import sympy
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
 from minicompile.codegen.phases import is_update, owns, separates, transposed
-from minicompile.codegen.plan import KernelPlan, count
+from minicompile.codegen.plan import CppPlan, count
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import LoopBody, Value, iterate_indices, varying
 from minicompile.shapes.expr import coefficient_of
@@ -31,7 +31,7 @@ OUTER_ITERATIONS = 8
 class LoopPrinter(ValuePrinter):
     """Prints the loops of a plan and everything inside them: what all shapes have in common."""
 
-    def __init__(self, plan: KernelPlan) -> None:
+    def __init__(self, plan: CppPlan) -> None:
         super().__init__(plan)
         self.x_loops = [Loop(var, size) for var, size in plan.ranges.items() if size != 1]
 

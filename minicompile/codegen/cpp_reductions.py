@@ -21,7 +21,7 @@ from minicompile.codegen.cpp_loops import LoopPrinter, least
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import Loop
 from minicompile.codegen.phases import cone, float_sums
-from minicompile.codegen.plan import KernelPlan
+from minicompile.codegen.plan import CppPlan
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
@@ -51,7 +51,7 @@ class ReductionPrinter(LoopPrinter):
     fewest = 1
     """Iterations of the inner loop from which each of the outer one adds to totals."""
 
-    def __init__(self, plan: KernelPlan) -> None:
+    def __init__(self, plan: CppPlan) -> None:
         super().__init__(plan)
         self.split = "r" in plan.tiles
         """Threads share chunks of r."""
@@ -220,7 +220,7 @@ class ReductionPrinter(LoopPrinter):
 class RowPrinter(ReductionPrinter):
     """For each x: loops over r in vectors."""
 
-    def __init__(self, plan: KernelPlan) -> None:
+    def __init__(self, plan: CppPlan) -> None:
         super().__init__(plan)
         self.kept: set[Value] = set()
         """Values that have a place outside of the loops over a row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minicompile.codegen.phases import choose_stashed, turned
-from minicompile.codegen.plan import KernelPlan, count, plan_rule
+from minicompile.codegen.plan import CppPlan, count, plan_rule
 from minicompile.options import Options
 from minicompile.shapes.expr import size_hint
 
@@ -29,7 +29,7 @@ SQUARE, TURNED, MOST_SQUARES = 64, 16, 4
 
 
 @plan_rule("cpp:vector")
-def choose_vector(plan: KernelPlan, options: Options) -> None:
+def choose_vector(plan: CppPlan, options: Options) -> str:
     """Vectorise the innermost loop."""
     body = plan.body
     widest = max((v.dtype.itemsize for v in body.loads + body.stores), default=4)
@@ -40,35 +40,33 @@ def choose_vector(plan: KernelPlan, options: Options) -> None:
         plan.vector_axis = "x"
     else:
         plan.vector_axis, plan.vector_width = "none", 1
+    return f"{VECTOR_BYTES} bytes of the widest dtype, along the innermost loop"
 
 
 @plan_rule("cpp:tiles")
-def choose_tiles(plan: KernelPlan, options: Options) -> None:
+def choose_tiles(plan: CppPlan, options: Options) -> str | None:
     """The chunks of long rows that threads share, or the squares of a transposition."""
     if plan.tiles:
-        return
-    if not plan.reduction_ranges:
-        _choose_squares(plan)
-    elif not plan.body.scans and plan.rows < FEW_ROWS and plan.row_length >= LONG_ROW:
-        plan.tiles = chunks(plan, CHUNK, MOST_CHUNKS)
+        return None
+    if plan.reduction_ranges:
+        if not plan.body.scans and plan.rows < FEW_ROWS and plan.row_length >= LONG_ROW:
+            plan.tiles = chunks(plan, CHUNK, MOST_CHUNKS)
+        return f"threads share {plan.rows} rows of {plan.row_length} elements"
+    found = turned(plan.body, plan.hints, TURNED)
+    if found is not None and found[2] <= MOST_SQUARES:
+        plan.tiles = {str(var): SQUARE for var in found[:2]}
+    return "loads that jump along the inner loop are turned in the cache"
 
 
-def chunks(plan: KernelPlan, least: int, most: int) -> dict[str, int]:
+def chunks(plan: CppPlan, least: int, most: int) -> dict[str, int]:
     """Chunks of the outermost r: at most `most`, of at least `least` elements of the row."""
     outermost = size_hint(next(iter(plan.reduction_ranges.values())), plan.hints)
     inside = max(plan.row_length // max(outermost, 1), 1)
     return {"r": max(-(-least // inside), -(-outermost // most)), "chunks": most}
 
 
-def _choose_squares(plan: KernelPlan) -> None:
-    """Loads that jump along the inner loop are read in squares, which fit into the cache, and turned."""
-    found = turned(plan.body, plan.hints, TURNED)
-    if found is not None and found[2] <= MOST_SQUARES:
-        plan.tiles = {str(var): SQUARE for var in found[:2]}
-
-
 @plan_rule("cpp:stash")
-def choose_stash(plan: KernelPlan, options: Options) -> None:
+def choose_stash(plan: CppPlan, options: Options) -> None:
     """Keep dear loop values in scratch rows, as long as the rows are short."""
     if plan.vector_axis != "r" or not plan.reduction_ranges or "r" in plan.tiles:
         return
@@ -79,13 +77,13 @@ def choose_stash(plan: KernelPlan, options: Options) -> None:
         plan.reject("scratch rows", f"{length} elements are more than the scratch space holds")
 
 
-def nanoseconds(plan: KernelPlan) -> float:
+def nanoseconds(plan: CppPlan) -> float:
     """Time on one thread: 10 bytes and 10 operations a nanosecond."""
     return 0.1 * (plan.cost.bytes_read + plan.cost.bytes_written + plan.cost.flops)
 
 
 @plan_rule("cpp:parallel")
-def choose_parallel(plan: KernelPlan, options: Options) -> None:
+def choose_parallel(plan: CppPlan, options: Options) -> str:
     """Share the outer loop among threads when there is enough to do."""
     time = nanoseconds(plan)
     sizes = plan.body.all_ranges.values()
@@ -93,6 +91,7 @@ def choose_parallel(plan: KernelPlan, options: Options) -> None:
         plan.parallel = time >= PARALLEL_NANOSECONDS
         if not plan.parallel:
             plan.reject("parallel loop", f"about {time / 1000:.1f} us on one thread")
-        return
+        return f"about {time / 1000:.1f} us on one thread"
     each = time / max(count(sizes, plan.hints), 1)
     plan.parallel, plan.parallel_above = True, int(PARALLEL_NANOSECONDS / max(each, 0.01))
+    return "sizes vary: each call counts its iterations"

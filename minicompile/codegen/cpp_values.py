@@ -18,7 +18,7 @@ from minicompile.codegen.cpp_ops import (
     conversion,
     literal,
 )
-from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelPlan
+from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, CppPlan
 from minicompile.codegen.printing import LinePrinter
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.table import POSITIONS, reduction_identity
@@ -45,7 +45,9 @@ SIGNS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
 class ValuePrinter(LinePrinter):
     """Prints values as one declaration each."""
 
-    def __init__(self, plan: KernelPlan) -> None:
+    plan: CppPlan
+
+    def __init__(self, plan: CppPlan) -> None:
         super().__init__(plan)
         self.index = CIndex({})
         self.name(plan.body.values)

@@ -3,7 +3,6 @@
 `make_plan` merges and legalises the bodies, fills in the facts (arguments, sizes, cost), and lets rules
 decide the rest:
 
-    body_rule     simplifies the body
     plan_rule     edits the plan: tiles, vector width, threads, launches that run in the kernel's place
     rival_rule    gives other ways to compute the same, which may turn out faster
 
@@ -25,7 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import sympy
 import torch
@@ -37,7 +36,9 @@ from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
 from minicompile.codegen.phases import cut, is_update
 from minicompile.codegen.plan import (
+    PLANS,
     REFERENCE,
+    CppPlan,
     KernelArgument,
     KernelModule,
     KernelPlan,
@@ -45,7 +46,6 @@ from minicompile.codegen.plan import (
     Language,
     Rival,
     Surroundings,
-    body_rule,
     plan_rule,
     rival_rule,
     template_plan,
@@ -61,7 +61,7 @@ from minicompile.scheduling.cost import cost_of
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import is_float
 
-CodeGenerator = Callable[[Sequence[KernelPlan]], KernelModule]
+CodeGenerator = Callable[[Sequence[Any]], KernelModule]
 
 code_generator: Registry[CodeGenerator] = Registry(
     "code_generator", "language -> function from kernel plans to a KernelModule"
@@ -127,12 +127,10 @@ def make_plan(
     merged, every = merge(node, schedule.memory.internal, dtypes)
     in_place = schedule.memory.in_place(position)
     take_over(merged, in_place)
-    body, new = legalize(merged, dtypes)
-    for rule in plugins.rules(body_rule, options.plugins).values():
-        body, newer = rule(body)
-        new = {old: newer[value] for old, value in new.items() if value in newer}
+    legal = legalize(merged, dtypes)
+    body = legal.body
     updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
-    plan = KernelPlan(
+    plan = PLANS.get(language, CppPlan)(
         name=f"{language}_fused_{operation_names(body)}_{position}",
         language=language,
         device=node.nodes[0].buffer.layout.device,
@@ -142,7 +140,7 @@ def make_plan(
         arguments=arguments_of(body, dtypes, updated),
         sizes=size_symbols(body),
         reduction="looped" if body.reduction_ranges else "none",
-        loop=loop_level(body, {new[v] for v in every}),
+        loop=loop_level(body, {legal.new[v] for v in every}),
         in_place=in_place,
         hints=dict(schedule.graph.size_hints),
         cost=cost_of(node, schedule),
@@ -176,7 +174,7 @@ def decide(plan: KernelPlan, options: Options, whole: bool = False) -> None:
         if language not in (plan.language, "any") or (key in plan_rule.whole and not whole):
             continue
         if key in plan_rule.needed or allowed("plan rule", key, text, text, lambda: plan.origins):
-            rules[key](plan, options)
+            plan.take(key, rules[key], options)
     recompute = plan.reduction != "persistent"
     plan.phases = cut(plan.body, plan.loop, plan.stashed, recompute, plan.riders)
     order = (v for phase in plan.phases for v in phase.values)

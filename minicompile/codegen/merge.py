@@ -3,7 +3,7 @@
 A value stored by one body and loaded by a later one at the same index is handed over directly; a buffer
 that lives inside the kernel alone loses its store; equal values are computed once, with the origins of
 all their uses. What the real compiler does with its CSE and store caches while it prints
-(torch/_inductor/codegen/common.py) happens here once, on data.
+(torch/_inductor/codegen/common.py) happens here once, on data, by the rules of the table `MERGE`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 
 from minicompile.errors import VerifyError
 from minicompile.ops.handler import Index
-from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead
+from minicompile.scheduling.body import LoopBody, Value, drop_dead
 from minicompile.scheduling.nodes import FusedSchedulerNode
+from minicompile.scheduling.rewrite import Rewriter, Rules
 from minicompile.shapes.expr import loop_symbol, same
 
 
@@ -28,7 +29,7 @@ def merge(
     `internal` names the buffers that never reach memory.
     Raises VerifyError if a body loads an element of a fused buffer other than the one just stored.
     """
-    merger = _Merger(node, internal, dtypes)
+    merger = Merger(node, internal, dtypes)
     every: set[Value] = set()
     for body, level in zip(node.bodies, node.levels, strict=True):
         merger.renamed = {}
@@ -60,54 +61,66 @@ def check_in_place(name: str, order: Iterable[Value], buffers: Collection[str]) 
             written.update([value.buffer] if value.op == "store" else [])
 
 
-class _Merger(Rewriter):
+MERGE = Rules("merge", "name -> rewrite of a loop operation where bodies become one")
+
+
+class Merger(Rewriter):
+    """Applies `MERGE` to the bodies of a node, one after the other."""
+
     def __init__(
         self, node: FusedSchedulerNode, internal: Collection[str], dtypes: Mapping[str, torch.dtype]
     ) -> None:
-        super().__init__(node.name, node.ranges, node.reduction_ranges)
-        self.internal, self.dtypes = internal, dtypes
-        self.stored: dict[str, tuple[Index, Value]] = {}
+        super().__init__(MERGE, node.name, node.ranges, node.reduction_ranges, dtypes)
+        self.internal = internal
+        self.stored: dict[str, tuple[Index | None, Value]] = {}
+        """The value that each buffer got, and where."""
         self.renamed: dict[sympy.Symbol, Index] = {}
         """Symbols of loaded indices in the body at hand, and those that stand for them in the new one."""
         self.symbols: set[sympy.Symbol] = set()
 
-    def moved(self, value: Value) -> Index | None:
-        """A value's index by the new symbols."""
-        return None if value.index is None else value.index.xreplace(self.renamed)
+    def renewed(self, value: Value) -> Value:
+        index = value.index
+        return value.copy(self.new, None if index is None else index.xreplace(self.renamed))
 
-    def visit_other(self, ops: Recorder, value: Value) -> Value:
-        return self.again(value, index=self.moved(value))
 
-    def visit_indirect(self, ops: Recorder, value: Value) -> Value:
-        """Equal indices share a symbol; different ones get different symbols across bodies."""
-        copy = self.again(value, symbol=loop_symbol(f"i{len(self.symbols)}"))
-        assert value.symbol is not None and copy.symbol is not None
-        self.symbols.add(copy.symbol)
-        self.renamed[value.symbol] = copy.symbol
-        return copy
+@MERGE.rule("indirect", why="a symbol means one loaded index, whatever body it comes from")
+def shared_symbol(ops: Merger, value: Value) -> Value:
+    "the same index, by a symbol of its own"
+    copy = ops.again(value, symbol=loop_symbol(f"i{len(ops.symbols)}"))
+    assert value.symbol is not None and copy.symbol is not None
+    ops.symbols.add(copy.symbol)
+    ops.renamed[value.symbol] = copy.symbol
+    return copy
 
-    def visit_load(self, ops: Recorder, value: Value) -> Value:
-        index = self.moved(value)
-        if value.buffer not in self.stored:
-            return self.again(value, index=index)
-        where, source = self.stored[value.buffer]
-        if not same(where, index):
-            raise VerifyError(
-                f"{self.body.name}: loads {value.buffer}[{index}] where {value.buffer}[{where}] was "
-                "just stored: these loops can't share a kernel"
-            )
-        found: Value = ops.to_dtype(source, value.dtype)
-        if value.mask is not None:
-            zero = ops.constant(0, value.dtype)
-            found = ops.pointwise("where", self.new[value.mask], found, zero)
-        return found
 
-    def visit_store(self, ops: Recorder, value: Value) -> Value:
-        index = self.moved(value)
-        if value.kind == "store":
-            source = self.new[value.inputs[0]]
-            found = ops.to_dtype(source, self.dtypes[value.buffer])
-            self.stored[value.buffer] = (index, found)
-            if value.buffer in self.internal:
-                return source
-        return self.again(value, index=index)
+def just_stored(ops: Merger, value: Value) -> bool:
+    "the kernel has stored to the buffer"
+    return value.buffer in ops.stored
+
+
+@MERGE.rule("load", when=just_stored, why="the value is at hand")
+def handed_over(ops: Merger, value: Value) -> Value:
+    "the stored value"
+    where, source = ops.stored[value.buffer]
+    if not same(where, value.index):
+        raise VerifyError(
+            f"{ops.body.name}: loads {value.buffer}[{value.index}] where {value.buffer}[{where}] was "
+            "just stored: these loops can't share a kernel"
+        )
+    found: Value = ops.to_dtype(source, value.dtype)
+    if value.mask is not None:
+        found = ops.pointwise("where", value.mask, found, ops.constant(0, value.dtype))
+    return found
+
+
+def plain(ops: Merger, value: Value) -> bool:
+    "it isn't added to what is there"
+    return value.kind == "store"
+
+
+@MERGE.rule("store", when=plain, why="later bodies load it; of an internal buffer nobody else does")
+def remembered(ops: Merger, value: Value) -> Value:
+    "the store, unless the buffer is internal"
+    (source,) = value.inputs
+    ops.stored[value.buffer] = value.index, ops.to_dtype(source, ops.dtypes[value.buffer])
+    return source if value.buffer in ops.internal else ops.again(value)

@@ -82,6 +82,37 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class Step:
+    """A decision about a kernel: the name by which it can be forbidden, the plan's fields it set, and why."""
+
+    name: str
+    results: Mapping[str, Any]
+    why: str
+
+    def __str__(self) -> str:
+        texts = (f"{name} {result_text(value)}" for name, value in self.results.items())
+        return f"{self.name}: {', '.join(texts)} ({self.why})"
+
+
+def result_text(value: Any) -> str:
+    """A field of a plan in a few words: large objects by their names or number."""
+    match value:
+        case torch.dtype():
+            return short(value)
+        case Mapping():
+            return ", ".join(f"{k}: {result_text(v)}" for k, v in value.items()) or "none"
+        case tuple() | frozenset() if all(isinstance(v, KernelPlan) for v in value) and value:
+            return ", ".join(f"{p.name} {ranges_text(p.body.all_ranges)}" for p in value)
+        case tuple() | frozenset():
+            return count_text(len(value), "value")
+        case Value():
+            return value.op
+        case Tiling():
+            return ", ".join(f"{axis} {ranges_text(loops)}" for axis, loops in value.axes.items())
+    return str(value)
+
+
+@dataclass(frozen=True)
 class Tiling:
     """The axes of tiles, with the loops that each flattens, and parallel loops that none does."""
 
@@ -123,15 +154,8 @@ class KernelPlan(Shown):
     sizes: tuple[sympy.Symbol, ...]
     """Numbers passed after the tensors: sizes as int64, then floats as float64."""
     reduction: str
-    """"none", "persistent" or "looped"; or a name that rules gave: a template prints the kernel (registry
-    `kernel_template`), or a rule gives it launches."""
-    template: str = ""
-    """What prints the kernel, where `reduction` doesn't tell."""
-    details: Any = None
-    """Facts for `template`, from the rule that chose it."""
-    vector_axis: Literal["x", "r", "none"] = "none"
-    """Innermost, vectorised loop of a C++ kernel."""
-    vector_width: int = 1
+    """"none", "persistent" or "looped"; or a name that a step gave: a template prints the kernel (registry
+    `kernel_template`), or launches run in its place."""
     loop: frozenset[Value] = frozenset()
     """Values that differ for each r; all others are computed once per x."""
     stashed: frozenset[Value] = frozenset()
@@ -139,39 +163,11 @@ class KernelPlan(Shown):
     riders: Mapping[Value, Value] = field(default_factory=dict)
     """Reductions that need no loop of their own, and those in whose loop they ride."""
     tiles: dict[str, int] = field(default_factory=dict)
-    """Triton: "y", "x" and "r", elements per program; "stages": tiles on their way at once. C++: "x", columns
-    per tile; "r" and "chunks", the part of a long row that a thread takes and the most parts there are; two
-    loop variables, the sides of the squares in which transposed loads are turned."""
-    across: sympy.Symbol | None = None
-    """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
-    granule: int = 1
-    """Triton: rows begin anywhere, and tiles where so many elements, a wide load's, begin. With sizes that
-    vary, this is for the launches whose rows do."""
-    side_by_side: bool = False
-    """Triton: threads have so few registers that two programs fit into a multiprocessor's: one loads while
-    the other computes."""
-    rows_cached: bool = False
-    """Triton: rows that are read again are kept in the cache until then."""
-    num_warps: int = 4
-    index_dtype: torch.dtype = torch.int64
-    index_reach: tuple[Size, ...] = ()
-    """Triton: a launch has int32 indices if these are below 2**31, else int64."""
+    """How large pieces of loops are computed together, by the names that the language has for them."""
     assumes: dict[sympy.Basic, str] = field(default_factory=dict)
     """What must hold of the sizes, which the graph is guarded by, and why."""
-    parallel: bool = False
-    parallel_above: int = 0
-    """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Buffers written in the memory of others, element by element when these have been read."""
-    parts: int = 1
-    """About how many programs share a row, if a rule says so."""
-    tiling: Tiling | None = None
-    """Triton: how a template's tiles lie, where these aren't tiles of rows."""
-    programs: Mapping[sympy.Symbol, int] = field(default_factory=dict)
-    """Triton: so many programs run, whose number is this variable, and go over the rows; none: as many as
-    rows take."""
-    choices: tuple[Mapping[str, int], ...] = ()
-    """Tiles that are worth measuring, `tiles` first."""
     rivals: tuple[Rival, ...] = ()
     """Other ways to compute the same, of which the fastest is to be taken (registry `rival_rule`)."""
     launches: tuple[KernelPlan, ...] = ()
@@ -180,6 +176,8 @@ class KernelPlan(Shown):
     """Memory by which they hand over what they found."""
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0))
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    """The decisions, in the order in which they were made."""
     alternatives: tuple[Alternative, ...] = ()
 
     @property
@@ -193,24 +191,6 @@ class KernelPlan(Shown):
     @property
     def reduction_ranges(self) -> dict[sympy.Symbol, Size]:
         return self.body.reduction_ranges
-
-    @property
-    def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
-        """The axes of a Triton kernel's tiles, and the loops that each flattens."""
-        if self.tiling is not None:
-            return self.tiling.axes
-        if self.reduction_ranges:
-            return {"x": self.ranges, "r": self.reduction_ranges}
-        if self.across is None:
-            return {"x": self.ranges}
-        loops = list(self.ranges.items())
-        inner = list(self.ranges).index(self.across) + 1
-        return {"y": dict(loops[:inner]), "x": dict(loops[inner:])}
-
-    @property
-    def batch(self) -> dict[sympy.Symbol, Size]:
-        """Parallel loops that no axis flattens: each iteration has programs of its own."""
-        return self.tiling.batch if self.tiling is not None else {}
 
     @property
     def checked(self) -> list[Value]:
@@ -232,25 +212,117 @@ class KernelPlan(Shown):
         """How many r each of them has, at the hints."""
         return count(self.reduction_ranges.values(), self.hints)
 
+    def reject(self, description: str, reason: str) -> None:
+        """Note down a plan that was considered, and why it was not taken."""
+        self.alternatives += (Alternative(description, reason),)
+
+    def take(self, name: str, step: PlanStep, options: Options) -> None:
+        """Let a step decide, and note down what it has set."""
+        before = dict(vars(self))
+        why = step(self, options) or (step.__doc__ or "").partition("\n")[0]
+        results = {
+            k: v for k, v in vars(self).items() if v is not before.get(k, v) and k not in NOTES
+        }
+        if results:
+            self.steps += (Step(name, results, why),)
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{s} ({self.hints.get(s, '?')} when compiling)" for s in self.sizes)
+        facts = {
+            "loops": ranges_text(self.ranges),
+            "reduction": ranges_text(self.reduction_ranges) * bool(self.reduction_ranges),
+            "sizes": sizes,
+            "in place": ", ".join(f"{new} of {old}" for new, old in self.in_place.items()),
+            "phases": ", ".join(f"{p.level} ({len(p.values)} values)" for p in self.phases),
+            "cost": str(self.cost),
+        }
+        lines = [f"plan {self.name}: {self.language} for {self.device}"]
+        lines += [f"  {name} {fact}" for name, fact in facts.items() if fact]
+        lines += [f"  {step}" for step in self.steps]
+        lines += [f"  rival {rival.name}" for rival in self.rivals]
+        lines += [f"  {a.role} {a.name}: {short(a.dtype)} = {a.buffer}" for a in self.arguments]
+        lines += [f"  not {a.description}: {a.reason}" for a in self.alternatives]
+        return "\n".join(lines)
+
+
+NOTES = frozenset({"alternatives", "steps"})
+"""Fields of a plan that say how it came about."""
+
+
+@dataclass(eq=False)
+class CppPlan(KernelPlan):
+    """What C++ adds: vectors and threads.
+
+    `tiles` has "x", columns per tile; "r" and "chunks", the part of a long row that a thread takes and the
+    most parts there are; or two loop variables, the sides of squares in which transposed loads are turned.
+    """
+
+    vector_axis: Literal["x", "r", "none"] = "none"
+    """Innermost, vectorised loop of a C++ kernel."""
+    vector_width: int = 1
+    parallel: bool = False
+    parallel_above: int = 0
+    """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
+
+
+@dataclass(eq=False)
+class TritonPlan(KernelPlan):
+    """What Triton adds: how tiles lie, warps, widths of indices.
+
+    `tiles` has "y", "x" and "r", elements per program, and "stages", tiles on their way at once.
+    """
+
+    granule: int = 1
+    """Rows begin anywhere, and tiles where so many elements, a wide load's, begin. With sizes that
+    vary, this is for the launches whose rows do."""
+    side_by_side: bool = False
+    """Threads have so few registers that two programs fit into a multiprocessor's: one loads while
+    the other computes."""
+    rows_cached: bool = False
+    """Rows that are read again are kept in the cache until then."""
+    num_warps: int = 4
+    index_dtype: torch.dtype = torch.int64
+    index_reach: tuple[Size, ...] = ()
+    """A launch has int32 indices if these are below 2**31, else int64."""
+    parts: int = 1
+    """About how many programs share a row, if a rule says so."""
+    tiling: Tiling | None = None
+    """How tiles lie that aren't tiles of rows."""
+    choices: tuple[Mapping[str, int], ...] = ()
+    """Tiles that are worth measuring, `tiles` first."""
+
+    @property
+    def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
+        """The axes of the tiles, and the loops that each flattens."""
+        if self.tiling is not None:
+            return self.tiling.axes
+        rows = {"r": self.reduction_ranges} if self.reduction_ranges else {}
+        return {"x": self.ranges, **rows}
+
+    @property
+    def batch(self) -> dict[sympy.Symbol, Size]:
+        """Parallel loops that no axis flattens: each iteration has programs of its own."""
+        return self.tiling.batch if self.tiling is not None else {}
+
     @property
     def length(self) -> Size:
-        """Triton: how far the tiles of a reduction go."""
+        """How far the tiles of a reduction go."""
         return product(self.reduction_ranges.values())
 
     @property
     def varying(self) -> bool:
-        """Triton: that isn't known before the launch."""
+        """That isn't known before the launch."""
         return not isinstance(self.length, int)
 
     @property
     def granule_varies(self) -> bool:
-        """Triton: where tiles begin isn't known before the launch."""
+        """Where tiles begin isn't known before the launch."""
         known = all(isinstance(size, int) for size in self.body.all_ranges.values())
         return self.granule > 1 and not known
 
     @functools.cached_property
     def derived(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """Triton: numbers that each launch computes from the sizes, by name.
+        """Numbers that each launch computes from the sizes, by name.
 
         Quotients and remainders; and products that 16 divides, at the hints, but none of their factors: loads
         are wide where the compiler knows it.
@@ -271,62 +343,16 @@ class KernelPlan(Shown):
                         found.add(whole)
         return {size_symbol(f"size{i}"): part for i, part in enumerate(sorted(found, key=str))}
 
-    def reject(self, description: str, reason: str) -> None:
-        """Note down a plan that was considered, and why it was not taken."""
-        self.alternatives += (Alternative(description, reason),)
 
-    def facts(self) -> dict[str, str]:
-        """What was decided, in words; what doesn't apply is left out."""
-        triton, over = self.language == "triton", ranges_text(self.reduction_ranges)
-        in_parts = f" in {self.parts} parts" if self.parts > 1 else ""
-        tiles = ", ".join(f"{axis}: {size}" for axis, size in self.tiles.items())
-        sizes = (f"{s} ({self.hints.get(s, '?')} when compiling)" for s in self.sizes)
-        found = {
-            "loops": ranges_text(self.ranges),
-            "reduction": f"{self.reduction}{in_parts} over {over}" * bool(self.reduction_ranges),
-            "phases": ", ".join(f"{p.level} ({len(p.values)} values)" for p in self.phases),
-            "vector axis": "" if triton else f"{self.vector_axis} x {self.vector_width}",
-            "tiles": tiles or "none",
-            "indices": short(self.index_dtype)
-            + ", if a launch needs no i64" * bool(self.index_reach),
-            "tiles begin": f"at multiples of {self.granule}" * (self.granule > 1),
-            "template": self.template + (f": {self.details}" if self.details else ""),
-            "programs": str(math.prod(self.programs.values())) * bool(self.programs),
-            "registers": "two programs fit side by side" * self.side_by_side,
-            "cache": "rows stay until they are read again" * self.rows_cached,
-            "warps": str(self.num_warps) if triton and not self.launches else "",
-            "threads": "" if triton else "parallel" if self.parallel else "one",
-            "sizes": ", ".join(sizes),
-            "assumes": "; ".join(f"{fact}: {why}" for fact, why in self.assumes.items()),
-            "measured": f"{count_text(len(self.choices), 'choice')} of tiles" * bool(self.choices),
-            "rivals": ", ".join(rival.name for rival in self.rivals),
-            "launches": "; ".join(
-                f"{p.name} {ranges_text(p.body.all_ranges)}" for p in self.launches
-            ),
-            "in place": ", ".join(f"{new} of {old}" for new, old in self.in_place.items()),
-            "kept between phases": count_text(len(self.stashed), "value") if self.stashed else "",
-            "in the loop of another": count_text(len(self.riders), "reduction") * bool(self.riders),
-            "cost": str(self.cost),
-        }
-        return {name: fact for name, fact in found.items() if fact}
-
-    def __str__(self) -> str:
-        lines = [f"plan {self.name}: {self.language} for {self.device}"]
-        lines += [f"  {name} {fact}" for name, fact in self.facts().items()]
-        lines += [f"  {a.role} {a.name}: {short(a.dtype)} = {a.buffer}" for a in self.arguments]
-        lines += [f"  not {a.description}: {a.reason}" for a in self.alternatives]
-        return "\n".join(lines)
+PLANS: Mapping[Language, type[KernelPlan]] = {"triton": TritonPlan}
+"""The plans of a language. A new language has C++'s."""
 
 
-body_rule: Registry[Callable[[LoopBody], tuple[LoopBody, dict[Value, Value]]]] = Registry(
-    "body",
-    "name -> rule(body) that gives a kernel's legal body anew, and what stands for each old value",
-)
-
-PlanRule = Callable[[KernelPlan, Options], None]
+PlanStep = Callable[[Any, Options], str | None]
+"""`step(plan, options)` edits a plan and says why; if it says nothing, its docstring tells."""
 
 
-class PlanRules(Registry[PlanRule]):
+class PlanRules(Registry[PlanStep]):
     """Rules in the order in which they decide: that of their registration, unless one goes `before` another.
 
     A rule for a `whole` kernel isn't asked about its launches. One that is `needed` can't be refused: without
@@ -338,7 +364,7 @@ class PlanRules(Registry[PlanRule]):
 
     def __call__(
         self, *keys: str, before: str = "", whole: bool = False, needed: bool = False
-    ) -> Callable[[PlanRule], PlanRule]:
+    ) -> Callable[[PlanStep], PlanStep]:
         if before:
             self.load()
         register = super().__call__(*keys)
@@ -346,7 +372,7 @@ class PlanRules(Registry[PlanRule]):
         self.whole.update(keys if whole else ())
         self.needed.update(keys if needed else ())
 
-        def add(rule: PlanRule) -> PlanRule:
+        def add(rule: PlanStep) -> PlanStep:
             register(rule)
             order = list(self.rules)
             for key in order[order.index(before) :] if before in order and new else ():
@@ -357,7 +383,7 @@ class PlanRules(Registry[PlanRule]):
         return add
 
 
-plan_rule = PlanRules("plan", "language:decision -> rule(plan, options) that edits a kernel plan")
+plan_rule = PlanRules("plan", "language:step -> step(plan, options) that edits a kernel plan")
 plan_rule.modules += ["minicompile.codegen.cpp_rules", "minicompile.codegen.triton_rules"]
 
 
@@ -373,14 +399,14 @@ class Surroundings:
     """Lets the rules for launches decide about a plan."""
 
 
-rival_rule: Registry[Callable[[KernelPlan, Surroundings], Iterable[Rival]]] = Registry(
+rival_rule: Registry[Callable[[Any, Surroundings], Iterable[Rival]]] = Registry(
     "rival",
     "name -> rule(plan, surroundings) that gives other ways to compute what a kernel computes",
 )
 
 
 @dataclass(eq=False, kw_only=True)
-class TemplatePlan(KernelPlan):
+class TemplatePlan(TritonPlan):
     """The plan of a kernel that computes an extern operator: text with holes, tiles that stay as planned,
     and arithmetic that needn't round step by step as eager's."""
 
@@ -431,7 +457,8 @@ class KernelSource(Code, Shown):
     name: str
     language: Language
     lines: list[CodeLine]
-    plan: KernelPlan
+    plan: Any
+    """The KernelPlan of its language."""
     prelude: str = ""
     """Helper functions that the lines call: source text that goes before them."""
     rivals: dict[str, list[KernelSource | LibraryCall]] = field(default_factory=dict)

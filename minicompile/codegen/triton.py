@@ -1,4 +1,4 @@
-"""The Triton printer: a `KernelPlan` becomes the text of one `@triton.jit` function.
+"""The Triton printer: a `TritonPlan` becomes the text of one `@triton.jit` function.
 
     @triton.jit
     def triton_fused_softmax_0(in_ptr0, out_ptr0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
@@ -20,6 +20,7 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ from minicompile.codegen.phases import (
     only_narrowed,
     rough_exponentials,
 )
-from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase
+from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, TritonPlan
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
@@ -76,20 +77,19 @@ TILED = ("none", "persistent", "looped")
 """Kinds of reduction that need no template."""
 
 
-def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:
+def kernel_module(plans: Sequence[TritonPlan]) -> KernelModule:
     """Each kernel stands for itself: Triton compiles them one by one."""
     kernels = [print_triton(plan) for plan in plans]
     return KernelModule("triton", "\n\n".join(k.prelude + k.text for k in kernels), kernels)
 
 
-def print_triton(plan: KernelPlan) -> KernelSource:
+def print_triton(plan: Any) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
     if plan.launches:
         raise Unsupported(f"{plan.name} has launches, which have texts")
-    template = plan.template or plan.reduction
-    if template not in (*TILED, *kernel_template):
-        raise Unsupported(f"{plan.name}: nothing prints {template!r}")
-    printer = kernel_template.get(template, TilePrinter)(plan)
+    if plan.reduction not in (*TILED, *kernel_template):
+        raise Unsupported(f"{plan.name}: nothing prints {plan.reduction!r}")
+    printer = kernel_template.get(plan.reduction, TilePrinter)(plan)
     printer.kernel()
     found = printer.source("triton", prelude)
     for rival in plan.rivals:
@@ -102,7 +102,7 @@ def print_triton(plan: KernelPlan) -> KernelSource:
 class TilePrinter(AddressPrinter):
     """Prints what a program computes: phases, values, reductions, scans."""
 
-    def __init__(self, plan: KernelPlan) -> None:
+    def __init__(self, plan: TritonPlan) -> None:
         super().__init__(plan)
         self.rough = rough_exponentials(plan.body, plan.loop)
         """What the GPU's own exponential is good enough for."""

@@ -22,7 +22,8 @@ from minicompile.codegen.phases import (
 )
 from minicompile.codegen.plan import (
     INT32_END,
-    KernelPlan,
+    Tiling,
+    TritonPlan,
     granule_of,
     plan_rule,
     power_of_two,
@@ -46,13 +47,13 @@ def busy(gpu: Gpu) -> int:
     return 2 * gpu.multiprocessors
 
 
-def rows_are_contiguous(plan: KernelPlan) -> bool:
+def rows_are_contiguous(plan: TritonPlan) -> bool:
     """The reduction runs along memory: an inner reduction. What differs in each row and column counts."""
     inner = next(reversed(plan.reduction_ranges))
     return contiguous_uses(inner, widest(plan)) >= 0
 
 
-def widest(plan: KernelPlan) -> list[Value]:
+def widest(plan: TritonPlan) -> list[Value]:
     """Loads and stores that differ with the most loops: they move the most."""
     loops = plan.body.all_ranges
     found: dict[int, list[Value]] = {0: []}
@@ -62,7 +63,7 @@ def widest(plan: KernelPlan) -> list[Value]:
     return found[max(found)]
 
 
-def longest_persistent(plan: KernelPlan, gpu: Gpu) -> int:
+def longest_persistent(plan: TritonPlan, gpu: Gpu) -> int:
     """The longest row to hold at once, by how many different rows the kernel loads and scans.
 
     Rows in fp32 may fill half of the registers; the other half is for what is computed from them.
@@ -74,7 +75,7 @@ def longest_persistent(plan: KernelPlan, gpu: Gpu) -> int:
 
 
 @plan_rule("triton:index_dtype")
-def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
+def choose_index_dtype(plan: TritonPlan, options: Options) -> str | None:
     """int32 only where every index fits, and the flattened ones to the end of their last block.
 
     Where sizes vary, each launch finds out.
@@ -84,25 +85,25 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
     ends: set[Expr] = {sympify(n) + LARGEST_BLOCK for n in flat}
     ends |= {*plan.integers, *plan.derived.values()}
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
-    ranges |= plan.programs
     for index in iterate_indices(body):
         found = set() if is_float(index) else reach(index, ranges)
         if found is None or any(end.is_Integer and end >= INT32_END for end in found):
             plan.reject("int32 indices", f"{index} may not fit")
-            return
+            return None
         ends |= found
     if any(end.is_Integer and end >= INT32_END for end in ends):
         plan.reject("int32 indices", "too many elements")
-        return
+        return None
     plan.index_dtype = torch.int32
     plan.index_reach = tuple(sorted((end for end in ends if end.free_symbols), key=str))
+    return "every index fits" + ", or the launch sees that it doesn't" * bool(plan.index_reach)
 
 
 @plan_rule("triton:reduction")
-def choose_reduction(plan: KernelPlan, options: Options) -> None:
+def choose_reduction(plan: TritonPlan, options: Options) -> str | None:
     """Rows that fit into registers are read once; longer ones are swept in a loop."""
     if plan.reduction != "looped":
-        return
+        return None
     limit = longest_persistent(plan, gpu_of(plan.device))
     varies = not all(isinstance(size, int) for size in plan.reduction_ranges.values())
     if plan.row_length > limit:
@@ -114,20 +115,21 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
     else:
         plan.reduction = "persistent"
         assume_row(plan, limit)
-        return
+        return f"registers hold rows of up to {limit} elements"
     plan.riders = riders(plan.body, plan.loop, "max")
     plan.reject("persistent reduction", why)
+    return "a sum of exponentials rides beside its maximum"
 
 
-def assume_row(plan: KernelPlan, limit: int) -> None:
+def assume_row(plan: TritonPlan, limit: int) -> None:
     """Longer rows, if there may be such, are another compilation's."""
     if plan.varying:
         fits = sympy.Le(plan.length, max(limit, plan.row_length))
-        plan.assumes[fits] = f"{plan.name} holds whole rows"
+        plan.assumes = {**plan.assumes, fits: f"{plan.name} holds whole rows"}
 
 
 @plan_rule("triton:tiles", needed=True)
-def choose_tiles(plan: KernelPlan, options: Options) -> None:
+def choose_tiles(plan: TritonPlan, options: Options) -> None:
     """Elements per program, and warps to compute them."""
     if plan.tiles or plan.reduction not in ("none", "persistent", "looped"):
         return
@@ -167,12 +169,12 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
 
 
-def stores_rows(plan: KernelPlan) -> bool:
+def stores_rows(plan: TritonPlan) -> bool:
     """The kernel writes as much as it reads."""
     return any(v in plan.loop for v in plan.body.stores)
 
 
-def rows_to_cache(plan: KernelPlan, gpu: Gpu) -> int:
+def rows_to_cache(plan: TritonPlan, gpu: Gpu) -> int:
     """How many rows, one or two, each multiprocessor may have in work so that a second sweep finds all of
     them in the cache; 0 where no row is swept twice."""
     sweeps = loop_needs(plan.body, plan.loop, riders=plan.riders).values()
@@ -185,7 +187,7 @@ WIDE = 16
 """Bytes of a thread's widest load."""
 
 
-def granule(plan: KernelPlan) -> int:
+def granule(plan: TritonPlan) -> int:
     """Where rows begin anywhere in memory: the elements of a wide load, in which a tile then begins. 1 where
     that doesn't help, at the hints."""
     body = plan.body
@@ -204,11 +206,14 @@ SQUARE = 32
 """From which extent on tiles are squares where loads and stores run along different loops."""
 
 
-def _choose_block(plan: KernelPlan, programs: int) -> None:
+def _choose_block(plan: TritonPlan, programs: int) -> None:
     """A block of consecutive elements, or a square where loads and stores run along different loops."""
     if found := turned(plan.body, plan.hints, SQUARE):
         large = plan.rows >= programs * 2**14
-        plan.across, plan.num_warps = found[0], 8 if large else 4
+        loops = list(plan.ranges.items())
+        inner = list(plan.ranges).index(found[0]) + 1
+        plan.tiling = Tiling({"y": dict(loops[:inner]), "x": dict(loops[inner:])}, {})
+        plan.num_warps = 8 if large else 4
         plan.tiles = {"y": 128, "x": 64} if large else {"y": SQUARE, "x": SQUARE}
         return
     block = clamp(power_of_two(plan.rows // programs), 128, 1024)

@@ -19,7 +19,7 @@ import sympy
 import torch
 
 from minicompile.codegen.phases import along_rows
-from minicompile.codegen.plan import KernelPlan, power_of_two
+from minicompile.codegen.plan import TritonPlan, power_of_two
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import TritonIndex, operand
 from minicompile.ops.handler import Index
@@ -43,10 +43,11 @@ Axes = frozenset[str]
 class AddressPrinter(LinePrinter):
     """Prints which elements a program has, and indices, masks and pointers to them."""
 
+    plan: TritonPlan
     may_be_even = False
     """Does the compiler of the kernel find out whether tiles fill their rows?"""
 
-    def __init__(self, plan: KernelPlan) -> None:
+    def __init__(self, plan: TritonPlan) -> None:
         super().__init__(plan)
         self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
         self.wide = plan.index_dtype is torch.int64
@@ -83,9 +84,6 @@ class AddressPrinter(LinePrinter):
         if "y" in parallel:
             self.line("xblocks = (xnumel + XBLOCK - 1) // XBLOCK")
             places = {"y": f"({program} // xblocks)", "x": f"({program} % xblocks)"}
-        if plan.programs:
-            self.line(f"{next(iter(plan.programs))} = {program}")
-            parallel = {}
         for axis, loops in parallel.items():
             block = self.blocks[axis]
             self.line(f"{axis}index = {places[axis]} * {block} + {self._lanes(axis)}")

@@ -75,12 +75,13 @@ class Knobs:
         return new
 
 
-def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
+def tile_refusal(plan: Any, axis: str, size: int) -> str:
     """Why a kernel that has such a tile can't have one of that size; empty where it can."""
     if type(size) is not int or size < 1:
         return "a tile has at least one element"
     block = math.prod({**plan.tiles, axis: size}.values())
-    most = min(triton_rules.LARGEST_BLOCK, MOST_OF_A_THREAD * 32 * plan.num_warps)
+    warps = getattr(plan, "num_warps", 1)
+    most = min(triton_rules.LARGEST_BLOCK, MOST_OF_A_THREAD * 32 * warps)
     length = next((n for n in plan.reduction_ranges.values() if n != 1), 1)
     chunks = isinstance(length, int) and -(-length // size) > plan.tiles.get("chunks", 0)
     limits = {
@@ -88,7 +89,7 @@ def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
             (plan.device.type == "cpu", "the Triton interpreter takes tiles of its own"),
             (size != power_of_two(size), "Triton's tiles are powers of two"),
             (axis == "r" and plan.reduction == "persistent", "the kernel holds whole rows"),
-            (block > most, f"its {plan.num_warps} warps hold at most {most} elements"),
+            (block > most, f"its {warps} warps hold at most {most} elements"),
         ],
         "cpp": [
             (axis == "square" and size not in SQUARES, f"multiples of 16, up to {SQUARES[-1]}"),
@@ -169,7 +170,11 @@ def changed_code(
     """Kernels that only one of two graphs has, whatever their names and places."""
 
     def code(kernel: KernelSource) -> tuple[object, ...]:
-        return kernel.text.replace(kernel.name, ""), str(kernel.plan.tiles), kernel.plan.num_warps
+        return (
+            kernel.text.replace(kernel.name, ""),
+            str(kernel.plan.tiles),
+            getattr(kernel.plan, "num_warps", 0),
+        )
 
     return only(before.kernels, after.kernels, code)
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from minicompile.codegen.plan import KernelPlan, KernelSource
+from minicompile.codegen.plan import KernelSource, TritonPlan
 from minicompile.compat import triton_api
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import Several, Shown, method
@@ -106,7 +106,7 @@ def cross_compile(
     return Assembly(source, name, tiles, levels, binary, file, shared, registers, spilled)
 
 
-def planned_divisible(plan: KernelPlan) -> list[str]:
+def planned_divisible(plan: TritonPlan) -> list[str]:
     """Numbers that are multiples of 16, at the hints."""
     sizes = expected_sizes(plan)
     numbers = {symbol: symbol for symbol in sizes} | plan.derived

@@ -29,9 +29,9 @@ import triton.language as tl
 from minicompile.codegen.plan import (
     INDEX_ERROR,
     ZERO_DIVISION,
-    KernelPlan,
     KernelSource,
     TemplatePlan,
+    TritonPlan,
     power_of_two,
 )
 from minicompile.compat import triton_api
@@ -111,7 +111,7 @@ def scalar(number: int | float, wide: bool) -> Any:
     return tl.tensor(interpreter.TensorHandle(held, dtype), dtype)
 
 
-def interpreter_tiles(plan: KernelPlan, known: Any, rows: int, length: int) -> Tiles:
+def interpreter_tiles(plan: TritonPlan, known: Any, rows: int, length: int) -> Tiles:
     """The largest tiles that make sense: whole rows where they fit."""
     if isinstance(plan, TemplatePlan):
         return planned_tiles(plan)

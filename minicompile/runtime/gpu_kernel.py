@@ -31,9 +31,9 @@ import torch
 
 from minicompile.codegen.plan import (
     INT32_END,
-    KernelPlan,
     KernelSource,
     TemplatePlan,
+    TritonPlan,
     granule_of,
     power_of_two,
     size_text,
@@ -71,7 +71,7 @@ class Tiles:
     stages: int = 0
     """How many of a loop's tiles are on their way from memory at once; 0: as Triton likes."""
     way: str = ""
-    """The rival that runs instead of the kernel, if any (KernelPlan.rivals): tiles are those of its product,
+    """The rival that runs instead of the kernel, if any (TritonPlan.rivals): tiles are those of its product,
     or of its last kernel."""
 
     @classmethod
@@ -162,7 +162,7 @@ def base_name(source: KernelSource) -> str:
     return re.sub(r"_\d+$", "", source.name)
 
 
-def planned_tiles(plan: KernelPlan) -> Tiles:
+def planned_tiles(plan: TritonPlan) -> Tiles:
     """The plan's tiles; a persistent row always fits its tile."""
     persistent = plan.reduction == "persistent"
     r = power_of_two(plan.row_length) if persistent else plan.tiles.get("r", 1)
@@ -179,12 +179,12 @@ def for_row(tiles: Tiles, r: int) -> Tiles:
     return replace(tiles, x=x, r=r, num_warps=warps)
 
 
-def blocks(plan: KernelPlan, tiles: Tiles) -> dict[str, int]:
+def blocks(plan: TritonPlan, tiles: Tiles) -> dict[str, int]:
     """The tiles as a kernel knows them."""
     return {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
 
 
-def constants(plan: KernelPlan, tiles: Tiles, rows: int, length: int) -> dict[str, int]:
+def constants(plan: TritonPlan, tiles: Tiles, rows: int, length: int) -> dict[str, int]:
     """The kernel's constants for so many rows of a length: its last parameters."""
     found = blocks(plan, tiles)
     if plan.varying:
@@ -199,10 +199,8 @@ def fills(length: int, tiles: Tiles) -> bool:
     return 0 == length % tiles.r < length
 
 
-def programs(plan: KernelPlan, tiles: Tiles) -> Size:
+def programs(plan: TritonPlan, tiles: Tiles) -> Size:
     """How many programs run."""
-    if plan.programs:
-        return product(plan.programs.values())
     loops = (
         (product(plan.axes[axis].values()), getattr(tiles, axis))
         for axis in plan.axes
@@ -211,7 +209,7 @@ def programs(plan: KernelPlan, tiles: Tiles) -> Size:
     return product([*plan.batch.values(), *(-floor_div(-size, tile) for size, tile in loops)])
 
 
-def signature(plan: KernelPlan, wide: bool) -> dict[str, str]:
+def signature(plan: TritonPlan, wide: bool) -> dict[str, str]:
     """Triton's type of each argument."""
     types = {a.name: POINTER_TYPES[a.dtype] for a in plan.arguments}
     numbers = [*plan.sizes, *plan.derived]
@@ -222,7 +220,7 @@ def integer_type(wide: bool) -> str:
     return "i64" if wide else "i32"
 
 
-def compiler_options(plan: KernelPlan, tiles: Tiles) -> dict[str, Any]:
+def compiler_options(plan: TritonPlan, tiles: Tiles) -> dict[str, Any]:
     """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code.
     Kernels of templates round as they like."""
     if isinstance(plan, TemplatePlan):
@@ -242,12 +240,12 @@ def register_limit(registers: int, warps: int) -> dict[str, int]:
     return {"maxnreg": most} if 0 < most < MOST_REGISTERS else {}
 
 
-def expected_sizes(plan: KernelPlan) -> dict[sympy.Symbol, int]:
+def expected_sizes(plan: TritonPlan) -> dict[sympy.Symbol, int]:
     """The hints; integers without one are taken for multiples of 16."""
     return {symbol: plan.hints.get(symbol, ALIGNMENT) for symbol in plan.integers}
 
 
-def needs_int64(plan: KernelPlan, known: Mapping[sympy.Symbol, int]) -> bool:
+def needs_int64(plan: TritonPlan, known: Mapping[sympy.Symbol, int]) -> bool:
     """Are a launch's indices int64?"""
     ends = (size_hint(end, known) for end in plan.index_reach)
     return plan.index_dtype is torch.int64 or any(end >= INT32_END for end in ends)
@@ -288,7 +286,7 @@ def versioned(kernel: GpuKernel, version: Version) -> GpuKernel:
     return replace(kernel, types=types, constants=constants, options=options)
 
 
-def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
+def launcher_text(plan: TritonPlan, tiles: Tiles, device: int) -> str:
     """Python source of `launch`; and of `prepare`, for sizes that it hasn't had before. Tensors without
     elements launch nothing."""
     pointers = [a.name for a in plan.arguments]
@@ -321,7 +319,7 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
         if plan.reduction == "persistent":
             lines.append("    RBLOCK = 1 << (rnumel - 1).bit_length()")
             row = tile = "RBLOCK"
-            grid = grid if plan.programs else -floor_div(-rows, size_symbol("XBLOCK"))
+            grid = -floor_div(-rows, size_symbol("XBLOCK"))
         lines.append(f"    WHOLE = rnumel % {tile} == 0 < rnumel")
         whole = "WHOLE"
     if plan.granule_varies:

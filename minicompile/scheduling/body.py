@@ -24,7 +24,7 @@ mask, arithmetic happens everywhere, and a `where` picks. The real compiler: tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -258,49 +258,6 @@ class Recorder(Ops):
 
     def pointwise(self, name: str, *values: Value) -> Value:
         return self.emit(name, values, result_dtype(name, tuple(v.dtype for v in values)))
-
-
-def settled(ops: Recorder, name: str, inputs: Sequence[Value]) -> Value | None:
-    """What a choice, or logic, comes to where conditions are constants; None where nothing is settled."""
-    first = inputs[0] if inputs else None
-    if name == "where" and first is not None and first.op == "constant":
-        return inputs[1] if first.constant else inputs[2]
-    if name == "logical_not" and first is not None and first.op == "constant":
-        return ops.constant(not first.constant, torch.bool)
-    if name in ("logical_and", "logical_or"):
-        for one, other in (inputs, inputs[::-1]):
-            if one.op == "constant":
-                return one if bool(one.constant) == (name == "logical_or") else other
-    return None
-
-
-class Rewriter:
-    """Writes a body anew, value by value: a method `visit_load(ops, value)` says what becomes of a load.
-
-    `ops` records values with the old one's origins. What has no method of its own goes to `visit_other`.
-    """
-
-    def __init__(self, name: str, ranges: Ranges, reduction_ranges: Ranges) -> None:
-        self.body = LoopBody(name, dict(ranges), dict(reduction_ranges))
-        self.ops = Recorder(self.body)
-        self.new: dict[Value, Value] = {}
-        """Which value of the new body stands for each old one."""
-
-    def rewrite(self, body: LoopBody) -> None:
-        """Add all of a body."""
-        for value in body.values:
-            self.new[value] = self.visit(value)
-
-    def visit(self, value: Value) -> Value:
-        method = getattr(self, f"visit_{value.op}", self.visit_other)
-        return method(self.ops.at(value.origins), value)
-
-    def visit_other(self, ops: Recorder, value: Value) -> Value:
-        return self.again(value)
-
-    def again(self, value: Value, **changed: Any) -> Value:
-        """The same operation on the new operands, but for what is `changed`."""
-        return self.ops.append(replace(value.copy(self.new), **changed))
 
 
 def record(buffer: ComputedBuffer, dtypes: Mapping[str, torch.dtype]) -> LoopBody:

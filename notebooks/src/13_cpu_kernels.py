@@ -82,8 +82,9 @@ print(trace.plans[0])
 
 # %% [markdown]
 # `not parallel loop` is a rejected alternative with its reason: so little work isn't worth waking a
-# thread. A plan starts with the facts; each decision after that is a rule of the registry
-# `plan_rule`, in order. Rules for C++ begin with `cpp:`.
+# thread. A plan starts with the facts; each decision after that is a *step*: a rule of the registry
+# `plan_rule`, in order. The plan lists the steps that set something, each with its reason. Rules for
+# C++ begin with `cpp:`.
 
 # %% name="rules"
 for key, rule in plan_rule.items():
@@ -337,11 +338,9 @@ block_trace.roofline(DeviceSpec("a machine", 40e9, 400e9))
 
 # %% name="block-plans"
 for plan in block_trace.plans:
-    facts = plan.facts()
-    kept = facts.get("kept between phases", "nothing")
-    print(
-        f"{plan.name[10:44]:34} along {facts['vector axis']}, tiles {facts['tiles']}, keeps {kept}"
-    )
+    vectors, tiles = f"{plan.vector_axis} x {plan.vector_width}", plan.tiles or "none"
+    kept = ", ".join(value.op for value in plan.stashed) or "nothing"
+    print(f"{plan.name[10:44]:34} along {vectors}, tiles {tiles}, keeps {kept}")
 
 # %% [markdown]
 # "Keeps" is the *scratch row*: softmax computes each `exp` once and reads it back when it divides.

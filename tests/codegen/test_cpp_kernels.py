@@ -5,48 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import sympy
 import torch
 
 import minicompile as mc
 from minicompile.codegen.cpp import kernel_module, print_kernel
-from minicompile.codegen.plan import KernelPlan, plan_rule
+from minicompile.codegen.plan import plan_rule
 from minicompile.ops.build import start_build
 from minicompile.ops.toolchain import processor_features
 from minicompile.options import Options
 from minicompile.runtime.cpp import bind
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, size_symbol
+from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax
+from tests.codegen.kernels import REFERENCE, one_reduction, special
+from tests.codegen.kernels import run_cpp as run
 
 F32, F64, BF16, I64, BOOL = torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool
 
 
-def run(plan: KernelPlan, tensors: dict[str, torch.Tensor], *sizes: int) -> None:
-    """Build one kernel and call it."""
-    text = kernel_module([plan]).text
-    call = bind(start_build(text, Options()).result(), plan)
-    call(*(tensors[a.buffer] for a in plan.arguments), *sizes)
-
-
-def special(*size: int, dtype: torch.dtype = F32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(size))
-    return torch.randn(*size, generator=generator).to(dtype)
-
-
 # ---- rows
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("size", [(5, 37), (64, 1024), (3, 1), (0, 8), (9, 50_257)])
-def test_softmax_rows_match_eager(size: tuple[int, int], dtype: torch.dtype) -> None:
-    x = special(*size, dtype=dtype)
-    if x.numel() > 4:
-        x[0, 0] = float("-inf")
-        x[1, 1 % size[1]] = float("nan")
-    plan = softmax(*size, dtype=dtype).plan(["amax", "total"])
-    out = torch.empty_like(x)
-    run(plan, {"x": x, "softmax": out})
-    torch.testing.assert_close(out, torch.softmax(x, -1), equal_nan=True)
 
 
 @pytest.mark.parametrize("rule", ["vector", "tiles", "stash", "parallel", ""])
@@ -117,90 +93,6 @@ def test_sums_of_computed_terms_ride_along(
     assert ("reduction(+:" in kernel.text) != short
 
 
-def one_reduction(
-    kind: str,
-    rows: Any,
-    columns: Any,
-    dtype: torch.dtype,
-    result: torch.dtype,
-    across: bool,
-    **kw: Any,
-) -> Program:
-    """Reduce x[rows, columns] along its columns, or (`across`) along its rows."""
-    p = Program(**kw)
-    size = (rows, columns)
-    p.input("x", size, dtype)
-    if across:
-        fn = lambda ops, i, r: ops.load("x", p.at(r[0], i[0], size=size))  # noqa: E731
-        p.reduce("out", (columns,), (rows,), kind, fn, result)
-    else:
-        fn = lambda ops, i, r: ops.load("x", p.at(i[0], r[0], size=size))  # noqa: E731
-        p.reduce("out", (rows,), (columns,), kind, fn, result)
-    return p
-
-
-REFERENCE: dict[str, Any] = {
-    "sum": torch.sum, "prod": torch.prod, "max": torch.amax, "min": torch.amin, "any": torch.any,
-    "all": torch.all, "argmax": torch.argmax, "argmin": torch.argmin,
-}  # fmt: skip
-
-
-def data(kind: str, size: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-    torch.manual_seed(1)
-    if dtype is BOOL:
-        return torch.rand(size) > (0.05 if kind == "all" else 0.95)
-    if not dtype.is_floating_point:
-        return torch.randint(-3, 4, size).to(dtype)
-    x = (torch.randint(-8, 9, size) / 4 + (1 if kind == "prod" else 0)).to(dtype)
-    if kind not in ("sum", "prod") and x.numel() > 40:
-        x[2, 3] = float("nan")
-        x[:, 7] = float("nan")
-        x[1] = float("-inf")
-    return x
-
-
-REDUCTIONS = [
-    (kind, dtype, across, size)
-    for kind in REFERENCE
-    for dtype in ((BOOL,) if kind in ("any", "all") else (F32, F64, BF16, I64))
-    for across in (False, True)
-    for size in ((9, 70), (70, 9), (3, 1))
-]
-
-
-@pytest.fixture(scope="module")
-def reductions() -> dict[Any, tuple[KernelPlan, Any]]:
-    plans = {}
-    for i, (kind, dtype, across, size) in enumerate(REDUCTIONS):
-        result = I64 if kind.startswith("arg") else dtype
-        p = one_reduction(kind, *size, dtype, result, across)
-        plans[kind, dtype, across, size] = p.plan(position=i)
-    text = kernel_module(list(plans.values())).text
-    module = start_build(text, Options()).result()
-    return {key: (plan, bind(module, plan)) for key, plan in plans.items()}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("kind", "dtype", "across", "size"), REDUCTIONS)
-def test_reductions_match_eager(
-    reductions: Any, kind: str, dtype: torch.dtype, across: bool, size: tuple[int, int]
-) -> None:
-    plan, call = reductions[kind, dtype, across, size]
-    x = data(kind, size, dtype)
-    expected = REFERENCE[kind](x, 0 if across else 1)
-    out = torch.empty(expected.shape, dtype=I64 if kind.startswith("arg") else dtype)
-    tensors = {"x": x, "out": out}
-    call(*(tensors[a.buffer] for a in plan.arguments))
-    torch.testing.assert_close(out, expected.to(out.dtype), equal_nan=True)
-
-
-def test_reductions_over_nothing_give_the_identity() -> None:
-    for kind, expected in (("sum", 0.0), ("prod", 1.0)):
-        out = torch.full((4,), 9.0)
-        run(one_reduction(kind, 4, 0, F32, F32, False).plan(), {"x": torch.empty(4, 0), "out": out})
-        assert out.tolist() == [expected] * 4
-
-
 @pytest.mark.parametrize("kind", ["sum", "max", "argmin", "argmax"])
 def test_few_long_rows_are_split_into_chunks(kind: str) -> None:
     result = I64 if kind.startswith("arg") else F32
@@ -211,7 +103,7 @@ def test_few_long_rows_are_split_into_chunks(kind: str) -> None:
     x[1, 70_100] = x[1, 70_000]
     out = torch.empty(2, dtype=result)
     run(plan, {"x": x, "out": out})
-    torch.testing.assert_close(out, REFERENCE[kind](x, 1), equal_nan=True)
+    torch.testing.assert_close(out, REFERENCE[kind](x), equal_nan=True)
 
 
 def test_split_sum_does_not_depend_on_the_number_of_threads() -> None:
@@ -246,112 +138,6 @@ def test_sums_of_several_rows_are_as_exact_as_eager(size: tuple[int, int, int]) 
 # ---- pointwise, indices, masks
 
 
-def test_views_index_with_division_and_remainder() -> None:
-    p = Program()
-    p.input("x", (6, 10))
-    p.pointwise(
-        "out",
-        (60,),
-        lambda ops, i: ops.load(
-            "x", 10 * ModularIndexing(i[0], 1, 6) + FloorDiv(i[0], sympy.Integer(6))
-        ),
-    )
-    x, out = special(6, 10), torch.empty(60)
-    run(p.plan(), {"x": x, "out": out})
-    torch.testing.assert_close(out, x.t().reshape(60), rtol=0, atol=0)
-
-
-def test_scalar_kernel_has_no_loops() -> None:
-    p = Program()
-    p.input("x", ())
-    p.pointwise(
-        "out", (), lambda ops, i: ops.add(ops.load("x", sympy.Integer(0)), ops.constant(1.5, F32))
-    )
-    plan = p.plan()
-    assert "for" not in print_kernel(plan).text
-    x, out = torch.tensor(2.0), torch.tensor(0.0)
-    run(plan, {"x": x, "out": out})
-    assert out.item() == 3.5
-
-
-def test_masked_loads_stay_inside_the_buffer() -> None:
-    """Shift right by 3, zeros before: the masked-off lanes would read before the buffer."""
-    p = Program()
-    p.input("x", (40,))
-
-    def shift(ops: Any, i: Any) -> Any:
-        mask = ops.ge(ops.index_expr(i[0], I64), ops.constant(3, I64))
-        return ops.masked(mask, lambda o: o.load("x", i[0] - 3), -1.0)
-
-    p.pointwise("out", (43,), shift)
-    x, out = special(40), torch.empty(43)
-    run(p.plan(), {"x": x, "out": out})
-    torch.testing.assert_close(out, torch.cat([torch.full((3,), -1.0), x]), rtol=0, atol=0)
-
-
-def test_large_index_values_do_not_overflow() -> None:
-    p = Program()
-    p.pointwise("out", (11,), lambda ops, i: ops.index_expr(i[0] * 1_000_000_000, I64), I64)
-    out = torch.empty(11, dtype=I64)
-    run(p.plan(), {"out": out})
-    assert torch.equal(out, torch.arange(11) * 1_000_000_000)
-
-
-def test_bool_buffers_hold_zeros_and_ones() -> None:
-    p = Program()
-    p.input("x", (9,))
-    p.input("m", (9,), BOOL)
-    p.pointwise(
-        "out",
-        (9,),
-        lambda ops, i: ops.logical_xor(
-            ops.to_dtype(ops.load("x", i[0]), BOOL), ops.load("m", i[0])
-        ),
-        BOOL,
-    )
-    x, m = torch.tensor([0.0, 1, -0.0, 2, float("nan"), 0, 0, 5, 1e-40]), torch.arange(9) % 2 == 0
-    out = torch.empty(9, dtype=BOOL)
-    run(p.plan(), {"x": x, "m": m, "out": out})
-    assert torch.equal(out, x.bool() ^ m)
-
-
-def gather(rows: int, columns: int, count: int, check: bool = True) -> Program:
-    p = Program()
-    p.input("weight", (rows, columns))
-    p.input("index", (count,), I64)
-
-    def fn(ops: Any, i: Any) -> Any:
-        row = ops.indirect_indexing(ops.load("index", i[0]), rows, check)
-        return ops.load("weight", row * columns + i[1])
-
-    p.pointwise("out", (count, columns), fn)
-    return p
-
-
-def test_loaded_indices_wrap_around_when_negative() -> None:
-    w, index = special(7, 33), torch.tensor([0, 6, -1, -7, 3])
-    out = torch.empty(5, 33)
-    run(gather(7, 33, 5).plan(), {"weight": w, "index": index, "out": out})
-    torch.testing.assert_close(out, w[index], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("bad", [7, -8, 2**40])
-def test_an_index_out_of_range_is_an_index_error(bad: int) -> None:
-    w, index = special(7, 33), torch.tensor([0, bad, 1])
-    with pytest.raises(IndexError, match=r"out of range in a dimension of size 7.*user.py"):
-        run(gather(7, 33, 3).plan(), {"weight": w, "index": index, "out": torch.empty(3, 33)})
-
-
-def test_an_index_into_nothing_is_an_index_error() -> None:
-    with pytest.raises(IndexError):
-        tensors = {
-            "weight": torch.empty(0, 4),
-            "index": torch.tensor([0]),
-            "out": torch.empty(1, 4),
-        }
-        run(gather(0, 4, 1).plan(), tensors)
-
-
 def test_integer_division_by_zero_raises_as_eager_does() -> None:
     p = Program()
     p.input("a", (5,), I64)
@@ -367,30 +153,6 @@ def test_integer_division_by_zero_raises_as_eager_does() -> None:
 
 
 # ---- scatter
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_scatter_adds_duplicates(dtype: torch.dtype) -> None:
-    p = Program()
-    p.input("target", (4, 20), dtype)
-    p.input("index", (30,), I64)
-    p.input("source", (30, 20), dtype)
-
-    def where(ops: Any, i: Any) -> Any:
-        return [ops.indirect_indexing(ops.load("index", i[0]), 4), i[1]]
-
-    p.scatter(
-        "out", (4, 20), (30, 20), "target", where,
-        lambda ops, i: ops.load("source", 20 * i[0] + i[1]), dtype=dtype,
-    )  # fmt: skip
-    plan = p.plan()
-    assert [a.role for a in plan.arguments] == ["in", "in", "inout"]
-    index = torch.randint(-4, 4, (30,), generator=torch.Generator().manual_seed(0))
-    target, source = special(4, 20, dtype=dtype), special(30, 20, dtype=dtype)
-    out = target.clone()
-    run(plan, {"index": index, "source": source, "out": out})
-    expected = target.clone().index_put_((index % 4,), source, accumulate=True)
-    torch.testing.assert_close(out, expected)
 
 
 def test_an_index_that_all_columns_share_is_read_once_a_row() -> None:
@@ -493,19 +255,6 @@ def test_a_scatter_without_elements_is_compiled() -> None:
 # ---- symbolic sizes
 
 
-def test_one_kernel_runs_for_many_sizes() -> None:
-    s0 = size_symbol("s0")
-    plan = softmax(s0, 24, hints={s0: 8}).plan(["amax", "total"])
-    assert plan.sizes == (s0,)
-    text = kernel_module([plan]).text
-    call = bind(start_build(text, Options()).result(), plan)
-    for rows in (1, 3, 3000):
-        x = special(rows, 24)
-        out = torch.empty_like(x)
-        call(x, out, rows)
-        torch.testing.assert_close(out, torch.softmax(x, -1))
-
-
 @pytest.mark.parametrize("hint", [64, 12_000])
 def test_rows_of_unknown_length_keep_their_exponentials_on_the_heap(hint: int) -> None:
     s0, s1 = size_symbol("s0"), size_symbol("s1")
@@ -542,80 +291,6 @@ def test_reductions_over_a_symbolic_range(hint: int) -> None:
             call(x, out, n)
             expected = x.double().sum(0 if across else 1).float()
             torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-3)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", [F32, F64, BF16, torch.int8])
-@pytest.mark.parametrize("size", [(64, 128), (70, 45), (16, 200)])
-def test_transposed_loads_are_turned_in_squares(size: tuple[int, int], dtype: torch.dtype) -> None:
-    rows, columns = size
-    p = Program()
-    p.input("x", (columns, rows), dtype)
-    p.input("y", size, dtype)
-
-    def fn(ops: Any, i: Any) -> Any:
-        return ops.add(ops.load("x", rows * i[1] + i[0]), ops.load("y", columns * i[0] + i[1]))
-
-    p.pointwise("out", size, fn, dtype)
-    plan = p.plan()
-    assert plan.tiles == {"x0": 64, "x1": 64}
-    x, y = (special(columns, rows) * 9).to(dtype), special(*size).to(dtype)
-    out = torch.empty(size, dtype=dtype)
-    run(plan, {"x": x, "y": y, "out": out})
-    torch.testing.assert_close(out, x.t() + y, rtol=0, atol=0)
-
-
-def test_comparisons_of_indices_hold_at_every_threshold() -> None:
-    """`16*x0 + x1 >= 32` may be compared as `x0 >= 2`; 31 and 33 must not be."""
-    p = Program()
-    asked = [
-        (op, t) for op in ("ge", "gt", "lt", "le") for t in (-16, -1, 0, 15, 16, 17, 32, 95, 96)
-    ]
-
-    def compare(op: str, threshold: int) -> Any:
-        return lambda ops, i: ops.pointwise(
-            op, ops.index_expr(16 * i[0] + i[1], I64), ops.constant(threshold, I64)
-        )
-
-    for op, threshold in asked:
-        p.pointwise(f"{op}_{threshold}".replace("-", "m"), (6, 16), compare(op, threshold), BOOL)
-    plan = p.plan()
-    tensors = {a.buffer: torch.empty(6, 16, dtype=BOOL) for a in plan.arguments}
-    run(plan, tensors)
-    index = torch.arange(96).view(6, 16)
-    for op, threshold in asked:
-        found = tensors[f"{op}_{threshold}".replace("-", "m")]
-        assert torch.equal(found, getattr(torch, op)(index, threshold)), (op, threshold)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", [F32, F64])
-@pytest.mark.parametrize("columns", [1, 5, 16, 63, 200, 1100, 9000])
-def test_rows_of_any_length_reduce_in_lanes(columns: int, dtype: torch.dtype) -> None:
-    """Sum, largest and smallest of computed values and where these are: NaN and infinities included."""
-    p = Program()
-    size = (7, columns)
-    p.input("x", size, dtype)
-
-    def doubled(ops: Any, i: Any, r: Any) -> Any:
-        value = ops.load("x", p.at(*i, *r, size=size))
-        return ops.add(value, value)
-
-    for name, kind in (("s", "sum"), ("a", "max"), ("b", "min")):
-        p.reduce(name, (7,), (columns,), kind, doubled, dtype)
-    for name, kind in (("i", "argmax"), ("j", "argmin")):
-        p.reduce(name, (7,), (columns,), kind, doubled, I64)
-    x = special(*size, dtype=dtype)
-    x[1, columns // 2], x[2, -1], x[3, 0] = float("nan"), float("inf"), float("-inf")
-    x[4], x[5] = float("-inf"), -0.0
-    x[5, 3::2], x[6, columns * 2 // 3 :] = 0.0, float("nan")
-    outs = {name: torch.empty(7, dtype=dtype) for name in "sab"}
-    places = {name: torch.empty(7, dtype=I64) for name in "ij"}
-    run(p.plan(), {"x": x, **outs, **places})
-    assert torch.equal(places["i"], x.argmax(1)) and torch.equal(places["j"], x.argmin(1))
-    torch.testing.assert_close(outs["s"], (2 * x).sum(1), equal_nan=True)
-    torch.testing.assert_close(outs["a"], (2 * x).amax(1), rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(outs["b"], (2 * x).amin(1), rtol=0, atol=0, equal_nan=True)
 
 
 def test_row_reductions_run_on_processors_without_wide_vectors() -> None:

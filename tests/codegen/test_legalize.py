@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile.codegen.legalize import legalize
+from minicompile.codegen.legalize import LEGALIZE, legalize
 from minicompile.codegen.merge import merge
 from minicompile.ops.dtypes import HALF_TYPES
+from minicompile.ops.registry import scoped, without
 from minicompile.scheduling.body import LoopBody, verify
+from minicompile.scheduling.rewrite import SIMPLIFY
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program, softmax
 
@@ -18,7 +20,7 @@ F32, BF16, I64, I32, BOOL = torch.float32, torch.bfloat16, torch.int64, torch.in
 
 
 def legal(p: Program) -> LoopBody:
-    body, _ = legalize(merge(p.fused(), (), p.dtypes)[0], p.dtypes)
+    body = legalize(merge(p.fused(), (), p.dtypes)[0], p.dtypes).body
     verify(body)
     return body
 
@@ -124,6 +126,64 @@ def test_reductions_accumulate_in_float32_and_the_sum_is_rounded_once() -> None:
     body = legal(p)
     (reduction,) = body.reductions
     assert reduction.dtype is F32 and body.stores[0].inputs[0].dtype is BF16
+
+
+def test_choices_by_constants_are_made() -> None:
+    p = Program()
+    p.input("x", (8,))
+
+    def fn(ops: Any, i: Any) -> Any:
+        x, yes = ops.load("x", i[0]), ops.constant(True, BOOL)
+        either = ops.logical_and(yes, ops.gt(x, ops.constant(0.0, F32)))
+        return ops.where(ops.logical_not(yes), ops.exp(x), ops.to_dtype(either, F32))
+
+    p.pointwise("out", (8,), fn)
+    assert ops_of(legal(p)) == ["load", "gt", "to_dtype", "store"]
+
+
+# The table ---------------------------------------------------------------------------------------
+
+
+def test_the_table_prints_a_line_for_each_rule_with_condition_result_and_reason() -> None:
+    lines = str(LEGALIZE).splitlines()
+    assert len(lines) == 2 + len(SIMPLIFY) + len(LEGALIZE)
+    assert (
+        "  maximum, minimum of float if an operand is a constant that isn't NaN -> "
+        "where(number > x, number, x): then one comparison is enough"
+    ) in lines
+    for rule in [*SIMPLIFY.values(), *LEGALIZE.values()]:
+        assert rule.result.__doc__ and rule.why
+        assert rule.when is None or rule.when.__doc__
+
+
+def test_a_legalizer_tells_which_rules_fired_on_what() -> None:
+    p = Program()
+    p.input("x", (8,))
+    p.input("y", (8,))
+    fn = lambda ops, i: ops.maximum(ops.load("x", i[0]), ops.load("y", i[0]))  # noqa: E731
+    p.pointwise("out", (8,), fn)
+    found = legalize(merge(p.fused(), (), p.dtypes)[0], p.dtypes)
+    [firing] = [firing for firing in found.fired if firing.before.op == "maximum"]
+    assert str(firing) in str(found)
+    assert str(firing) == (
+        "maximum(a, b) -> where(logical_or(gt(a, b), isnan(a)), a, b): "
+        "NaN wins, but every comparison with it is False"
+    )
+
+
+def test_a_rule_can_be_added_and_taken_away_by_name() -> None:
+    with without("legalize:extremum"):
+        assert "maximum" in ops_of(binary("maximum", F32))
+    with scoped():
+
+        @LEGALIZE.rule("exp", of="float", why="base 2 is quicker")
+        def by_exp2(ops: Any, value: Any) -> Any:
+            "exp2(x * log2(e))"
+            scale = ops.constant(1.4426950408889634, value.dtype)
+            return ops.exp2(ops.mul(value.inputs[0], scale))
+
+        assert ops_of(unary("exp", F32)) == ["load", "mul", "exp2", "store"]
+    assert ops_of(unary("exp", F32)) == ["load", "exp", "store"]
 
 
 def test_origins_survive() -> None:

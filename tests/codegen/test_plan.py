@@ -11,6 +11,7 @@ import torch
 from minicompile.codegen.cpp import kernel_module, print_kernel
 from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.codegen.printing import index_dtype
+from minicompile.ops.registry import without
 from minicompile.options import Options
 from minicompile.scheduling.body import names
 from minicompile.shapes.expr import ModularIndexing, size_symbol
@@ -115,6 +116,17 @@ def test_a_rule_from_outside_changes_the_kernel() -> None:
     assert print_kernel(scaled(0.5).plan()).text == before
 
 
+def test_steps_are_listed_with_results_and_reasons_and_forbidden_by_name() -> None:
+    plan = softmax(4096, 1024).plan(["amax", "total"])
+    steps = {step.name: step for step in plan.steps}
+    assert list(steps) == ["cpp:vector", "cpp:stash", "cpp:parallel"]
+    assert steps["cpp:vector"].results == {"vector_axis": "r", "vector_width": 16}
+    assert steps["cpp:parallel"].why.startswith("about") and str(steps["cpp:parallel"]) in str(plan)
+    with without("plan:cpp:stash"):
+        other = softmax(4096, 1024).plan(["amax", "total"])
+    assert "cpp:stash" not in [step.name for step in other.steps] and not other.stashed
+
+
 def test_a_constant_changes_only_the_lines_that_name_its_source_line() -> None:
     one, other = (print_kernel(scaled(c).plan()) for c in (0.5, 123456.75))
     changed = [(a, b) for a, b in zip(one.lines, other.lines, strict=True) if a.text != b.text]
@@ -150,7 +162,7 @@ def test_many_kernels_make_two_units_without_losing_any() -> None:
 def test_plans_print_without_addresses() -> None:
     text = str(softmax(8, 16).plan())
     assert text == str(softmax(8, 16).plan())
-    assert "0x" not in text and "vector axis r x 16" in text
+    assert "0x" not in text and "cpp:vector: vector_axis r, vector_width 16 (" in text
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,11 @@ import torch
 from torch import Tensor
 
 import minicompile as mc
-from minicompile.codegen.generate import plan_rule
 from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.lowering.context import lowering
 from minicompile.lowering.rules.scans import scan
-from minicompile.ops.registry import scoped
-from minicompile.runtime.gpu_kernel import Tiles
-from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program
-from tests.codegen.triton_running import call, devices, source_of
+from tests.codegen.triton_running import source_of
 
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 LANGUAGES = pytest.mark.parametrize("language", ["cpp", "triton"])
@@ -51,29 +47,6 @@ def all_kinds(size: tuple[int, int], dim: int, dtype: torch.dtype, **kw: Any) ->
     for kind in KINDS:
         p.scan(kind, size, dim, kind, load, dtype)
     return p
-
-
-@devices
-@pytest.mark.parametrize("length", [2, 7, 64, 300], ids=lambda n: f"length{n}")
-@pytest.mark.parametrize("looped", [False, True], ids=["persistent", "looped"])
-def test_tiles_of_every_kind(length: int, looped: bool, device: str) -> None:
-    for dtype in (F32, F64, I64, torch.uint8):
-        x = special(6, length)
-        x = x.to(dtype) if dtype.is_floating_point else (x.nan_to_num() * 4).clamp(0, 9).to(dtype)
-        with scoped():
-
-            @plan_rule("triton:forced")
-            def forced(plan: Any, options: Any) -> None:
-                plan.reduction = "looped" if looped else "persistent"
-
-            source = source_of(all_kinds((6, length), 1, dtype), device=device)
-        arguments = {kind: torch.full_like(x, 77, device=device) for kind in KINDS}
-        call(source, {**arguments, "x": x.to(device)}, None, Tiles(4, 64) if looped else None)
-        for kind, found in arguments.items():
-            want = KINDS[kind](x, 1).to(found.dtype)
-            torch.testing.assert_close(found.cpu(), want, equal_nan=True, msg=f"{kind} {dtype}")
-            if dtype.is_floating_point and kind == "sum":
-                assert torch.equal(torch.signbit(found[4]).cpu(), torch.signbit(want[4]))
 
 
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
@@ -228,18 +201,6 @@ def test_triton_compiles_them_for_a_gpu(length: int, dtype: torch.dtype) -> None
     assert source.plan.reduction == ("persistent" if length == 512 else "looped")
     assembly = cross_compile(source)
     assert assembly.binary.startswith(b"\x7fELF") and "shfl" in assembly.levels["ptx"]
-
-
-def test_a_symbolic_row_carries_from_tile_to_tile() -> None:
-    s0 = size_symbol("s0")
-    p = Program(hints={s0: 100})
-    p.input("x", (3, s0))
-    p.scan("y", (3, s0), 1, "sum", lambda ops, i: ops.load("x", i[0] * s0 + i[1]))
-    source = source_of(p)
-    for n in (100, 1, 65, 513):
-        x, y = torch.randn(3, n), torch.empty(3, n)
-        call(source, {"x": x, "y": y}, {"s0": n}, Tiles(2, 64))
-        torch.testing.assert_close(y, x.cumsum(1), atol=1e-5, rtol=1e-5)
 
 
 @LANGUAGES

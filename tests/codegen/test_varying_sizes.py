@@ -88,7 +88,7 @@ def test_longer_rows_than_a_program_holds_are_compiled_once_more() -> None:
 
 def test_the_plan_says_what_it_assumes() -> None:
     (plan,) = mc.trace(compiled(lambda x: x.softmax(-1)), torch.randn(8, 100)).plans
-    assert plan.facts()["assumes"] == f"s1 <= 32768: {plan.name} holds whole rows"
+    assert f"assumes s1 <= 32768: {plan.name} holds whole rows" in str(plan)
 
 
 def test_columns_of_varying_length_are_swept() -> None:

@@ -22,9 +22,9 @@ from minicompile.codegen.plan import (
     Alternative,
     CodeLine,
     KernelArgument,
-    KernelPlan,
     KernelSource,
     Phase,
+    TritonPlan,
     WrapperSource,
 )
 from minicompile.dynamo.result import (
@@ -321,7 +321,7 @@ KERNEL = [
 def kernel(done: Schedule) -> KernelSource:
     node = done.kernels[0]
     body = node.nodes[2].body
-    plan = KernelPlan(
+    plan = TritonPlan(
         "softmax_relu_0",
         "triton",
         torch.device("cuda"),

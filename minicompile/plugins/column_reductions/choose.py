@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minicompile.codegen.cpp_rules import PARALLEL_NANOSECONDS, chunks, nanoseconds
 from minicompile.codegen.phases import contiguous_uses
-from minicompile.codegen.plan import KernelPlan, plan_rule
+from minicompile.codegen.plan import CppPlan, plan_rule
 from minicompile.options import Options
 from minicompile.shapes.expr import size_hint
 
@@ -14,11 +14,11 @@ COLUMN_CHUNK, MOST_COLUMN_CHUNKS = 64, 16
 
 
 @plan_rule("cpp:columns", before="cpp:tiles")
-def choose_axis(plan: KernelPlan, options: Options) -> None:
+def choose_axis(plan: CppPlan, options: Options) -> str | None:
     """Vectorise the loop over columns where these lie side by side, and elements of rows don't."""
     body = plan.body
     if not body.reduction_ranges:
-        return
+        return None
     inner_x, inner_r = next(reversed(body.ranges), None), next(reversed(body.reduction_ranges))
     used = list(plan.loop)
     if inner_x is not None:  # what varies along one loop alone is read again from the cache
@@ -30,13 +30,14 @@ def choose_axis(plan: KernelPlan, options: Options) -> None:
         width = size_hint(body.ranges[inner_x], plan.hints)
     other = "x"
     if along_x > along_r and width >= 4:
-        plan.vector_axis, plan.template, other = "x", "columns", "r"
+        plan.vector_axis, plan.reduction, other = "x", "columns", "r"
         plan.tiles = tiles_of_columns(plan, width)
     uses = f"{along_r} accesses are contiguous along r, {along_x} along x (jumps subtracted)"
     plan.reject(f"vectors along {other}", uses)
+    return uses
 
 
-def tiles_of_columns(plan: KernelPlan, width: int) -> dict[str, int]:
+def tiles_of_columns(plan: CppPlan, width: int) -> dict[str, int]:
     """Wide tiles read memory in order; when there are too few for all threads, these share the rows."""
     outer, tile = plan.rows // max(width, 1), min(-(-width // 16) * 16, WIDEST_TILE)
     worth_it = (

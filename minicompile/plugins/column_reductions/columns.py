@@ -15,7 +15,7 @@ from minicompile.codegen.cpp_loops import operands
 from minicompile.codegen.cpp_reductions import MANY, ReductionPrinter
 from minicompile.codegen.cpp_values import ALIGNED, Loop
 from minicompile.codegen.phases import cost, float_sums
-from minicompile.codegen.plan import KernelPlan
+from minicompile.codegen.plan import CppPlan
 from minicompile.codegen.printing import kernel_template
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import Value, varying
@@ -35,7 +35,7 @@ class ColumnPrinter(ReductionPrinter):
     summed = COLUMN_BLOCK
     fewest = 16
 
-    def __init__(self, plan: KernelPlan) -> None:
+    def __init__(self, plan: CppPlan) -> None:
         super().__init__(plan)
         self.lanes = plan.tiles["x"]
         """Columns of a tile."""

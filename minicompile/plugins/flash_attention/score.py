@@ -45,15 +45,8 @@ from minicompile.ops.handler import InnerFn
 from minicompile.ops.table import EAGER
 from minicompile.options import Options
 from minicompile.plugins.flash_attention.operators import function_of
-from minicompile.scheduling.body import (
-    LoopBody,
-    Recorder,
-    Rewriter,
-    Value,
-    drop_dead,
-    names,
-    settled,
-)
+from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead, names
+from minicompile.scheduling.rewrite import SIMPLIFY, Rewriter, Rules, first_is_constant
 from minicompile.shapes.expr import bounds, contiguous_strides, simplify_index
 from minicompile.shapes.symnode import evaluate
 
@@ -176,48 +169,86 @@ def outcome(value: Value, inputs: list[Tensor], distances: Tensor) -> Tensor:
     return result
 
 
+INSIDE = Rules("inside", "name -> rewrite of a score function inside its band", SIMPLIFY)
+
+
 class Inside(Rewriter):
     """A body in fewer operations. `numbers`: what values are within the band."""
 
     def __init__(self, body: LoopBody, numbers: Mapping[Value, float]) -> None:
-        super().__init__(body.name, body.ranges, body.reduction_ranges)
+        super().__init__(INSIDE, body.name, body.ranges, body.reduction_ranges)
         self.numbers, self.formulas = numbers, places(body)
         self.rewrite(body)
         drop_dead(self.body)
 
     def visit(self, value: Value) -> Value:
         if value in self.numbers:
-            return self.ops.constant(self.numbers[value], value.dtype)
+            return self.constant(self.numbers[value], value.dtype)
         if value in self.formulas:
-            return self.ops.index_expr(self.formulas[value], value.dtype)
+            return self.index_expr(self.formulas[value], value.dtype)
         return super().visit(value)
 
-    def visit_other(self, ops: Recorder, value: Value) -> Value:
-        inputs = [self.new[v] for v in value.inputs]
-        if (choice := settled(ops, value.op, inputs)) is not None:
-            return choice
-        if not value.dtype.is_floating_point or len(inputs) != 2:
-            return self.again(value)
-        if inputs[0].op == "constant" and value.op in ("add", "mul"):
-            inputs.reverse()
-        source, number = inputs[0], inputs[1].constant if inputs[1].op == "constant" else None
-        if value.op == "add" and number == 0:
-            return source
-        if value.op == "mul" and number is not None:
-            return self.times(ops, source, number)
-        if value.op == "truediv" and number:
-            return self.times(ops, source, 1 / number)
-        return self.again(value)
 
-    def times(self, ops: Recorder, source: Value, number: float) -> Value:
-        """Return a product with a number: one multiplication for several."""
-        if source.op == "mul" and source.inputs[1].op == "constant":
-            source, number = source.inputs[0], number * source.inputs[1].constant
-        return (
-            source
-            if number == 1
-            else ops.pointwise("mul", source, ops.constant(number, source.dtype))
-        )
+def number_first(ops: Inside, value: Value) -> bool:
+    "the first operand alone is a constant"
+    return first_is_constant(ops, value) and not by_number(ops, value)
+
+
+@INSIDE.rule("add mul", of="float", when=number_first, why="numbers come last")
+def turned(ops: Inside, value: Value) -> Value:
+    "the operands in the other order"
+    return ops.pointwise(value.op, *value.inputs[::-1])
+
+
+def by_number(ops: Inside, value: Value) -> bool:
+    "the last operand is a constant"
+    return value.inputs[1].op == "constant"
+
+
+def with_zero(ops: Inside, value: Value) -> bool:
+    "the last operand is 0"
+    return by_number(ops, value) and value.inputs[1].constant == 0
+
+
+@INSIDE.rule("add", of="float", when=with_zero, why="it adds nothing")
+def alone(ops: Inside, value: Value) -> Value:
+    "the other operand"
+    return value.inputs[0]
+
+
+def of_product(ops: Inside, value: Value) -> bool:
+    "a product with a number is multiplied by a number"
+    first = value.inputs[0]
+    return by_number(ops, value) and first.op == "mul" and by_number(ops, first)
+
+
+@INSIDE.rule("mul", of="float", when=of_product, why="one multiplication is enough")
+def by_both(ops: Inside, value: Value) -> Value:
+    "a product with the product of both"
+    first, last = value.inputs
+    source, factor = first.inputs
+    number = last.constant * factor.constant
+    return ops.pointwise("mul", source, ops.constant(number, value.dtype))
+
+
+def by_one(ops: Inside, value: Value) -> bool:
+    "the last operand is 1"
+    return by_number(ops, value) and value.inputs[1].constant == 1
+
+
+INSIDE.rule("mul", of="float", when=by_one, why="it changes nothing")(alone)
+
+
+def by_some(ops: Inside, value: Value) -> bool:
+    "the last operand is a constant other than 0"
+    return by_number(ops, value) and bool(value.inputs[1].constant)
+
+
+@INSIDE.rule("truediv", of="float", when=by_some, why="products are quicker, and are joined")
+def by_inverse(ops: Inside, value: Value) -> Value:
+    "a product with the inverse"
+    number = ops.constant(1 / value.inputs[1].constant, value.dtype)
+    return ops.pointwise("mul", value.inputs[0], number)
 
 
 def scale_of(value: Value) -> float:
@@ -377,7 +408,7 @@ def recorded(
             if value.index != simplify_index(place, body.all_ranges):
                 raise Unsupported("scores that read other scores")
             value.buffer = "x0" if value.buffer == "x0" else "down"
-    return legalize(body, dtypes | {"down": torch.float32})[0]
+    return legalize(body, dtypes | {"down": torch.float32}).body
 
 
 def scores_of(

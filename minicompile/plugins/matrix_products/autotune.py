@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, LibraryCall
+from minicompile.codegen.plan import KernelModule, KernelSource, LibraryCall, TritonPlan
 from minicompile.compat import triton_api
 from minicompile.lowering.ir import Layout
 from minicompile.ops.cache import Cache, digest
@@ -104,7 +104,7 @@ def candidates(source: KernelSource) -> list[Tiles]:
 def product_candidates(source: KernelSource) -> list[Tiles]:
     """The ways to compute a product, the library's first: it is taken where nothing can be measured."""
 
-    def listed(plan: KernelPlan, way: str = "") -> list[Tiles]:
+    def listed(plan: TritonPlan, way: str = "") -> list[Tiles]:
         return [Tiles.of(choice, way) for choice in plan.choices]
 
     found = [Tiles(way="library"), *listed(source.plan)]

@@ -1,4 +1,4 @@
-"""The template of matrix products: a Triton kernel with holes, which the loops of a `KernelPlan` fill.
+"""The template of matrix products: a Triton kernel with holes, which the loops of a `TritonPlan` fill.
 
     program = tl.program_id(0)                              which tile: in groups of rows of tiles, so that
     ...                                                     programs that run together share operands in L2
@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterator
 import torch
 
 from minicompile.codegen.phases import cone
-from minicompile.codegen.plan import KernelPlan
+from minicompile.codegen.plan import TritonPlan
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton import TilePrinter
 from minicompile.compat import settings
@@ -46,7 +46,7 @@ class ProductPrinter(TilePrinter):
     found: Product
     may_be_even = True
 
-    def __init__(self, plan: KernelPlan) -> None:
+    def __init__(self, plan: TritonPlan) -> None:
         super().__init__(plan)
         product = find_product(plan.body)
         assert product is not None

@@ -37,6 +37,7 @@ from minicompile.codegen.plan import (
     Rival,
     Surroundings,
     Tiling,
+    TritonPlan,
     count,
     plan_rule,
     power_of_two,
@@ -138,7 +139,7 @@ class Extent(NamedTuple):
         return self.batch * -(-self.rows // y) * -(-self.columns // x)
 
 
-def extent(plan: KernelPlan, found: Product) -> Extent:
+def extent(plan: TritonPlan, found: Product) -> Extent:
     batch, rows, columns = (
         count(loops.values(), plan.hints) for loops in (found.batch, found.rows, found.columns)
     )
@@ -176,7 +177,7 @@ def fits(shape: Shape, of: Extent, gpu: Gpu) -> bool:
 
 
 @plan_rule("triton:product", before="triton:index_dtype")
-def choose_product_tiles(plan: KernelPlan, options: Options) -> None:
+def choose_product_tiles(plan: TritonPlan, options: Options) -> None:
     """Let the template print a product; its tiles, best by estimate first."""
     found = find_product(plan.body) if is_template(plan.node) and plan.length != 1 else None
     if found is None:
@@ -198,12 +199,12 @@ def choose_product_tiles(plan: KernelPlan, options: Options) -> None:
     plan.num_warps = plan.choices[0]["warps"]
 
 
-def product_of(plan: KernelPlan) -> Product | None:
+def product_of(plan: TritonPlan) -> Product | None:
     """Return the product that a kernel's template computes."""
     return find_product(plan.body) if plan.reduction == "product" else None
 
 
-def shares(plan: KernelPlan) -> int:
+def shares(plan: TritonPlan) -> int:
     """How many programs should share the terms of a tile: 1 where there are tiles for all multiprocessors."""
     found = product_of(plan)
     if found is None or len(plan.reduction_ranges) != 1:
@@ -216,7 +217,7 @@ def shares(plan: KernelPlan) -> int:
 
 
 @rival_rule("products")
-def rivals(plan: KernelPlan, around: Surroundings) -> Iterator[Rival]:
+def rivals(plan: TritonPlan, around: Surroundings) -> Iterator[Rival]:
     """Give what else could do what a template's kernel does."""
     if plan.language != "triton" or not is_template(plan.node) or not around.options.library:
         return
@@ -226,12 +227,12 @@ def rivals(plan: KernelPlan, around: Surroundings) -> Iterator[Rival]:
     yield Rival("library", tuple(steps), spaces)
     if (shared := split_rival(plan)) is not None:
         for launch in shared.steps:
-            assert isinstance(launch, KernelPlan)
+            assert isinstance(launch, TritonPlan)
             around.decide(launch)
         yield shared
 
 
-def split_rival(plan: KernelPlan) -> Rival | None:
+def split_rival(plan: TritonPlan) -> Rival | None:
     """The product with its terms shared among programs. Its launches are still to be decided about."""
     if (parts := shares(plan)) == 1:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minicompile.codegen.phases import loop_needs, riders, stages
-from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
+from minicompile.codegen.plan import TritonPlan, plan_rule, power_of_two
 from minicompile.codegen.triton_rules import busy, rows_are_contiguous
 from minicompile.errors import Unsupported
 from minicompile.ops.device import Gpu, gpu_of
@@ -17,7 +17,7 @@ LAUNCH_SECONDS = 3e-6
 """What one more kernel costs, until its first programs have loaded."""
 
 
-def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
+def seconds(plan: TritonPlan, gpu: Gpu, parts: int, programs: int) -> float:
     """Roughly how long a looped reduction takes, or one whose rows `parts` programs share.
 
     Programs that are fewer than those which keep the device busy get up to 1.5 times their share of the
@@ -33,7 +33,7 @@ def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
 
 
 @plan_rule("triton:split", before="triton:tiles", whole=True)
-def choose_split(plan: KernelPlan, options: Options) -> None:
+def choose_split(plan: TritonPlan, options: Options) -> None:
     """Few long rows are shared by programs: each takes a part."""
     gpu = gpu_of(plan.device)
     if plan.reduction != "looped":
@@ -53,7 +53,7 @@ def choose_split(plan: KernelPlan, options: Options) -> None:
 
 
 @plan_rule("triton:launches", whole=True, needed=True)
-def split_rows(plan: KernelPlan, options: Options) -> None:
+def split_rows(plan: TritonPlan, options: Options) -> None:
     """Give a kernel whose rows are to be shared its launches."""
     if plan.reduction != "split":
         return

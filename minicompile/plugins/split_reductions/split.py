@@ -17,18 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import sympy
 import torch
 
 from minicompile.codegen.phases import middle, stages
-from minicompile.codegen.plan import KernelArgument, KernelPlan
+from minicompile.codegen.plan import KernelArgument, TritonPlan
 from minicompile.codegen.printing import index_dtype
 from minicompile.lowering.ir import Layout
 from minicompile.ops.table import POSITIONS, reduction_identity
-from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, loop_level
+from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead, loop_level
 from minicompile.scheduling.cost import Cost, touched_by_loops
+from minicompile.scheduling.rewrite import Rewriter, Rules
 from minicompile.shapes.expr import (
     Ranges,
     Size,
@@ -47,7 +48,7 @@ ALIGNED = 16
 """Long parts of varying length are multiples of this, so that each begins where wide loads can."""
 
 
-def refusal(plan: KernelPlan) -> str | None:
+def refusal(plan: TritonPlan) -> str | None:
     """Why programs can't share the rows of a kernel; None if they can."""
     body = plan.body
     if body.scans:
@@ -67,19 +68,19 @@ def refusal(plan: KernelPlan) -> str | None:
     return None
 
 
-def split(plan: KernelPlan) -> None:
+def split(plan: TritonPlan) -> None:
     """Give a plan its launches and their workspace."""
     splitter = _Splitter(plan, plan.parts)
     plan.launches, plan.workspace = splitter.launches(), splitter.workspace
 
 
 def launch_plan(
-    plan: KernelPlan,
+    plan: TritonPlan,
     role: str,
     body: LoopBody,
     workspace: Mapping[str, Layout],
     every: Collection[Value] = (),
-) -> KernelPlan:
+) -> TritonPlan:
     """The plan of one launch, nothing decided yet. `every`: stores for all r though their index has no r."""
     drop_dead(body)
     stem, _, position = plan.name.rpartition("_")
@@ -111,14 +112,15 @@ def launch_plan(
         granule=1,
         rows_cached=False,
         side_by_side=False,
-        across=None,
+        tiling=None,
+        steps=(),
         cost=Cost(read, written, 0),  # operations are the whole kernel's affair
         riders={},
         alternatives=(),
     )
 
 
-def parted(plan: KernelPlan, parts: int) -> tuple[dict[sympy.Symbol, Size], sympy.Symbol, int]:
+def parted(plan: TritonPlan, parts: int) -> tuple[dict[sympy.Symbol, Size], sympy.Symbol, int]:
     """Loops over r that parts have each iteration of; the loop that is cut, and in how many."""
     whole: dict[sympy.Symbol, Size] = {}
     for var, size in plan.reduction_ranges.items():
@@ -137,7 +139,7 @@ def parted(plan: KernelPlan, parts: int) -> tuple[dict[sympy.Symbol, Size], symp
 class _Splitter:
     """`body` cut into launches. Values of stage s >= 1 that rows have once are made by finish s - 1."""
 
-    def __init__(self, plan: KernelPlan, parts: int) -> None:
+    def __init__(self, plan: TritonPlan, parts: int) -> None:
         self.plan, self.body = plan, plan.body
         whole, self.var, count = parted(plan, parts)
         self.parts: dict[sympy.Symbol, Size] = {**whole, PART: count}
@@ -163,7 +165,7 @@ class _Splitter:
         self.names: dict[tuple[Value, str], str] = {}
         self.dtypes = {a.buffer: a.dtype for a in plan.arguments}
 
-    def launches(self) -> tuple[KernelPlan, ...]:
+    def launches(self) -> tuple[TritonPlan, ...]:
         """In the order in which they run."""
         loop, stage, last = self.plan.loop, self.stage, max(self.stage.values())
         chosen: list[tuple[Literal["sweep", "finish", "spread"], int, set[Value]]] = []
@@ -203,7 +205,7 @@ class _Splitter:
                 pending += value.operands
         return found
 
-    def _launch(self, role: str, k: int, values: set[Value]) -> KernelPlan:
+    def _launch(self, role: str, k: int, values: set[Value]) -> TritonPlan:
         """The plan of one launch."""
         plan = self.plan
         if role == "sweep":
@@ -245,21 +247,35 @@ class _Splitter:
         return self.names[value, what]
 
 
+LAUNCH = Rules(
+    "launch", "name -> rewrite of a loop operation in a launch that computes part of a kernel"
+)
+
+
 class _Launch(Rewriter):
     """Some of the kernel's values, over the loops of one launch."""
 
     def __init__(self, of: _Splitter, ranges: Ranges, reduction_ranges: Ranges) -> None:
-        super().__init__(of.body.name, ranges, reduction_ranges)
-        self.of, self.ops = of, Recorder(self.body, of.dtypes)
+        super().__init__(LAUNCH, of.body.name, ranges, reduction_ranges, of.dtypes)
+        self.of = of
+
+    def visit(self, value: Value) -> Value:
+        if value.op == "reduction":
+            return self.reduced(self.at(value.origins), value)
+        return super().visit(value)
+
+    def reduced(self, ops: Recorder, value: Value) -> Value:
+        """What stands for a reduction."""
+        raise NotImplementedError
 
     def keep(self, value: Value, found: Value, what: str = "row") -> None:
         """Store what stands for a value."""
-        name, ops = self.of.memory(value, what), self.ops.at(value.origins)
+        name, ops = self.of.memory(value, what), self.at(value.origins)
         ops.store(name, self._place(name), ops.to_dtype(found, self.of.dtypes[name]))
 
     def fetch(self, value: Value, what: str = "row") -> Value:
         """Load what stands for a value."""
-        name, ops = self.of.memory(value, what), self.ops.at(value.origins)
+        name, ops = self.of.memory(value, what), self.at(value.origins)
         return ops.to_dtype(ops.load(name, self._place(name)), value.dtype)
 
     def _place(self, name: str) -> sympy.Expr:
@@ -294,23 +310,23 @@ class _Sweep(_Launch):
         super().__init__(of, ranges, reduction_ranges)
         self.inside: Value | None = None
         if of.end is not None:
-            ops, wide = self.ops.at(of.body.origins), index_dtype(of.place, self.body.all_ranges)
+            ops, wide = self.at(of.body.origins), index_dtype(of.place, self.body.all_ranges)
             place, end = (ops.index_expr(sympy.sympify(e), wide) for e in (of.place, of.end))
             self.inside = ops.pointwise("lt", place, end)
 
-    def again(self, value: Value, **changed: Any) -> Value:
-        found = replace(value.copy(self.new), **changed)
+    def renewed(self, value: Value) -> Value:
+        found = super().renewed(value)
         if found.index is not None:
             moved = found.index.xreplace({self.of.var: self.of.place})
             found.index = simplify_index(moved, self.body.all_ranges)
         touches = value.op in ("load", "store") or value.check
         if self.inside is not None and touches and value in self.of.plan.loop:
-            ops, inside = self.ops.at(value.origins), self.inside
+            ops, inside = self.at(value.origins), self.inside
             both = found.mask is not None and ops.pointwise("logical_and", found.mask, inside)
             found.mask = both or inside
-        return self.ops.append(found)
+        return found
 
-    def visit_reduction(self, ops: Recorder, value: Value) -> Value:
+    def reduced(self, ops: Recorder, value: Value) -> Value:
         beside = self.of.riders.get(value)
         source = self.new[value.inputs[0] if beside is None else beside.inputs[0]]
         if beside is not None:
@@ -332,7 +348,7 @@ class _Sweep(_Launch):
 class _Finish(_Launch):
     """The parts of rows combined, in order."""
 
-    def visit_reduction(self, ops: Recorder, value: Value) -> Value:
+    def reduced(self, ops: Recorder, value: Value) -> Value:
         found, beside = self.fetch(value, "part"), self.of.riders.get(value)
         if beside is not None:
             count = self.count(ops, value.dtype)
