@@ -377,6 +377,9 @@ class Attributes(Outside):
             return fake.is_leaf
         if name == "__class__":
             return self.type_of(fake)
+        owner = self.tracker(fake)
+        if name == "grad" and owner is not None and fake.is_leaf and owner.real.grad is None:
+            return self.wrap(None, Source("slot", name, owner.source))
         if hasattr(torch.Tensor, name):
             definition = find(torch.Tensor, name)
             if callable(definition):  # calling it may be refused
@@ -384,7 +387,6 @@ class Attributes(Outside):
                     self.wrap_class_attribute(torch.Tensor, name, definition), fake
                 )
             self.unsupported(*TENSOR_REFUSED.get(name, unknown(name)))
-        owner = self.tracker(fake)
         namespace = plain_dict(owner.real) if owner is not None and owner.real is not None else None
         if owner is not None and namespace is not None:
             if name in namespace:

@@ -10,6 +10,7 @@ import abc
 import collections
 import functools
 import inspect
+import itertools
 import operator
 import types
 from collections.abc import Callable
@@ -201,7 +202,12 @@ for _method in words("send throw close __iter__ __next__"):
     means(getattr(types.GeneratorType, _method), named=True)(generator_method)
 
 
-means(iter)(lambda tracer, value: tracer.iterate(value))
+@means(iter)
+def builtin_iter(tracer: Calls, value: Any, sentinel: Any = UNBOUND) -> Any:
+    if sentinel is UNBOUND:
+        return tracer.iterate(value)
+    results = map(functools.partial(tracer.call, value), itertools.repeat(()), itertools.repeat({}))
+    return itertools.takewhile(lambda found: not tracer.equal(sentinel, found), results)
 
 
 @means(next)
@@ -271,9 +277,11 @@ def builtin_sorted(tracer: Calls, items: Any, **options: Any) -> list[Any]:
 def list_sort(tracer: Calls, items: Any, key: Any = None, reverse: Any = False) -> None:
     target = raw_items(tracer.mutable(items))
     keys = sort_keys(tracer, target, key)
-    if not all(map(is_constant, keys)):
-        tracer.unsupported("own-equality", "values without a built-in order are sorted")
-    order = sorted(range(len(keys)), key=keys.__getitem__, reverse=bool(reverse))
+
+    def less(i: int, j: int) -> int:
+        return -tracer.truth(tracer.compare("<", keys[i], keys[j]))
+
+    order = sorted(range(len(keys)), key=functools.cmp_to_key(less), reverse=bool(reverse))
     list.__setitem__(tracer.mutable(items), slice(None), [target[i] for i in order])
 
 

@@ -13,6 +13,7 @@ The real compiler: torch/_dynamo/variables/functions.py, builtin.py, torch.py, t
 from __future__ import annotations
 
 import collections
+import dataclasses
 import enum
 import functools
 import operator
@@ -88,12 +89,14 @@ RAW_CLASSES: tuple[type, ...] = (
     *(property, staticmethod, classmethod),
 )
 """C classes that keep their arguments without reading them."""
+GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 PURE_CLASSES = frozenset(
     {
         *(*RAW_CLASSES, slice, range, complex, bytes, bytearray, memoryview, object, BaseException),
         *(collections.OrderedDict, collections.defaultdict),
         *(types.MappingProxyType, types.CellType, functools.cached_property),
         *(torch.device, torch.Size, torch.finfo, torch.iinfo),
+        *GETTERS,
     }
 )
 TENSOR_OPERATORS: dict[str, tuple[Any, bool]] = {
@@ -104,6 +107,8 @@ TENSOR_OPERATORS: dict[str, tuple[Any, bool]] = {
 for _symbol in BINARY.keys() & METHOD_OF.keys():
     TENSOR_OPERATORS[f"__i{METHOD_OF[_symbol]}__"] = BINARY[f"{_symbol}="], False
     TENSOR_OPERATORS[f"__r{METHOD_OF[_symbol]}__"] = BINARY[_symbol], True
+REPR_GUARD = dataclasses.make_dataclass("Shown", ()).__repr__.__code__
+"""What a dataclass wraps around its `__repr__`, so that an object inside of itself is written as `...`."""
 DISABLED = "_minicompile_disabled"
 """The attribute of functions under `mc.disable`: the reason."""
 FIXED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
@@ -211,6 +216,8 @@ class Calls(Containers):
                 what = f"{function.__qualname__} is under torch.compiler.disable"
                 self.unsupported("disabled", what)
             return self.call(wrapped, args, kwargs)
+        if function.__code__ is REPR_GUARD:
+            return self.call(self.load_attr(function, "__wrapped__"), args, kwargs)
         if library_of(function.__module__) == "numpy":
             self.unsupported("numpy", f"a call of numpy's {function.__qualname__}")
         return self.call_function(function, args, kwargs)
@@ -238,6 +245,21 @@ class Calls(Containers):
         own = self.items(self.part(partial, "args"))
         keywords = self.mapping(self.part(partial, "keywords"))
         return self.call(self.part(partial, "func"), (*own, *args), {**keywords, **kwargs})
+
+    def call_getter(self, getter: Any, args: Args, kwargs: Kwargs) -> Any:
+        """`operator.itemgetter(...)` and its like, called with one object."""
+        maker, given = getter.__reduce__()
+        made = functools.partial(maker, *given)
+        if not is_constant((*made.args, *made.keywords.values())) or len(args) != 1 or kwargs:
+            self.unsupported_kind("unusual-arguments", "a call of a {}", getter)
+        (value,), name = args, made.args[0]
+        if made.func is operator.methodcaller:
+            return self.call(self.load_attr(value, name), made.args[1:], made.keywords)
+        if made.func is operator.itemgetter:
+            found = tuple(self.subscript(value, key) for key in made.args)
+        else:
+            found = tuple(functools.reduce(self.load_attr, n.split("."), value) for n in made.args)
+        return found[0] if len(found) == 1 else found
 
     def call_wrapper(self, method: Any, args: Args, kwargs: Kwargs) -> Any:
         definition = method.__objclass__.__dict__[method.__name__]
@@ -280,7 +302,8 @@ class Calls(Containers):
         if is_tensor_method(function):
             name = TENSOR_FUNCTIONS.get(function) or function.__name__
             return self.tensor_method(name, args, kwargs)
-        return self.recorder.record("call_function", function, args, kwargs)
+        plain = (int(x) if isinstance(x, enum.Enum) and isinstance(x, int) else x for x in args)
+        return self.recorder.record("call_function", function, tuple(plain), kwargs)
 
     def tensor_method(self, name: str, args: Args, kwargs: Kwargs) -> Any:
         if name in TENSOR_REFUSED:
@@ -447,6 +470,8 @@ class Calls(Containers):
             initializer(made, *args, **kwargs)
         else:
             self.call(initializer, (made, *args), kwargs)
+        if isinstance(made, BaseException):
+            self.note_native(made)  # a frame that ends with it is cut before it is made
         return made
 
     def native_new(self, maker: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -479,5 +504,6 @@ CALL_KINDS: dict[type, Callable[..., Any]] = {
     functools.partial: Calls.call_partial,
     weakref.ReferenceType: lambda self, ref, *_: self.below(ref, "referent", None, ref()),
     CACHED: Calls.call_cached,
+    **dict.fromkeys(GETTERS, Calls.call_getter),
 }
 """What runs a call of each exact type of callable."""

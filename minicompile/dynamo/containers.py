@@ -9,7 +9,9 @@ own.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
+import itertools
 import operator
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -235,12 +237,17 @@ class Containers(Attributes):
         if base is not None:
             iterator: Iterator[Any] = base.__iter__(self.inside(value))
             return iterator
+        if python_method(value, "__getitem__") is not None:
+            return self.by_position(value)
         if self.tracker(value) is not None:
             self.unsupported_kind("outside-object", "iteration over a {} from outside", value)
-        if python_method(value, "__getitem__") is not None:
-            what = "iteration over a {} by its __getitem__"
-            self.unsupported_kind("outside-object", what, value)
         return iter(value)
+
+    def by_position(self, value: Any) -> Iterator[Any]:
+        """Iterate as Python does where a class defines `__getitem__` alone."""
+        with contextlib.suppress(IndexError):
+            for index in itertools.count():
+                yield self.subscript(value, index)
 
     @unless_defined("__next__")
     def advance(self, iterator: Any) -> Any:
@@ -294,7 +301,8 @@ class Containers(Attributes):
                 self.check_key(item)
             inside, base = self.inside(container), raw_base(container)
             return bool(base.__contains__(inside, self.pinned(item)))
-        if isinstance(container, TracedGenerator) or python_method(container, "__iter__"):
+        by_python = map(python_method, (container, container), ("__iter__", "__getitem__"))
+        if isinstance(container, TracedGenerator) or any(by_python):
             return any(self.equal(other, item) for other in self.items(container))
         if self.tracker(container) is None:
             return item in container
@@ -372,8 +380,8 @@ class Containers(Attributes):
         if type(left) in (int, float, str) and type(right) in (int, float, str) and symbol != "%":
             return BINARY[symbol](left, right)
         plain = symbol.removesuffix("=")
-        tensors = isinstance(left, torch.Tensor), isinstance(right, torch.Tensor)
-        if any(tensors) and not (isinstance(left, NO_OPERANDS) or isinstance(right, NO_OPERANDS)):
+        tensors = [isinstance(value, torch.Tensor) for value in (left, right)]
+        if any(tensors) and not self.has_operators(right if tensors[0] else left):
             function = BINARY[symbol if tensors[0] else plain]
             return self.torch_call(function, (left, right), {})
         if isinstance(left, SYMBOLIC) or isinstance(right, SYMBOLIC):
@@ -393,7 +401,17 @@ class Containers(Attributes):
             return found
         if plain == "%" and isinstance(left, str):
             right = self.as_text(right)
+        if any(tensors) and not isinstance(left if tensors[1] else right, NO_OPERANDS):
+            return self.torch_call(BINARY[symbol], (left, right), {})
         return BINARY[symbol](self.operand(left), self.operand(right))
+
+    @staticmethod
+    def has_operators(value: Any) -> bool:
+        """Whether an operand besides a tensor may have an operator of its own."""
+        if isinstance(value, NO_OPERANDS):
+            return True
+        simple = isinstance(value, torch.Tensor) or is_constant(value)
+        return not simple and find(type(value), "__torch_function__") is MISSING
 
     def in_place(self, symbol: str, left: Any, right: Any) -> Any:
         """`left += right` and its like, as C code defines them for containers that can change."""
@@ -470,29 +488,39 @@ class Containers(Attributes):
         found = self.python_operator(name, reflected, left, right)
         if found is not NotImplemented:
             return found
+        base = builtin_base(left)
+        if base in (list, tuple) and base is builtin_base(right):
+            return self.compare_items(symbol, left, right)
         if symbol in ("==", "!="):
             if symbol == "!=" and (python_method(left, "__eq__") or python_method(right, "__eq__")):
                 return not self.truth(self.compare("==", left, right))
-            base = builtin_base(left)
-            if base is not None and base is builtin_base(right) and base not in (set, frozenset):
+            if isinstance(left, dict) and isinstance(right, dict):
                 return self.alike(left, right) == (symbol == "==")
             for value in (left, right):
                 if self.tracker(value) is not None and type(value).__eq__ is OBJECT_EQ:
                     return self.same(left, right) == (symbol == "==")
         return COMPARE[symbol](self.operand(self.deep(left)), self.operand(self.deep(right)))
 
-    def alike(self, left: Any, right: Any) -> bool:
-        """Whether two lists, tuples or dicts are equal, as C code defines it."""
+    def compare_items(self, symbol: str, left: Any, right: Any) -> Any:
+        """Compare two lists or two tuples, as C code defines it: by the first items that differ."""
         ours, theirs = raw_items(self.inside(left)), raw_items(self.inside(right))
-        if len(ours) != len(theirs):
+        if symbol in ("==", "!=") and len(ours) != len(theirs):
+            return symbol == "!="
+        for mine, other in zip(ours, theirs):
+            if not self.equal(mine, other):
+                return symbol == "!=" or (symbol != "==" and self.compare(symbol, mine, other))
+        return COMPARE[symbol](len(ours), len(theirs))
+
+    def alike(self, left: Any, right: Any) -> bool:
+        """Whether two dicts are equal, as C code defines it."""
+        ours, theirs = raw_items(self.inside(left)), raw_items(self.inside(right))
+        others = dict(theirs)
+        ordered = raw_base(left) is raw_base(right) is collections.OrderedDict
+        if ordered and list(dict(ours)) != list(others):
             return False
-        if isinstance(left, dict):
-            others = dict(theirs)
-            ordered = raw_base(left) is raw_base(right) is collections.OrderedDict
-            if ordered and list(dict(ours)) != list(others):
-                return False
-            return all(key in others and self.equal(item, others[key]) for key, item in ours)
-        return all(map(self.equal, ours, theirs))
+        return len(ours) == len(theirs) and all(
+            key in others and self.equal(item, others[key]) for key, item in ours
+        )
 
     def unary(self, symbol: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -48,6 +48,11 @@ means(itertools.chain)(
 means(itertools.chain.from_iterable)(
     lambda tracer, parts: (item for part in tracer.lazily(parts) for item in tracer.lazily(part))
 )
+means(itertools.starmap)(
+    lambda tracer, function, rows: (
+        tracer.call(function, tuple(tracer.items(row)), {}) for row in tracer.lazily(rows)
+    )
+)
 
 
 @means(

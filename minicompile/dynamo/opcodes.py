@@ -16,6 +16,7 @@ from typing import Any
 from minicompile.dynamo.bytecode import Instruction
 from minicompile.dynamo.interpreter import (
     C_METHODS,
+    DELETED,
     NULL,
     UNBOUND,
     Frame,
@@ -46,7 +47,7 @@ STORE_GLOBAL               (new --) world.store_global(frame, named, new)
 COPY_FREE_VARS             (--) fast[-arg:] = world.closure(frame.function)
 LOAD_DEREF                 (-- cell_contents(frame, ins))
 STORE_DEREF                (new --) world.store_cell(fast[arg], new)
-DELETE_DEREF               (--) cell_contents(frame, ins); world.store_cell(fast[arg], DELETED)
+DELETE_DEREF               (--) delete_cell(frame, ins)
 IMPORT_NAME                (level, names -- world.import_name(frame, named, names, level))
 IMPORT_FROM                (-- world.import_from(stack[-1], named))
 
@@ -158,12 +159,19 @@ def cell_contents(frame: Frame, ins: Instruction) -> Any:
         raise unbound(frame, ins.value) from None
 
 
+def delete_cell(frame: Frame, ins: Instruction) -> None:
+    cell_contents(frame, ins)  # may raise NameError
+    frame.world.store_cell(frame.fast[ins.arg], DELETED)
+
+
 # -- stack and locals
 
 
 def unbound(frame: Frame, name: str) -> NameError:
-    kind = NameError if name in frame.program.code.co_freevars else UnboundLocalError
-    return kind(f"cannot access local variable {name!r} where it is not associated with a value")
+    where = f"{name!r} where it is not associated with a value"
+    if name in frame.program.code.co_freevars:
+        return NameError(f"cannot access free variable {where} in enclosing scope")
+    return UnboundLocalError(f"cannot access local variable {where}")
 
 
 def local(frame: Frame, ins: Instruction) -> Any:

@@ -384,9 +384,8 @@ class Outside(Interpreter):
             self.unsupported("tensor-as-index", "a tensor is a key of a dict or set from outside")
         builtin = is_constant(key) or cls.__hash__ is OBJECT_HASH or is_fixed(cls)
         if not builtin and not isinstance(key, IDENTITY_TYPES):
-            self.unsupported_kind(
-                "own-equality", "a {} with its own __hash__ is used as a key", key
-            )
+            what = f"a {cls.__name__} with its own __hash__ is used as a key"
+            self.unsupported("own-equality", what)
 
     def mark_written(self, tracker: VariableTracker) -> None:
         if self.called_later:
