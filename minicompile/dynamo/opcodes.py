@@ -1,5 +1,5 @@
 """The handlers of bytecode instructions: one function for each normalised opname (bytecode.py), which moves
-values between stack, locals and `frame.world`, the tracer that gives them meaning (tracer.py).
+values between stack, locals and `frame.world`, which gives them meaning (world.py).
 
 Plug-in point: `@bytecode("OPNAME")` on a function `(frame, instruction)`; it may replace any of these.
 The real compiler: the methods of InstructionTranslatorBase in torch/_dynamo/symbolic_convert.py.
@@ -55,7 +55,7 @@ IMPORT_FROM                (-- world.import_from(stack[-1], named))
 LOAD_ATTR                  (owner -- world.load_attr(owner, named))
 LOAD_METHOD                (owner --) push_method(frame, world.load_attr(owner, named))
 STORE_ATTR                 (new, owner --) world.store_attr(owner, named, new)
-DELETE_ATTR                (owner --) world.delete_attr(owner, named)
+DELETE_ATTR                (owner --) world.store_attr(owner, named, DELETED)
 LOAD_SUPER_ATTR            (make, cls, owner -- super_attr(frame, ins, make, cls, owner))
 LOAD_SUPER_METHOD (make, cls, owner --) push_method(frame, super_attr(frame, ins, make, cls, owner))
 BINARY_SUBSCR              (owner, key -- world.subscript(owner, key))
@@ -76,7 +76,7 @@ UNARY_NOT                  (value -- not world.truth(value))
 TO_BOOL                    (value -- world.truth(value))
 GET_LEN                    (-- world.length(stack[-1]))
 CONVERT_VALUE              (value -- world.convert(arg, value))
-FORMAT_VALUE (value, spec -- world.format(world.convert(arg, value) if arg else value, spec))
+FORMAT_VALUE (value, spec -- world.formatted(world.convert(arg, value) if arg else value, spec))
 
 # containers; a display (`[*a, b]`) builds its own under the values
 BUILD_TUPLE                (*values -- tuple(values))
@@ -225,12 +225,10 @@ def jump_or_pop(frame: Frame, ins: Instruction) -> None:
 @bytecode("FOR_ITER")
 def for_iter(frame: Frame, ins: Instruction) -> None:
     try:
-        item = frame.world.advance(frame.stack[-1])
+        frame.stack.append(frame.world.advance(frame.stack[-1]))
     except StopIteration:
         frame.stack.pop()
         frame.pc = ins.target
-    else:
-        frame.stack.append(item)
 
 
 # -- building and unpacking
