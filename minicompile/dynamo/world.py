@@ -25,7 +25,7 @@ from minicompile.dynamo.interpreter import UNBOUND, Args, Frame, Interpreter, Kw
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Guard, InstructionRecord, Source
-from minicompile.dynamo.variables import VariableTracker, is_fixed
+from minicompile.dynamo.variables import VariableTracker, is_fixed_name
 from minicompile.errors import Unsupported
 from minicompile.ops.display import Shown
 from minicompile.ops.origin import SourceLine
@@ -296,4 +296,4 @@ class World(Interpreter):
 
 def is_users(frame: Frame) -> bool:
     """Whether a frame runs code of the user's, or of a library other than torch and Python's."""
-    return not is_fixed(frame.function.__globals__.get("__name__") or "")
+    return not is_fixed_name(frame.function.__globals__.get("__name__") or "")
