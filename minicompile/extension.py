@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | `bytecode(opname)` | what the interpreter does with an instruction | dynamo |
 | `call_rules(function)` | what capturing a call of a function means | dynamo |
+| `operations(name)` | what a Python operation means: loading an attribute, adding, iterating | dynamo |
 | `guard_rules(kind)` | how a kind of guard is checked | dynamo |
 | `quick_checks(kind)` | a quicker check of all guards on settings, or on held objects | dynamo |
 | `frame_watchers(name)` | what sees the functions that eager code calls | dynamo |
@@ -56,10 +57,10 @@ from minicompile.codegen.legalize import LEGALIZE
 from minicompile.codegen.plan import plan_rule, rival_rule, template_plan
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import triton_op
-from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.dispatch import frame_watchers
 from minicompile.dynamo.guards import guard_rules, quick_checks
 from minicompile.dynamo.interpreter import bytecode
+from minicompile.dynamo.world import call_rules, operations
 from minicompile.lowering.context import template
 from minicompile.lowering.lower import lowering
 from minicompile.ops.events import observer

@@ -257,7 +257,7 @@ LESSONS_ON_A_ROOM = {
     "lessons.cache": {"codegen.phases"},
     "lessons.pictures": {"bench.prices"},
     "lessons.replay": {"codegen.generate", "runtime.load", "plugins.cuda_graphs.replay"},
-    "lessons.stepping": {"dynamo.interpreter", "dynamo.tracer"},
+    "lessons.stepping": {"dynamo.interpreter", "dynamo.world"},
 }
 """Modules of lessons whose subject is the inside of a room, or the price list."""
 

@@ -17,9 +17,10 @@ entries and calls `capture` if none fits.
     opcodes        what each instruction does to the stack
     variables      what is known of the objects that it meets
     recorder       torch calls become nodes of an FX graph; sizes: those with symbols
-    outside -> attributes -> containers -> calls -> tracer
-                   the interpreter that captures, one subclass a subject: reads and writes of what existed
-                   before, attributes, operators and containers, calls, all of it together
+    world          what is known while a frame is captured: frames, sources and guards, writes, the graph
+    outside, attributes, containers, calls
+                   what Python's operations mean there, each a function of the world: reads and writes of
+                   what existed before, attributes, operators and containers, calls
     builtins, library, functions, autograd_functions, mapped_functions
                    what calls of particular functions mean; refusals: what is left to Python by name
     capture        runs a frame through all this, and keeps what is needed to run it again

@@ -13,12 +13,13 @@ from torch.autograd.function import BackwardCFunction
 
 from minicompile import compat
 from minicompile.dynamo.builtins import means
-from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
+from minicompile.dynamo.calls import FIXED_TYPES
 from minicompile.dynamo.functions import Called, without_effects
 from minicompile.dynamo.guards import SourceCode, generate, types_from
 from minicompile.dynamo.recorder import Subgraph
 from minicompile.dynamo.result import Guard
 from minicompile.dynamo.variables import is_constant
+from minicompile.dynamo.world import World, call_rules
 from minicompile.errors import MinicompileError
 from minicompile.ops.graph import Graph
 
@@ -44,11 +45,11 @@ class Context:
 
 
 @means(Context.__getattr__)
-def missing_attribute(tracer: Calls, context: Context, name: str) -> Any:
+def missing_attribute(world: World, context: Context, name: str) -> Any:
     """Refuse the other attributes that torch's own `ctx` has: `mark_dirty`, `input_grad_buffers`, ..."""
     if hasattr(BackwardCFunction, name):
-        tracer.unsupported("autograd-function", f"ctx.{name} of an autograd.Function")
-    return tracer.no_attribute(context, name)
+        world.unsupported("autograd-function", f"ctx.{name} of an autograd.Function")
+    return world.no_attribute(context, name)
 
 
 class CustomFunction(Called):
@@ -121,38 +122,38 @@ def as_expected(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tenso
 
 
 @means(compat.function_apply)
-def apply_function(tracer: Calls, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+def apply_function(world: World, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     """`Fn.apply(...)`: a CustomFunction's node; without gradients just what its forward does."""
     name = cls.__qualname__
     if kwargs:
         what = f"{name}, an autograd.Function, is called with keyword arguments"
-        tracer.unsupported("autograd-function", what)
+        world.unsupported("autograd-function", what)
     context = Context(tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args))
     if not torch.is_grad_enabled():
-        results, several = run_forward(tracer, cls, context, args)
+        results, several = run_forward(world, cls, context, args)
         # an input that is given back comes back as another tensor, which requires no grad
         results = [
-            tracer.torch_call(torch.Tensor.detach, (r,), {}) if any(r is a for a in args) else r
+            world.torch_call(torch.Tensor.detach, (r,), {}) if any(r is a for a in args) else r
             for r in results
         ]
         return tuple(results) if several else results[0]
-    return capture_function(tracer, cls, context, args)
+    return capture_function(world, cls, context, args)
 
 
-def capture_function(tracer: Calls, cls: Any, context: Context, args: Any) -> Any:
-    recorder, name = tracer.recorder, cls.__qualname__
+def capture_function(world: World, cls: Any, context: Context, args: Any) -> Any:
+    recorder, name = world.recorder, cls.__qualname__
     for arg in args:
         known = is_constant(arg) or isinstance(arg, (*FIXED_TYPES, torch.Tensor))
-        if not known and tracer.tracker(arg) is None:
+        if not known and world.tracker(arg) is None:
             kind = type(arg).__name__
             what = f"{name}, an autograd.Function, is called with a {kind} that the frame made"
-            tracer.unsupported("autograd-function", what)
+            world.unsupported("autograd-function", what)
     given = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    with recorder.subgraph() as inner, without_effects(tracer, name), torch.no_grad():
-        results, several = run_forward(tracer, cls, context, args)
+    with recorder.subgraph() as inner, without_effects(world, name), torch.no_grad():
+        results, several = run_forward(world, cls, context, args)
         saved, backward, unchanged = Subgraph(), None, None
         if any(context.needs_input_grad):
-            saved, backward, unchanged = capture_backward(tracer, cls, context, args, results)
+            saved, backward, unchanged = capture_backward(world, cls, context, args, results)
         outputs = [*map(recorder.lift, results), *saved.inputs]
         graph = inner.finish(outputs, cls.__name__)
     made = CustomFunction(f"{name}.apply", inner, graph, given)
@@ -167,35 +168,35 @@ def positions(values: list[Any], chosen: Any) -> list[int]:
     return [i for i, value in enumerate(values) if any(value is other for other in chosen)]
 
 
-def run_forward(tracer: Calls, cls: Any, context: Context, args: Any) -> tuple[list[Any], bool]:
+def run_forward(world: World, cls: Any, context: Context, args: Any) -> tuple[list[Any], bool]:
     """The tensors that `forward` gives, and whether it gives a tuple."""
-    forward = tracer.load_attr(cls, "forward")
-    if tracer.load_attr(cls, "setup_context") is Function.setup_context:
-        found = tracer.call(forward, (context, *args), {})
+    forward = world.load_attr(cls, "forward")
+    if world.load_attr(cls, "setup_context") is Function.setup_context:
+        found = world.call(forward, (context, *args), {})
     elif getattr(forward, "__defaults__", None):
         what = f"{cls.__qualname__}.forward, with a setup_context, has default arguments"
-        tracer.unsupported("autograd-function", what)
+        world.unsupported("autograd-function", what)
     else:
-        found = tracer.call(forward, args, {})
-        tracer.call(tracer.load_attr(cls, "setup_context"), (context, args, found), {})
+        found = world.call(forward, args, {})
+        world.call(world.load_attr(cls, "setup_context"), (context, args, found), {})
     results = list(found) if type(found) is tuple else [found]
     if not all(isinstance(result, torch.Tensor) for result in results):
         what = f"{cls.__qualname__}.forward gives something other than tensors"
-        tracer.unsupported("autograd-function", what)
+        world.unsupported("autograd-function", what)
     return results, type(found) is tuple
 
 
 def capture_backward(
-    tracer: Calls, cls: Any, context: Context, args: Any, results: list[torch.Tensor]
+    world: World, cls: Any, context: Context, args: Any, results: list[torch.Tensor]
 ) -> tuple[Subgraph, Graph, Callable[[], bool]]:
     """The graph of `backward`, inside that of `forward`: what it takes from there is what must be saved.
 
     Also a check, for when it runs, that what it read outside is as it was.
     """
-    recorder, name = tracer.recorder, f"{cls.__qualname__}.backward"
+    recorder, name = world.recorder, f"{cls.__qualname__}.backward"
     inputs = len(recorder.inputs)
-    before, tracer.guards = tracer.guards, {}
-    again, tracer.read_again = tracer.read_again, True
+    before, world.outside.guards = world.outside.guards, {}
+    again, world.outside.read_again = world.outside.read_again, True
     try:
         with recorder.subgraph() as inner, compat.without_autocast():
             gradients: list[Any] = []
@@ -204,7 +205,7 @@ def capture_backward(
                     gradients.append(torch.empty_like(result))
                 gradients[-1].stands_for_gradient = True
                 recorder.argument(inner, gradients[-1], "gradient")
-            found = tracer.call(tracer.load_attr(cls, "backward"), (context, *gradients), {})
+            found = world.call(world.load_attr(cls, "backward"), (context, *gradients), {})
             outputs = list(found) if type(found) is tuple else [found]
             while len(outputs) > len(args) and outputs[-1] is None:
                 outputs.pop()
@@ -215,29 +216,29 @@ def capture_backward(
             )
             if not fitting:
                 what = f"{name} does not give one gradient for each tensor"
-                tracer.unsupported("autograd-function", what)
+                world.unsupported("autograd-function", what)
             lifted = [recorder.lift(output) for kind, output in zip(kinds, outputs) if kind]
             graph = inner.finish(lifted, f"{cls.__name__}_backward")
     except MinicompileError:
         raise
     except Exception as error:
-        tracer.unsupported("exception", f"{name} raises {type(error).__name__}: {error}")
+        world.unsupported("exception", f"{name} raises {type(error).__name__}: {error}")
     finally:
-        read, tracer.read_again = tracer.guards, again
-        tracer.guards = {**before, **{key: read[key] for key in read if key not in before}}
+        read, world.outside.read_again = world.outside.guards, again
+        world.outside.guards = {**before, **{key: read[key] for key in read if key not in before}}
     if len(recorder.inputs) > inputs:
         what = f"{name} reads a tensor outside of it"
-        tracer.unsupported("autograd-function", what, "save it with ctx.save_for_backward")
-    return inner, graph, still_as_read(tracer, name, list(read.values()))
+        world.unsupported("autograd-function", what, "save it with ctx.save_for_backward")
+    return inner, graph, still_as_read(world, name, list(read.values()))
 
 
-def still_as_read(tracer: Calls, name: str, guards: list[Guard]) -> Callable[[], bool]:
+def still_as_read(world: World, name: str, guards: list[Guard]) -> Callable[[], bool]:
     """A check of guards that needs no frame."""
-    code = SourceCode(tracer.held, types_from(guards))
+    code = SourceCode(world.outside.held, types_from(guards))
     for source in (source for guard in guards for source in guard.sources):
         if not code.holds(source):
             what = f"{name} reads {source}"
-            tracer.unsupported("autograd-function", what, "make it an attribute of ctx")
+            world.unsupported("autograd-function", what, "make it an attribute of ctx")
     code.names["MISS"] = False
     for guard in guards:
         code.require(guard)
@@ -246,9 +247,9 @@ def still_as_read(tracer: Calls, name: str, guards: list[Guard]) -> Callable[[],
 
 
 @call_rules(torch.Tensor.stride)
-def stride(tracer: Calls, args: Any, kwargs: Any) -> Any:
+def stride(world: World, args: Any, kwargs: Any) -> Any:
     """Refuse to tell the strides of a gradient: those that it will have are not known."""
     if getattr(args[0], "stands_for_gradient", False):
         what = "the strides of a gradient are read"
-        tracer.unsupported("tensor-attribute", what, "call contiguous() first")
-    return tracer.torch_call(torch.Tensor.stride, args, kwargs)
+        world.unsupported("tensor-attribute", what, "call contiguous() first")
+    return world.torch_call(torch.Tensor.stride, args, kwargs)

@@ -1,6 +1,6 @@
 """Rules for Python's builtins and a few standard-library functions.
 
-Plug-in point: `@call_rules(function)` on `(tracer, args, kwargs) -> value`; it may replace any of these.
+Plug-in point: `@call_rules(function)` on `(world, args, kwargs) -> value`; it may replace any of these.
 The real compiler: torch/_dynamo/variables/builtin.py, polyfills/.
 """
 
@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import abc
 import collections
+import contextlib
 import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from minicompile import compat
+from minicompile.dynamo import containers
 from minicompile.dynamo.attributes import STANDS_FOR
-from minicompile.dynamo.calls import CallRule, Calls, call_rules
-from minicompile.dynamo.containers import Containers, python_method, unless_defined
+from minicompile.dynamo.containers import python_method, unless_defined
 from minicompile.dynamo.interpreter import (
     BINARY,
     COMPARE,
+    DELETED,
     METHOD_OF,
     UNARY,
     UNBOUND,
@@ -39,28 +41,28 @@ from minicompile.dynamo.variables import (
     raw_items,
     words,
 )
+from minicompile.dynamo.world import CallRule, Meaning, World, call_rules
 from minicompile.shapes.symnode import SYMBOLIC
 
 ORDERED = collections.OrderedDict
-Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
 
 def means(*functions: Any, named: bool = False) -> Callable[[Meaning], Meaning]:
-    """`call_rules` for a meaning that takes `(tracer, ...)` and the call's own arguments.
+    """`call_rules` for a meaning that takes `(world, ...)` and the call's own arguments.
 
-    Arguments that it has no parameter for are refused. `named`: it takes `(tracer, function, ...)`.
+    Arguments that it has no parameter for are refused. `named`: it takes `(world, function, ...)`.
     """
 
     def register(meaning: Meaning) -> Meaning:
-        def rule(function: Any, tracer: Calls, args: Any, kwargs: dict[str, Any]) -> Any:
-            given = (tracer, function, *args) if named else (tracer, *args)
+        def rule(function: Any, world: World, args: Any, kwargs: dict[str, Any]) -> Any:
+            given = (world, function, *args) if named else (world, *args)
             try:
                 return meaning(*given, **kwargs)
             except TypeError:
                 try:
                     inspect.signature(meaning).bind(*given, **kwargs)
                 except TypeError:
-                    tracer.unsupported("unusual-arguments", f"these arguments of {function}")
+                    world.unsupported("unusual-arguments", f"these arguments of {function}")
                 raise
 
         for function in functions:
@@ -71,8 +73,8 @@ def means(*functions: Any, named: bool = False) -> Callable[[Meaning], Meaning]:
 
 
 def refuse(id: str, what: str, *functions: Any) -> None:
-    """Calls that are left to Python, with a reason of their own."""
-    call_rules(*functions)(lambda tracer, args, kwargs: tracer.unsupported(id, what))
+    """World that are left to Python, with a reason of their own."""
+    call_rules(*functions)(lambda world, args, kwargs: world.unsupported(id, what))
 
 
 for _id, _what, _owner, _names in FUNCTIONS:
@@ -84,14 +86,12 @@ refuse("several-processes", "processes exchange tensors", *compat.COLLECTIVES)
 
 OPERATIONS: dict[Any, tuple[Any, ...]] = {
     setattr: ("store_attr",),
-    delattr: ("delete_attr",),
     object.__getattribute__: ("generic_attribute",),
     type.__getattribute__: ("class_attribute",),
     object.__setattr__: ("generic_store",),
-    object.__delattr__: ("generic_delete",),
     len: ("length",),
     repr: ("convert", 2),
-    format: ("format",),
+    format: ("formatted",),
     operator.getitem: ("subscript",),
     operator.setitem: ("store_subscript",),
     operator.delitem: ("delete_subscript",),
@@ -102,19 +102,19 @@ OPERATIONS: dict[Any, tuple[Any, ...]] = {
     **{function: ("compare", symbol) for symbol, function in COMPARE.items()},
     **{function: ("unary", symbol) for symbol, function in UNARY.items()},
 }
-"""`len(x)` is `tracer.length(x)`, `operator.add(x, y)` is `tracer.binary("+", x, y)`."""
+"""`len(x)` is `world.length(x)`, `operator.add(x, y)` is `world.binary("+", x, y)`."""
 
 
 BY_METHOD: dict[str, Callable[..., Any]] = {
-    "__getitem__": Containers.subscript.__wrapped__,  # type: ignore[attr-defined]
-    "__setitem__": Containers.store_subscript.__wrapped__,  # type: ignore[attr-defined]
-    "__delitem__": Containers.delete_subscript.__wrapped__,  # type: ignore[attr-defined]
-    "__iter__": Containers.iterate.__wrapped__,  # type: ignore[attr-defined]
-    "__len__": Containers.length.__wrapped__,  # type: ignore[attr-defined]
-    "__contains__": Containers.holds,
+    "__getitem__": containers.subscript.__wrapped__,  # type: ignore[attr-defined]
+    "__setitem__": containers.store_subscript.__wrapped__,  # type: ignore[attr-defined]
+    "__delitem__": containers.delete_subscript.__wrapped__,  # type: ignore[attr-defined]
+    "__iter__": containers.iterate.__wrapped__,  # type: ignore[attr-defined]
+    "__len__": containers.length.__wrapped__,  # type: ignore[attr-defined]
+    "__contains__": containers.holds,
     **{
         f"__i{METHOD_OF[symbol]}__": functools.partial(
-            lambda symbol, tracer, left, right: tracer.in_place(symbol, left, right), f"{symbol}="
+            lambda symbol, world, left, right: world.in_place(symbol, left, right), f"{symbol}="
         )
         for symbol in METHOD_OF.keys() & BINARY.keys()
     },
@@ -122,78 +122,80 @@ BY_METHOD: dict[str, Callable[..., Any]] = {
 """`list.__len__(x)` is the operation without a look at what the class of x defines in Python."""
 
 
-def operation(name: str, *first: Any) -> CallRule:
-    return lambda tracer, args, kwargs: getattr(tracer, name)(*first, *args, **kwargs)
+def by_operation(name: str, *first: Any) -> CallRule:
+    return lambda world, args, kwargs: getattr(world, name)(*first, *args, **kwargs)
 
 
 for _function, _operation in OPERATIONS.items():
-    call_rules(_function)(operation(*_operation))
+    call_rules(_function)(by_operation(*_operation))
 
 
 for _cls in (list, tuple, dict, ORDERED, set, frozenset):
     for _name in BY_METHOD.keys() & _cls.__dict__.keys():
         means(_cls.__dict__[_name])(BY_METHOD[_name])
 
-means(operator.not_)(lambda tracer, value: not tracer.truth(value))
-means(operator.is_not)(lambda tracer, a, b: not tracer.same(a, b))
-means(bool)(lambda tracer, value=False: tracer.truth(value))
-means(divmod)(lambda tracer, a, b: (tracer.binary("//", a, b), tracer.binary("%", a, b)))
-means(pow)(lambda tracer, a, b: tracer.binary("**", a, b))
+means(delattr)(lambda world, value, name: world.store_attr(value, name, DELETED))
+means(object.__delattr__)(lambda world, value, name: world.generic_store(value, name, DELETED))
+means(operator.not_)(lambda world, value: not world.truth(value))
+means(operator.is_not)(lambda world, a, b: not world.same(a, b))
+means(bool)(lambda world, value=False: world.truth(value))
+means(divmod)(lambda world, a, b: (world.binary("//", a, b), world.binary("%", a, b)))
+means(pow)(lambda world, a, b: world.binary("**", a, b))
 
 
 # -- attributes and types
 
 
 @means(getattr)
-def builtin_getattr(tracer: Calls, value: Any, name: str, default: Any = UNBOUND) -> Any:
+def builtin_getattr(world: World, value: Any, name: str, default: Any = UNBOUND) -> Any:
     try:
-        return tracer.load_attr(value, name)
+        return world.load_attr(value, name)
     except AttributeError:
-        if default is UNBOUND or tracer.abort is not None:
+        if default is UNBOUND or world.frames.abort is not None:
             raise
         return default
 
 
 means(hasattr)(
-    lambda tracer, value, name: builtin_getattr(tracer, value, name, MISSING) is not MISSING
+    lambda world, value, name: builtin_getattr(world, value, name, MISSING) is not MISSING
 )
-means(object.__init__)(lambda tracer, /, *args, **kwargs: None)
-means(super)(lambda tracer, *args: super(*args) if args else tracer.zero_argument_super())
+means(object.__init__)(lambda world, /, *args, **kwargs: None)
+means(super)(lambda world, *args: super(*args) if args else world.zero_argument_super())
 means(type)(
-    lambda tracer, *args, **kwargs: (
-        tracer.construct(type, args, kwargs) if len(args) > 1 else tracer.type_of(args[0])
+    lambda world, *args, **kwargs: (
+        world.construct(type, args, kwargs) if len(args) > 1 else world.type_of(args[0])
     )
 )
-means(callable)(lambda tracer, value: callable(value))
+means(callable)(lambda world, value: callable(value))
 
 
 @means(isinstance, issubclass, named=True)
-def check_class(tracer: Calls, check: Any, value: Any, classes: Any) -> bool:
+def check_class(world: World, check: Any, value: Any, classes: Any) -> bool:
     """isinstance or issubclass, with what metaclasses define in Python interpreted."""
     if type(value) in STANDS_FOR:
-        return check_class(tracer, issubclass, tracer.type_of(value), classes)
+        return check_class(world, issubclass, world.type_of(value), classes)
     if classes is compat.FakeTensor:
         return False  # the value is no fake when the program runs
     if isinstance(classes, tuple):
-        return any(check_class(tracer, check, value, c) for c in tracer.imported(classes))
+        return any(check_class(world, check, value, c) for c in world.imported(classes))
     if isinstance(classes, abc.ABCMeta):
-        registered = tracer.hold(abc.get_cache_token, "abc.get_cache_token").source
+        registered = world.hold(abc.get_cache_token, "abc.get_cache_token").source
         token = Source("setting", (), registered)
-        tracer.guard("equals", token, abc.get_cache_token(), "classes registered with others")
+        world.guard("equals", token, abc.get_cache_token(), "classes registered with others")
     name = "__instancecheck__" if check is isinstance else "__subclasscheck__"
     own = python_method(classes, name)
     if own is None or is_fixed(own.__module__) or type(value) is classes:
         found: bool = check(value, classes)
         return found
-    return tracer.truth(tracer.call(tracer.special(classes, name), (value,), {}))
+    return world.truth(world.call_special(classes, name, value))
 
 
 # -- iteration
 
 
-def generator_method(tracer: Calls, method: Any, generator: Any, *args: Any) -> Any:
+def generator_method(world: World, method: Any, generator: Any, *args: Any) -> Any:
     if type(generator) is not TracedGenerator:
-        tracer.unsupported_kind("outside-object", "a method of a {} from outside", generator)
+        world.unsupported_kind("outside-object", "a method of a {} from outside", generator)
     return getattr(generator, method.__name__)(*args)
 
 
@@ -201,91 +203,103 @@ for _method in words("send throw close __iter__ __next__"):
     means(getattr(types.GeneratorType, _method), named=True)(generator_method)
 
 
-means(iter)(lambda tracer, value: tracer.iterate(value))
+@means(iter)
+def builtin_iter(world: World, value: Any, sentinel: Any = UNBOUND) -> Any:
+    if sentinel is UNBOUND:
+        return world.iterate(value)
+
+    def results() -> Iterator[Any]:
+        with contextlib.suppress(StopIteration):
+            while not world.equal(sentinel, found := world.call(value, (), {})):
+                yield found
+
+    return results()
 
 
 @means(next)
-def builtin_next(tracer: Calls, iterator: Any, default: Any = UNBOUND) -> Any:
+def builtin_next(world: World, iterator: Any, default: Any = UNBOUND) -> Any:
     try:
-        return tracer.advance(iterator)
+        return world.advance(iterator)
     except StopIteration:
         if default is UNBOUND:
             raise
         return default
 
 
-means(zip)(lambda tracer, *parts, **options: zip(*[tracer.lazily(p) for p in parts], **options))
-means(enumerate)(lambda tracer, items, start=0: enumerate(tracer.lazily(items), start))
-means(any)(lambda tracer, items: any(map(tracer.truth, tracer.lazily(items))))
-means(all)(lambda tracer, items: all(map(tracer.truth, tracer.lazily(items))))
+means(zip)(lambda world, *parts, **options: zip(*[world.lazily(p) for p in parts], **options))
+means(enumerate)(lambda world, items, start=0: enumerate(world.lazily(items), start))
+means(any)(lambda world, items: any(map(world.truth, world.lazily(items))))
+means(all)(lambda world, items: all(map(world.truth, world.lazily(items))))
 
 
 means(map)(
-    lambda tracer, function, *parts: (
-        tracer.call(function, row, {}) for row in zip(*[tracer.lazily(part) for part in parts])
+    lambda world, function, *parts: (
+        world.call(function, row, {}) for row in zip(*[world.lazily(part) for part in parts])
     )
 )
 means(sum)(
-    lambda tracer, items, start=0: functools.reduce(
-        functools.partial(tracer.binary, "+"), tracer.lazily(items), start
+    lambda world, items, start=0: functools.reduce(
+        functools.partial(world.binary, "+"), world.lazily(items), start
     )
 )
 means(functools.reduce)(
-    lambda tracer, function, items, *first: functools.reduce(
-        lambda found, item: tracer.call(function, (found, item), {}), tracer.lazily(items), *first
+    lambda world, function, items, *first: functools.reduce(
+        lambda found, item: world.call(function, (found, item), {}), world.lazily(items), *first
     )
 )
 
 
 @means(filter)
-def builtin_filter(tracer: Calls, function: Any, items: Any) -> Any:
+def builtin_filter(world: World, function: Any, items: Any) -> Any:
     keep = bool if function is None else function
-    return (item for item in tracer.lazily(items) if tracer.truth(tracer.call(keep, (item,), {})))
+    return (item for item in world.lazily(items) if world.truth(world.call(keep, (item,), {})))
 
 
 @means(reversed)
 @unless_defined("__reversed__")
-def builtin_reversed(tracer: Calls, value: Any) -> Any:
+def builtin_reversed(world: World, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return tracer.call(tracer.load_attr(value, "__reversed__"), (), {})
+        return world.call(world.load_attr(value, "__reversed__"), (), {})
     base = raw_base(value)
     if base is None and python_method(value, "__getitem__") is not None:
-        return (tracer.subscript(value, i) for i in range(tracer.length(value) - 1, -1, -1))
+        return (world.subscript(value, i) for i in range(world.length(value) - 1, -1, -1))
     if base in (None, set, frozenset):
-        return reversed(tracer.native_argument(value))  # may raise TypeError
-    return iter(list(base.__iter__(tracer.inside(value)))[::-1])
+        return reversed(world.native_argument(value))  # may raise TypeError
+    return iter(list(base.__iter__(world.inside(value)))[::-1])
 
 
-def sort_keys(tracer: Calls, items: list[Any], key: Any) -> list[Any]:
-    return items if key is None else [tracer.call(key, (item,), {}) for item in items]
+def sort_keys(world: World, items: list[Any], key: Any) -> list[Any]:
+    return items if key is None else [world.call(key, (item,), {}) for item in items]
 
 
 @means(sorted)
-def builtin_sorted(tracer: Calls, items: Any, **options: Any) -> list[Any]:
-    found = tracer.items(items)
-    list_sort(tracer, found, **options)
+def builtin_sorted(world: World, items: Any, **options: Any) -> list[Any]:
+    found = world.items(items)
+    list_sort(world, found, **options)
     return found
 
 
 @means(list.sort)
-def list_sort(tracer: Calls, items: Any, key: Any = None, reverse: Any = False) -> None:
-    target = raw_items(tracer.mutable(items))
-    keys = sort_keys(tracer, target, key)
-    if not all(map(is_constant, keys)):
-        tracer.unsupported("own-equality", "values without a built-in order are sorted")
-    order = sorted(range(len(keys)), key=keys.__getitem__, reverse=bool(reverse))
-    list.__setitem__(tracer.mutable(items), slice(None), [target[i] for i in order])
+def list_sort(world: World, items: Any, key: Any = None, reverse: Any = False) -> None:
+    target = raw_items(world.mutable(items))
+    keys = sort_keys(world, target, key)
+
+    def less(i: int, j: int) -> int:
+        return -world.truth(world.compare("<", keys[i], keys[j]))
+
+    order = sorted(range(len(keys)), key=functools.cmp_to_key(less), reverse=bool(reverse))
+    list.__setitem__(world.mutable(items), slice(None), [target[i] for i in order])
 
 
 @means(min, max, named=True)
-def extreme(tracer: Calls, choose: Any, *args: Any, key: Any = None, default: Any = UNBOUND) -> Any:
+def extreme(world: World, choose: Any, *args: Any, key: Any = None, default: Any = UNBOUND) -> Any:
     """The first item that no other beats."""
-    items = tracer.items(args[0]) if len(args) == 1 else list(args)
+    items = world.items(args[0]) if len(args) == 1 else list(args)
     if not items:
         return choose(()) if default is UNBOUND else default
-    keys, best = sort_keys(tracer, items, key), 0
+    keys, best = sort_keys(world, items, key), 0
     for index in range(1, len(items)):
-        if tracer.truth(tracer.compare("<" if choose is min else ">", keys[index], keys[best])):
+        if world.truth(world.compare("<" if choose is min else ">", keys[index], keys[best])):
             best = index
     return items[best]
 
@@ -294,35 +308,35 @@ def extreme(tracer: Calls, choose: Any, *args: Any, key: Any = None, default: An
 
 
 @means(list, tuple, set, frozenset, torch.Size, named=True)
-def make_container(tracer: Calls, kind: Any, items: Any = ()) -> Any:
+def make_container(world: World, kind: Any, items: Any = ()) -> Any:
     if type(items) is kind and kind in (tuple, frozenset):
         return items
-    return kind(hashed_items(tracer, items) if kind in (set, frozenset) else tracer.items(items))
+    return kind(hashed_items(world, items) if kind in (set, frozenset) else world.items(items))
 
 
-def hashed_items(tracer: Calls, items: Any) -> list[Any]:
+def hashed_items(world: World, items: Any) -> list[Any]:
     """What a set is filled with: another set is not asked for an iterator."""
     if isinstance(items, set | frozenset):
-        return raw_items(tracer.inside(items))
-    return list(map(tracer.pinned, tracer.items(items)))
+        return raw_items(world.inside(items))
+    return list(map(world.pinned, world.items(items)))
 
 
-means(tuple.__new__)(lambda tracer, cls, items=(): tuple.__new__(cls, tracer.items(items)))
-means(dict)(Calls.pairs)
-means(ORDERED)(lambda tracer, /, *args, **kwargs: ORDERED(tracer.pairs(*args, **kwargs)))
+means(tuple.__new__)(lambda world, cls, items=(): tuple.__new__(cls, world.items(items)))
+means(dict)(containers.pairs)
+means(ORDERED)(lambda world, /, *args, **kwargs: ORDERED(world.pairs(*args, **kwargs)))
 
 
 @means(collections.defaultdict)
-def make_defaultdict(tracer: Calls, factory: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+def make_defaultdict(world: World, factory: Any = None, /, *args: Any, **kwargs: Any) -> Any:
     made: Any = collections.defaultdict(factory)
-    tracer.fill_dict(made, *args, **kwargs)
+    world.fill_dict(made, *args, **kwargs)
     return made
 
 
-means(ORDERED.__init__, ORDERED.update, dict.__init__, dict.update)(Calls.fill_dict)
+means(ORDERED.__init__, ORDERED.update, dict.__init__, dict.update)(containers.fill_dict)
 
 
-means(collections.defaultdict.__missing__)(Calls.default_item)
+means(collections.defaultdict.__missing__)(containers.default_item)
 
 
 KEYED = words("get pop setdefault")
@@ -332,49 +346,49 @@ KEYED = words("get pop setdefault")
     *(cls.__dict__[name] for cls in (dict, ORDERED) for name in KEYED & vars(cls).keys()),
     named=True,
 )
-def dict_method(tracer: Calls, method: Any, owner: Any, key: Any, default: Any = MISSING) -> Any:
+def dict_method(world: World, method: Any, owner: Any, key: Any, default: Any = MISSING) -> Any:
     """A method that looks at one key."""
     name = method.__name__
     if name != "get" and raw_base(owner) is ORDERED:
-        tracer.check_overrides(owner)
-    found = tracer.dict_find(owner, key)
+        world.check_overrides(owner)
+    found = world.dict_get(owner, key)
     if name == "pop" and (found is not MISSING or default is MISSING):
-        BY_METHOD["__delitem__"](tracer, owner, key)  # may raise KeyError
+        BY_METHOD["__delitem__"](world, owner, key)  # may raise KeyError
     if found is not MISSING:
         return found
     made = None if default is MISSING else default
     if name == "setdefault":
-        tracer.store_dict_item(owner, key, made)
+        world.dict_set(owner, key, made)
     return made
 
 
-means(list.append)(lambda tracer, target, item: tracer.extend(target, [item]))
-means(list.extend)(lambda tracer, target, items: tracer.extend(target, tracer.items(items)))
+means(list.append)(lambda world, target, item: world.extend(target, [item]))
+means(list.extend)(lambda world, target, items: world.extend(target, world.items(items)))
 means(list.__init__)(
-    lambda tracer, target, items=(): list.__init__(tracer.mutable(target), tracer.items(items))
+    lambda world, target, items=(): list.__init__(world.mutable(target), world.items(items))
 )
 means(
     *(set.update, set.difference_update, set.intersection_update, set.__init__),
     set.symmetric_difference_update,
     named=True,
 )(
-    lambda tracer, method, target, *others: method(
-        tracer.mutable(target), *(hashed_items(tracer, other) for other in others)
+    lambda world, method, target, *others: method(
+        world.mutable(target), *(hashed_items(world, other) for other in others)
     )
 )
 
 
 @means(list.index, list.count, list.remove, tuple.index, tuple.count, named=True)
-def search(tracer: Calls, method: Any, owner: Any, item: Any) -> Any:
+def search(world: World, method: Any, owner: Any, item: Any) -> Any:
     """A method that looks for an item."""
-    name, items = method.__name__, raw_items(tracer.inside(owner))
+    name, items = method.__name__, raw_items(world.inside(owner))
     if name == "count":
-        return sum(tracer.equal(other, item) for other in items)
+        return sum(world.equal(other, item) for other in items)
     for index, other in enumerate(items):
-        if tracer.equal(other, item):
+        if world.equal(other, item):
             if name == "index":
                 return index
-            return list.__delitem__(tracer.mutable(owner), index)
+            return list.__delitem__(world.mutable(owner), index)
     return method(method.__objclass__(), item)  # raises ValueError
 
 
@@ -382,44 +396,44 @@ def search(tracer: Calls, method: Any, owner: Any, item: Any) -> Any:
 
 
 @means(int, float, complex, named=True)
-def number(tracer: Calls, kind: Any, *args: Any, **kwargs: Any) -> Any:
+def number(world: World, kind: Any, *args: Any, **kwargs: Any) -> Any:
     """Of constants, and of objects that define the conversion in Python."""
     value, name = args[0] if args else 0, f"__{kind.__name__}__"
     if isinstance(value, torch.Tensor):
         what = f"a tensor is turned into a Python number by {kind.__name__}()"
-        tracer.unsupported("item", what)
+        world.unsupported("item", what)
     if len(args) == 1 and isinstance(value, SYMBOLIC):
-        if tracer.type_of(value) is kind:
+        if world.type_of(value) is kind:
             return value
-        return tracer.computed(f"{kind.__name__}({{0}})", value, function=kind)
-    if python_method(value, name) is not None:
-        return tracer.call(tracer.special(value, name), (), {})
-    return kind(*map(tracer.operand, args), **kwargs)
+        return world.computed(f"{kind.__name__}({{0}})", value, function=kind)
+    if (found := world.call_special(value, name)) is not NotImplemented:
+        return found
+    return kind(*map(world.operand, args), **kwargs)
 
 
 @means(str)
-def builtin_str(tracer: Calls, *args: Any, **kwargs: Any) -> str:
-    return tracer.convert(1, args[0]) if len(args) == 1 and not kwargs else str(*args, **kwargs)
+def builtin_str(world: World, *args: Any, **kwargs: Any) -> str:
+    return world.convert(1, args[0]) if len(args) == 1 and not kwargs else str(*args, **kwargs)
 
 
 @means(hash)
 @unless_defined("__hash__")
-def builtin_hash(tracer: Calls, value: Any) -> int:
+def builtin_hash(world: World, value: Any) -> int:
     if not is_constant(value):
-        tracer.unsupported("memory-address", "hash() depends on memory addresses")
-    return hash(tracer.pinned(value))
+        world.unsupported("memory-address", "hash() depends on memory addresses")
+    return hash(world.pinned(value))
 
 
 @means(abs)
 @unless_defined("__abs__")
-def builtin_abs(tracer: Calls, value: Any) -> Any:
+def builtin_abs(world: World, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return tracer.torch_call(torch.abs, (value,), {})
-    return tracer.run_native(abs, (value,), {})
+        return world.torch_call(torch.abs, (value,), {})
+    return world.run_native(abs, (value,), {})
 
 
 @means(round)
-def builtin_round(tracer: Calls, value: Any, *ndigits: Any) -> Any:
+def builtin_round(world: World, value: Any, *ndigits: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return tracer.torch_call(torch.round, (value,), dict(zip(["decimals"], ndigits)))
-    return tracer.run_native(round, (value, *ndigits), {})
+        return world.torch_call(torch.round, (value,), dict(zip(["decimals"], ndigits)))
+    return world.run_native(round, (value, *ndigits), {})

@@ -1,4 +1,4 @@
-"""Calls: what to do with each kind of callable.
+"""World: what to do with each kind of callable.
 
     a rule in the registry `call`          runs instead
     Python functions and methods           interpreted (inlined)
@@ -13,12 +13,13 @@ The real compiler: torch/_dynamo/variables/functions.py, builtin.py, torch.py, t
 from __future__ import annotations
 
 import collections
+import dataclasses
 import enum
 import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -26,11 +27,9 @@ from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
 from minicompile.dynamo.attributes import CACHED, TENSOR_METADATA, unknown
-from minicompile.dynamo.containers import Containers, python_method
+from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.interpreter import (
-    BINARY,
     C_METHODS,
-    METHOD_OF,
     Args,
     Kwargs,
     TracedGenerator,
@@ -49,16 +48,8 @@ from minicompile.dynamo.variables import (
     own_attributes,
     words,
 )
-from minicompile.ops.registry import Registry
+from minicompile.dynamo.world import CallRule, World, operation
 from minicompile.shapes.symnode import SYMBOLIC
-
-CallRule = Callable[["Calls", tuple[Any, ...], dict[str, Any]], Any]
-"""Gives a call's result at compile time."""
-
-call_rules: Registry[CallRule] = Registry(
-    "call", "Python callable -> what calling it means during capture"
-)
-"""A function of a module that is imported late stands in it by module and name."""
 
 TORCH_FUNCTION_MODULES = words("torch.functional torch.nn.functional torch._tensor")
 """Python functions defined there are single graph nodes, not inlined."""
@@ -88,22 +79,18 @@ RAW_CLASSES: tuple[type, ...] = (
     *(property, staticmethod, classmethod),
 )
 """C classes that keep their arguments without reading them."""
+GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 PURE_CLASSES = frozenset(
     {
         *(*RAW_CLASSES, slice, range, complex, bytes, bytearray, memoryview, object, BaseException),
         *(collections.OrderedDict, collections.defaultdict),
         *(types.MappingProxyType, types.CellType, functools.cached_property),
         *(torch.device, torch.Size, torch.finfo, torch.iinfo),
+        *GETTERS,
     }
 )
-TENSOR_OPERATORS: dict[str, tuple[Any, bool]] = {
-    f"__{name}__": (getattr(operator, f"__{name}__"), False)
-    for name in (*METHOD_OF.values(), "neg", "pos", "invert", "abs", "getitem", "setitem")
-}
-"""Methods of tensors that are operators, and whether the operands change places (`__radd__`)."""
-for _symbol in BINARY.keys() & METHOD_OF.keys():
-    TENSOR_OPERATORS[f"__i{METHOD_OF[_symbol]}__"] = BINARY[f"{_symbol}="], False
-    TENSOR_OPERATORS[f"__r{METHOD_OF[_symbol]}__"] = BINARY[_symbol], True
+REPR_GUARD = dataclasses.make_dataclass("Shown", ()).__repr__.__code__
+"""What a dataclass wraps around its `__repr__`, so that an object inside of itself is written as `...`."""
 DISABLED = "_minicompile_disabled"
 """The attribute of functions under `mc.disable`: the reason."""
 FIXED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
@@ -145,339 +132,379 @@ def class_method(function: Any, cls: type) -> Any:
 class RecordingMode(TorchFunctionMode):
     """Sends torch calls made by native code (`sum(tensors)`, `max(a, b)`) to the graph."""
 
-    def __init__(self, tracer: Calls) -> None:
+    def __init__(self, world: World) -> None:
         super().__init__()
-        self.tracer = tracer
+        self.world = world
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__":
-            return self.tracer.tensor_attribute(args[0], func.__self__.__name__)
-        return self.tracer.torch_call(func, args, kwargs or {})
+            return self.world.tensor_attribute(args[0], func.__self__.__name__)
+        return self.world.torch_call(func, args, kwargs or {})
 
 
-class Calls(Containers):
-    """Decides what a call means."""
+@operation
+def call(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    rule = rule_for(world, function)
+    if rule is not None:
+        made = rule(world, args, kwargs)
+        world.note_native(made)
+        return made
+    handler = CALL_KINDS.get(type(function))
+    if handler is not None:
+        return handler(world, function, args, kwargs)
+    if isinstance(function, type):
+        return instantiate(world, function, args, kwargs)
+    if is_torch_function(function):
+        return world.torch_call(function, args, kwargs)
+    if python_method(function, "__call__") is not None:
+        return world.call_special(function, "__call__", *args, **kwargs)
+    return call_native(world, function, args, kwargs)
 
-    rules: Mapping[Any, CallRule]
-    """What calls mean: the rules of the core, of the user, and of the plug-ins that are in use."""
-    inlined: dict[str, None]
-    compiling = True
-    """The answer of `torch.compiler.is_compiling()` in this frame."""
-    asked_compiling = False
-    """Whether the frame has asked."""
 
-    def call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        rule = self.rule_for(function)
+def rule_for(world: World, function: Any) -> CallRule | None:
+    kind = type(function)
+    if kind.__hash__ is None or not (isinstance(function, type) or is_fixed(kind)):
+        return None
+    try:
+        return world.rules.get(function)
+    except TypeError:  # a method of something unhashable
+        return None
+
+
+# -- Python functions
+
+
+@operation
+def call_python(world: World, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    original = function.__dict__.get("_minicompile_original")
+    if original is not None:  # a compiled function called while capturing: part of this graph
+        world.hold(original, getattr(original, "__qualname__", type(original).__name__))
+        return world.call(original, args, kwargs)
+    if is_tensor_method(function) or is_torch_function(function):
+        return world.torch_call(function, args, kwargs)
+    if late := world.rules.get(f"{function.__module__}.{function.__name__}"):
+        return late(world, args, kwargs)
+    if DISABLED in function.__dict__:
+        world.disabled(function.__qualname__, function.__dict__[DISABLED])
+    wrapped = compat.wrapped_original(function)
+    if wrapped is not None:
+        if not is_fixed(wrapped.__module__ or ""):
+            what = f"{function.__qualname__} is under torch.compiler.disable"
+            world.unsupported("disabled", what)
+        return world.call(wrapped, args, kwargs)
+    if function.__code__ is REPR_GUARD:
+        return world.call(world.load_attr(function, "__wrapped__"), args, kwargs)
+    if library_of(function.__module__) == "numpy":
+        world.unsupported("numpy", f"a call of numpy's {function.__qualname__}")
+    return world.call_function(function, args, kwargs)
+
+
+@operation
+def disabled(world: World, name: str, reason: str) -> NoReturn:
+    why = f": {reason}" if reason else ""
+    world.unsupported("disabled", f"{name} is under mc.disable{why}")
+
+
+@operation
+def call_function(world: World, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    world.frames.inlined.setdefault(f"{function.__module__}.{function.__qualname__}")
+    found = world.run_function(function, args, kwargs)
+    if type(found) is TracedGenerator and not found.started:
+        world.note_native(found)
+    return found
+
+
+def call_method(world: World, method: types.MethodType, args: Args, kwargs: Kwargs) -> Any:
+    if world.tracker(method) is None:
+        return world.call(method.__func__, (method.__self__, *args), kwargs)
+    function, value = world.part(method, "__func__"), world.part(method, "__self__")
+    return world.call(function, (value, *args), kwargs)
+
+
+def call_partial(world: World, partial: Any, args: Args, kwargs: Kwargs) -> Any:
+    if partial.func == world.callback:  # a function that C code was given
+        return world.call(partial.args[0], args, kwargs)
+    own = world.items(world.part(partial, "args"))
+    keywords = world.mapping(world.part(partial, "keywords"))
+    return world.call(world.part(partial, "func"), (*own, *args), {**keywords, **kwargs})
+
+
+def call_getter(world: World, getter: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`operator.itemgetter(...)` and its like, called with one object."""
+    maker, given = getter.__reduce__()
+    made = functools.partial(maker, *given)
+    if not is_constant((*made.args, *made.keywords.values())) or len(args) != 1 or kwargs:
+        world.unsupported_kind("unusual-arguments", "a call of a {}", getter)
+    (value,), name = args, made.args[0]
+    if made.func is operator.methodcaller:
+        return world.call(world.load_attr(value, name), made.args[1:], made.keywords)
+    if made.func is operator.itemgetter:
+        found = tuple(world.subscript(value, key) for key in made.args)
+    else:
+        found = tuple(functools.reduce(world.load_attr, n.split("."), value) for n in made.args)
+    return found[0] if len(found) == 1 else found
+
+
+def call_wrapper(world: World, method: Any, args: Args, kwargs: Kwargs) -> Any:
+    definition = method.__objclass__.__dict__[method.__name__]
+    return world.call(definition, (method.__self__, *args), kwargs)
+
+
+def call_cached(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function under functools.lru_cache: called now, once and for all, as its cache promises."""
+    cached = world.tracker(function)
+    if cached is None or cached.source.base is None:
+        what = f"{function.__qualname__}, a cached function of this call alone, is called"
+        world.unsupported("cached-function", what)
+    world.guard("identity", cached.source, function, "a cached function")
+    for value in (*args, *kwargs.values()):
+        if is_constant(value) or isinstance(value, FIXED_TYPES):
+            continue
+        owner = world.tracker(value)
+        if owner is None or type(value).__hash__ is not OBJECT_HASH:
+            what = f"{function.__qualname__}, a cached function, is called with a {{}}"
+            world.unsupported_kind("cached-function", what, value)
+        world.guard("identity", owner.source, value, "argument of a cached function")
+    found = function(*map(world.pinned, args), **kwargs)
+    if not is_constant(found):
+        world.hold(found, f"{function.__qualname__}(...)")
+    return found
+
+
+# -- torch
+
+
+@operation
+def deep_arguments(world: World, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """A call's arguments for a graph: inside copies, all the way down."""
+    return tuple(map(world.deep, args)), {key: world.deep(arg) for key, arg in kwargs.items()}
+
+
+@operation
+def torch_call(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    args, kwargs = world.deep_arguments(args, kwargs)
+    if isinstance(function, types.FunctionType) and not is_tensor_method(function):
+        leaves = compat.tree_leaves((args, kwargs))
+        if not all(isinstance(x, torch.Tensor) or is_constant(x) for x in leaves):
+            return world.call_function(function, args, kwargs)  # it is given a callable
+    if getattr(function, "__name__", "").startswith("as_strided"):
+        world.guard_offset(args[0] if args else kwargs.get("input"))
+    if is_tensor_method(function):
+        name = TENSOR_FUNCTIONS.get(function) or function.__name__
+        return tensor_method(world, name, args, kwargs)
+    plain = (int(x) if isinstance(x, enum.Enum) and isinstance(x, int) else x for x in args)
+    return world.recorder.record("call_function", function, tuple(plain), kwargs)
+
+
+def tensor_method(world: World, name: str, args: Args, kwargs: Kwargs) -> Any:
+    if name in TENSOR_REFUSED:
+        world.unsupported(*TENSOR_REFUSED[name])
+    if name == "__len__":
+        return world.length(args[0])
+    if name == "__iter__":
+        return world.iterate(args[0])
+    if name == "__get__" or name in TENSOR_METADATA:
+        world.unsupported(*unknown(name))
+    if name == "requires_grad_":
+        world.recorder.switch_gradient(*args, **kwargs)
+        return args[0]
+    return world.recorder.record("call_method", name, args, kwargs)
+
+
+# -- builtins and C functions
+
+
+def call_builtin(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    owner, known = function.__self__, world.tracker(function)
+    bound = owner is not None and not isinstance(owner, types.ModuleType | type)
+    if bound and known is not None:  # a method from outside: so is what it is bound to
+        owner = world.part(function, "__self__")
+        if isinstance(owner, torch.Tensor):
+            return world.call(world.load_attr(owner, function.__name__), args, kwargs)
+    if is_torch_function(function):
+        return world.torch_call(function, args, kwargs)
+    if bound:
+        definition = find(type(owner), function.__name__)
+        if isinstance(definition, C_METHODS):
+            return world.call(definition, (owner, *args), kwargs)
+    if isinstance(owner, type):
+        rule = rule_for(world, class_method(function, owner))
         if rule is not None:
-            made = rule(self, args, kwargs)
-            self.note_native(made)
-            return made
-        handler = CALL_KINDS.get(type(function))
-        if handler is not None:
-            return handler(self, function, args, kwargs)
-        if isinstance(function, type):
-            return self.instantiate(function, args, kwargs)
-        if is_torch_function(function):
-            return self.torch_call(function, args, kwargs)
-        if python_method(function, "__call__") is not None:
-            return self.call(self.special(function, "__call__"), args, kwargs)
-        return self.call_native(function, args, kwargs)
+            return rule(world, (owner, *args), kwargs)
+        if issubclass(owner, torch.autograd.Function):
+            world.unsupported("autograd-function", "a custom autograd.Function")
+    if isinstance(owner, type) and function.__name__ == "__new__":
+        return native_new(world, function, args, kwargs)
+    return call_native(world, function, args, kwargs)
 
-    def rule_for(self, function: Any) -> CallRule | None:
-        kind = type(function)
-        if kind.__hash__ is None or not (isinstance(function, type) or is_fixed(kind)):
-            return None
-        try:
-            return self.rules.get(function)
-        except TypeError:  # a method of something unhashable
-            return None
 
-    # -- Python functions
+def call_native(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Run a pure C function now."""
+    module = getattr(function, "__module__", None) or getattr(type(function), "__module__", "")
+    name = getattr(function, "__qualname__", None) or type(function).__name__
+    owner = getattr(function, "__self__", None)
+    pure = module in PURE_MODULES
+    if isinstance(owner, type):
+        pure |= owner in (dict, str, bytes, int, float, collections.OrderedDict)
+    if is_numpy_scalar(owner) or type(function).__module__ == "numpy":
+        pure = all(map(is_constant, (*args, *kwargs.values())))
+    if not pure or name in IMPURE:
+        timed = module in ("time", "random", "_random")
+        id = "time-or-random" if timed else "unknown-c-function"
+        world.unsupported(id, f"a call of {module}.{name}, which capture does not know")
+    return world.run_native(function, args, kwargs)
 
-    def call_python(self, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
-        original = function.__dict__.get("_minicompile_original")
-        if original is not None:  # a compiled function called while capturing: part of this graph
-            self.hold(original, getattr(original, "__qualname__", type(original).__name__))
-            return self.call(original, args, kwargs)
-        if is_tensor_method(function) or is_torch_function(function):
-            return self.torch_call(function, args, kwargs)
-        if late := self.rules.get(f"{function.__module__}.{function.__name__}"):
-            return late(self, args, kwargs)
-        if DISABLED in function.__dict__:
-            self.disabled(function.__qualname__, function.__dict__[DISABLED])
-        wrapped = compat.wrapped_original(function)
-        if wrapped is not None:
-            if not is_fixed(wrapped.__module__ or ""):
-                what = f"{function.__qualname__} is under torch.compiler.disable"
-                self.unsupported("disabled", what)
-            return self.call(wrapped, args, kwargs)
-        if library_of(function.__module__) == "numpy":
-            self.unsupported("numpy", f"a call of numpy's {function.__qualname__}")
-        return self.call_function(function, args, kwargs)
 
-    def disabled(self, name: str, reason: str) -> NoReturn:
-        why = f": {reason}" if reason else ""
-        self.unsupported("disabled", f"{name} is under mc.disable{why}")
+@operation
+def run_native(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Call C code now, on what is known; torch calls that it makes are recorded."""
+    if any(isinstance(arg, SYMBOLIC) for arg in args):
+        numbers = all(isinstance(arg, (int, float, *SYMBOLIC)) for arg in args) and not kwargs
+        if numbers and isinstance(function, types.BuiltinFunctionType):
+            module = library_of(function.__module__)
+            places = ", ".join(f"{{{place}}}" for place in range(len(args)))
+            form = f"{module}.{function.__name__}({places})"
+            return world.computed(form, *args, function=function)
+        args = tuple(map(world.pinned, args))
+    with RecordingMode(world):
+        prepared = {key: world.native_argument(value) for key, value in kwargs.items()}
+        made = function(*map(world.native_argument, args), **prepared)
+    world.note_native(made)
+    return made
 
-    def call_function(self, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
-        self.inlined.setdefault(f"{function.__module__}.{function.__qualname__}")
-        found = super().call_function(function, args, kwargs)
-        if type(found) is TracedGenerator and not found.started:
-            self.note_native(found)
-        return found
 
-    def call_method(self, method: types.MethodType, args: Args, kwargs: Kwargs) -> Any:
-        if self.tracker(method) is None:
-            return self.call(method.__func__, (method.__self__, *args), kwargs)
-        function, value = self.part(method, "__func__"), self.part(method, "__self__")
-        return self.call(function, (value, *args), kwargs)
+@operation
+def native_argument(world: World, value: Any) -> Any:
+    """An argument for C code: containers as inside copies, Python functions as callbacks."""
+    if isinstance(value, (torch.Tensor, type)) or is_constant(value):
+        return value
+    if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+        return functools.partial(world.callback, value)
+    if builtin_base(value) is not None:
+        return world.deep(value)
+    for name in ("__index__", "__float__", "__int__"):
+        if python_method(value, name) is not None:
+            what = f"C code calls {type(value).__name__}.{name}"
+            world.unsupported("unusual-arguments", what)
+    tracker = world.tracker(value)
+    if tracker is None or isinstance(value, (*FIXED_TYPES, enum.Enum)):
+        return value
+    what = f"C code reads {tracker.source} (a {type(value).__name__})"
+    return world.unsupported("outside-object", what)
 
-    def call_partial(self, partial: Any, args: Args, kwargs: Kwargs) -> Any:
-        if partial.func == self.callback:  # a function that C code was given
-            return self.call(partial.args[0], args, kwargs)
-        own = self.items(self.part(partial, "args"))
-        keywords = self.mapping(self.part(partial, "keywords"))
-        return self.call(self.part(partial, "func"), (*own, *args), {**keywords, **kwargs})
 
-    def call_wrapper(self, method: Any, args: Args, kwargs: Kwargs) -> Any:
-        definition = method.__objclass__.__dict__[method.__name__]
-        return self.call(definition, (method.__self__, *args), kwargs)
+@operation
+def callback(world: World, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return world.call(function, args, kwargs)
 
-    def call_cached(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        """A function under functools.lru_cache: called now, once and for all, as its cache promises."""
-        cached = self.tracker(function)
-        if cached is None or cached.source.base is None:
-            what = f"{function.__qualname__}, a cached function of this call alone, is called"
-            self.unsupported("cached-function", what)
-        self.guard("identity", cached.source, function, "a cached function")
-        for value in (*args, *kwargs.values()):
-            if is_constant(value) or isinstance(value, FIXED_TYPES):
-                continue
-            owner = self.tracker(value)
-            if owner is None or type(value).__hash__ is not OBJECT_HASH:
-                what = f"{function.__qualname__}, a cached function, is called with a {{}}"
-                self.unsupported_kind("cached-function", what, value)
-            self.guard("identity", owner.source, value, "argument of a cached function")
-        found = function(*map(self.pinned, args), **kwargs)
-        if not is_constant(found):
-            self.hold(found, f"{function.__qualname__}(...)")
-        return found
 
-    # -- torch
+def call_descriptor(world: World, method: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A method that C code defines: of tensors, containers, strings, object."""
+    if is_tensor_method(method):
+        return world.torch_call(method, args, kwargs)
+    owner, rest = args[0], args[1:]
+    tracker, name = world.tracker(owner), method.__name__
+    if name in MAKES_ANOTHER and isinstance(owner, dict):
+        world.check_overrides(owner)
+    if tracker is not None and builtin_base(owner) is not None:
+        if name in MUTATING:
+            done = {"add": True, "discard": False}.get(name) if isinstance(owner, set) else None
+            if done is not None and world.holds(owner, *rest) is done:
+                return None  # nothing changes: nn.Module does this where a buffer is set
+            return method(world.mutable(owner), *rest, **kwargs)
+        owner = world.inside(owner)
+    elif tracker is not None and name not in SAFE_OBJECT_METHODS:
+        where = f"{tracker.source}, which C code defines"
+        world.unsupported("outside-object", f"the method {method.__qualname__} of {where}")
+    module = method.__objclass__.__module__
+    known = module in PURE_MODULES or is_fixed(module)
+    if not known and not isinstance(owner, BaseException | enum.Enum):
+        where = f"{module}.{method.__qualname__}"
+        world.unsupported("unknown-c-function", f"the method {where}")
+    if method.__objclass__ is str and name in ("format", "format_map"):
+        rest = tuple(map(world.as_text, rest))
+        kwargs = {key: world.as_text(value) for key, value in kwargs.items()}
+    if name in KEEPS_ITEMS:
+        hashed = isinstance(owner, dict | set | frozenset)
+        return method(owner, *(map(world.pinned, rest) if hashed else rest), **kwargs)
+    return world.run_native(functools.partial(method, owner), rest, kwargs)
 
-    def deep_arguments(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """A call's arguments for a graph: inside copies, all the way down."""
-        return tuple(map(self.deep, args)), {key: self.deep(arg) for key, arg in kwargs.items()}
 
-    def torch_call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        args, kwargs = self.deep_arguments(args, kwargs)
-        if isinstance(function, types.FunctionType) and not is_tensor_method(function):
-            leaves = compat.tree_leaves((args, kwargs))
-            if not all(isinstance(x, torch.Tensor) or is_constant(x) for x in leaves):
-                return self.call_function(function, args, kwargs)  # it is given a callable
-        if getattr(function, "__name__", "").startswith("as_strided"):
-            self.guard_offset(args[0] if args else kwargs.get("input"))
-        if is_tensor_method(function):
-            name = TENSOR_FUNCTIONS.get(function) or function.__name__
-            return self.tensor_method(name, args, kwargs)
-        return self.recorder.record("call_function", function, args, kwargs)
+# -- classes
 
-    def tensor_method(self, name: str, args: Args, kwargs: Kwargs) -> Any:
-        if name in TENSOR_REFUSED:
-            self.unsupported(*TENSOR_REFUSED[name])
-        if name == "__len__":
-            return self.length(args[0])
-        if name == "__iter__":
-            return self.iterate(args[0])
-        if name == "__get__" or name in TENSOR_METADATA:
-            self.unsupported(*unknown(name))
-        if name in TENSOR_OPERATORS:
-            function, swapped = TENSOR_OPERATORS[name]
-            operands = args[::-1] if swapped else args
-            return self.recorder.record("call_function", function, operands, {})
-        if name == "requires_grad_":
-            self.recorder.switch_gradient(*args, **kwargs)
-            return args[0]
-        return self.recorder.record("call_method", name, args, kwargs)
 
-    # -- builtins and C functions
+def instantiate(world: World, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    if issubclass(cls, torch.Tensor):
+        what = f"a {cls.__name__} is made inside the captured function"
+        world.unsupported("tensor-kind", what, "make it before the call")
+    if isinstance(cls, enum.EnumType):
+        if kwargs or not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args):
+            what = f"the enum {cls.__name__} is called with more than a constant"
+            world.unsupported("unusual-arguments", what)
+        return cls(*map(world.pinned, args))
+    if python_method(cls, "__call__") is not None:
+        return world.call_special(cls, "__call__", *args, **kwargs)
+    return world.construct(cls, args, kwargs)
 
-    def call_builtin(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        owner, known = function.__self__, self.tracker(function)
-        bound = owner is not None and not isinstance(owner, types.ModuleType | type)
-        if bound and known is not None:  # a method from outside: so is what it is bound to
-            owner = self.part(function, "__self__")
-            if isinstance(owner, torch.Tensor):
-                return self.call(self.load_attr(owner, function.__name__), args, kwargs)
-        if is_torch_function(function):
-            return self.torch_call(function, args, kwargs)
-        if bound:
-            definition = find(type(owner), function.__name__)
-            if isinstance(definition, C_METHODS):
-                return self.call(definition, (owner, *args), kwargs)
-        if isinstance(owner, type):
-            rule = self.rule_for(class_method(function, owner))
-            if rule is not None:
-                return rule(self, (owner, *args), kwargs)
-            if issubclass(owner, torch.autograd.Function):
-                self.unsupported("autograd-function", "a custom autograd.Function")
-        if isinstance(owner, type) and function.__name__ == "__new__":
-            return self.native_new(function, args, kwargs)
-        return self.call_native(function, args, kwargs)
 
-    def call_native(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Run a pure C function now."""
-        module = getattr(function, "__module__", None) or getattr(type(function), "__module__", "")
-        name = getattr(function, "__qualname__", None) or type(function).__name__
-        owner = getattr(function, "__self__", None)
-        pure = module in PURE_MODULES
-        if isinstance(owner, type):
-            pure |= owner in (dict, str, bytes, int, float, collections.OrderedDict)
-        if is_numpy_scalar(owner) or type(function).__module__ == "numpy":
-            pure = all(map(is_constant, (*args, *kwargs.values())))
-        if not pure or name in IMPURE:
-            timed = module in ("time", "random", "_random")
-            id = "time-or-random" if timed else "unknown-c-function"
-            self.unsupported(id, f"a call of {module}.{name}, which capture does not know")
-        return self.run_native(function, args, kwargs)
-
-    def run_native(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Call C code now, on what is known; torch calls that it makes are recorded."""
-        if any(isinstance(arg, SYMBOLIC) for arg in args):
-            numbers = all(isinstance(arg, (int, float, *SYMBOLIC)) for arg in args) and not kwargs
-            if numbers and isinstance(function, types.BuiltinFunctionType):
-                module = library_of(function.__module__)
-                places = ", ".join(f"{{{place}}}" for place in range(len(args)))
-                form = f"{module}.{function.__name__}({places})"
-                return self.computed(form, *args, function=function)
-            args = tuple(map(self.pinned, args))
-        with RecordingMode(self):
-            prepared = {key: self.native_argument(value) for key, value in kwargs.items()}
-            made = function(*map(self.native_argument, args), **prepared)
-        self.note_native(made)
+@operation
+def construct(world: World, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """What `type.__call__` does."""
+    if issubclass(cls, BaseException):  # they are turned into text
+        args = tuple(map(world.pinned, args))
+    if any("__del__" in owner.__dict__ for owner in cls.__mro__):
+        what = f"{cls.__name__} objects do something when they die (`__del__`)"
+        world.unsupported("class-change", what)
+    maker = lookup(cls, "__new__")
+    if isinstance(maker, staticmethod):
+        function = world.wrap_part(cls, "__new__", maker, "__func__")
+        made = world.call(function, (cls, *args), kwargs)
+    else:
+        made = native_new(world, maker, (cls, *args), kwargs)
+    if not isinstance(made, cls):
         return made
+    initializer = lookup(type(made), "__init__")
+    if isinstance(initializer, types.FunctionType):
+        world.call_special(made, "__init__", *args, **kwargs)
+    elif isinstance(made, BaseException):
+        initializer(made, *args, **kwargs)
+    else:
+        world.call(initializer, (made, *args), kwargs)
+    if isinstance(made, BaseException):
+        world.note_native(made)  # a frame that ends with it is cut before it is made
+    return made
 
-    def native_argument(self, value: Any) -> Any:
-        """An argument for C code: containers as inside copies, Python functions as callbacks."""
-        if isinstance(value, (torch.Tensor, type)) or is_constant(value):
-            return value
-        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
-            return functools.partial(self.callback, value)
-        if builtin_base(value) is not None:
-            return self.deep(value)
-        for name in ("__index__", "__float__", "__int__"):
-            if python_method(value, name) is not None:
-                what = f"C code calls {type(value).__name__}.{name}"
-                self.unsupported("unusual-arguments", what)
-        tracker = self.tracker(value)
-        if tracker is None or isinstance(value, (*FIXED_TYPES, enum.Enum)):
-            return value
-        what = f"C code reads {tracker.source} (a {type(value).__name__})"
-        return self.unsupported("outside-object", what)
 
-    def callback(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return self.call(function, args, kwargs)
-
-    def call_descriptor(self, method: Any, args: Args, kwargs: Kwargs) -> Any:
-        """A method that C code defines: of tensors, containers, strings, object."""
-        if is_tensor_method(method):
-            return self.torch_call(method, args, kwargs)
-        owner, rest = args[0], args[1:]
-        tracker, name = self.tracker(owner), method.__name__
-        if name in MAKES_ANOTHER and isinstance(owner, dict):
-            self.check_overrides(owner)
-        if tracker is not None and builtin_base(owner) is not None:
-            if name in MUTATING:
-                done = {"add": True, "discard": False}.get(name) if isinstance(owner, set) else None
-                if done is not None and self.holds(owner, *rest) is done:
-                    return None  # nothing changes: nn.Module does this where a buffer is set
-                return method(self.mutable(owner), *rest, **kwargs)
-            owner = self.inside(owner)
-        elif tracker is not None and name not in SAFE_OBJECT_METHODS:
-            where = f"{tracker.source}, which C code defines"
-            self.unsupported("outside-object", f"the method {method.__qualname__} of {where}")
-        module = method.__objclass__.__module__
-        known = module in PURE_MODULES or is_fixed(module)
-        if not known and not isinstance(owner, BaseException | enum.Enum):
-            where = f"{module}.{method.__qualname__}"
-            self.unsupported("unknown-c-function", f"the method {where}")
-        if method.__objclass__ is str and name in ("format", "format_map"):
-            rest = tuple(map(self.as_text, rest))
-            kwargs = {key: self.as_text(value) for key, value in kwargs.items()}
-        if name in KEEPS_ITEMS:
-            hashed = isinstance(owner, dict | set | frozenset)
-            return method(owner, *(map(self.pinned, rest) if hashed else rest), **kwargs)
-        return self.run_native(functools.partial(method, owner), rest, kwargs)
-
-    # -- classes
-
-    def instantiate(self, cls: type, args: Args, kwargs: Kwargs) -> Any:
-        if issubclass(cls, torch.Tensor):
-            what = f"a {cls.__name__} is made inside the captured function"
-            self.unsupported("tensor-kind", what, "make it before the call")
-        if isinstance(cls, enum.EnumType):
-            if kwargs or not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args):
-                what = f"the enum {cls.__name__} is called with more than a constant"
-                self.unsupported("unusual-arguments", what)
-            return cls(*map(self.pinned, args))
-        meta_call = lookup(type(cls), "__call__")
-        if isinstance(meta_call, types.FunctionType):
-            return self.call_defined(cls, "__call__", meta_call, *args, **kwargs)
-        return self.construct(cls, args, kwargs)
-
-    def construct(self, cls: type, args: Args, kwargs: Kwargs) -> Any:
-        """What `type.__call__` does."""
-        if issubclass(cls, BaseException):  # they are turned into text
-            args = tuple(map(self.pinned, args))
-        if any("__del__" in owner.__dict__ for owner in cls.__mro__):
-            what = f"{cls.__name__} objects do something when they die (`__del__`)"
-            self.unsupported("class-change", what)
-        maker = lookup(cls, "__new__")
-        if isinstance(maker, staticmethod):
-            function = self.wrap_part(cls, "__new__", maker, "__func__")
-            made = self.call(function, (cls, *args), kwargs)
-        else:
-            made = self.native_new(maker, (cls, *args), kwargs)
-        if not isinstance(made, cls):
-            return made
-        initializer = lookup(type(made), "__init__")
-        if isinstance(initializer, types.FunctionType):
-            self.call_defined(made, "__init__", initializer, *args, **kwargs)
-        elif isinstance(made, BaseException):
-            initializer(made, *args, **kwargs)
-        else:
-            self.call(initializer, (made, *args), kwargs)
+def native_new(world: World, maker: Any, args: Args, kwargs: Kwargs) -> Any:
+    """`cls.__new__` as C code defines it."""
+    cls, rest = args[0], args[1:]
+    if maker is object.__new__:
+        return maker(cls, *rest, **kwargs)
+    if maker is type.__new__:
+        world.unsupported("class-change", "a class is made")
+    if issubclass(cls, BaseException):
+        return maker(cls, *rest, **kwargs)
+    bases = cls.__mro__[:-1]
+    if not any(base in PURE_CLASSES or base.__module__ in PURE_MODULES for base in bases):
+        where = f"{cls.__module__}.{cls.__qualname__}"
+        what = f"the class {where}, which C code defines, is instantiated"
+        world.unsupported("unknown-c-function", what)
+    if cls in RAW_CLASSES:
+        made = maker(cls, *rest, **kwargs)
+        world.note_native(made)
         return made
-
-    def native_new(self, maker: Any, args: Args, kwargs: Kwargs) -> Any:
-        """`cls.__new__` as C code defines it."""
-        cls, rest = args[0], args[1:]
-        if maker is object.__new__:
-            return maker(cls, *rest, **kwargs)
-        if maker is type.__new__:
-            self.unsupported("class-change", "a class is made")
-        if issubclass(cls, BaseException):
-            return maker(cls, *rest, **kwargs)
-        bases = cls.__mro__[:-1]
-        if not any(base in PURE_CLASSES or base.__module__ in PURE_MODULES for base in bases):
-            where = f"{cls.__module__}.{cls.__qualname__}"
-            what = f"the class {where}, which C code defines, is instantiated"
-            self.unsupported("unknown-c-function", what)
-        if cls in RAW_CLASSES:
-            made = maker(cls, *rest, **kwargs)
-            self.note_native(made)
-            return made
-        return self.run_native(functools.partial(maker, cls), rest, kwargs)
+    return world.run_native(functools.partial(maker, cls), rest, kwargs)
 
 
 CALL_KINDS: dict[type, Callable[..., Any]] = {
-    types.FunctionType: Calls.call_python,
-    types.MethodType: Calls.call_method,
-    types.BuiltinFunctionType: Calls.call_builtin,
-    types.MethodWrapperType: Calls.call_wrapper,
-    **dict.fromkeys(C_METHODS, Calls.call_descriptor),
-    functools.partial: Calls.call_partial,
-    weakref.ReferenceType: lambda self, ref, *_: self.below(ref, "referent", None, ref()),
-    CACHED: Calls.call_cached,
+    types.FunctionType: call_python,
+    types.MethodType: call_method,
+    types.BuiltinFunctionType: call_builtin,
+    types.MethodWrapperType: call_wrapper,
+    **dict.fromkeys(C_METHODS, call_descriptor),
+    functools.partial: call_partial,
+    weakref.ReferenceType: lambda world, ref, *_: world.below(ref, "referent", None, ref()),
+    CACHED: call_cached,
+    **dict.fromkeys(GETTERS, call_getter),
 }
 """What runs a call of each exact type of callable."""

@@ -1,4 +1,4 @@
-"""`capture_frame`: run a frame through the tracer and keep everything that is needed to run it again.
+"""`capture_frame`: run a frame through the world and keep everything that is needed to run it again.
 
     trace          interprets the frame, or its first instructions    -> Traced
     finished       adds what may not change (check_memory, guard_aliases), builds the graph and the lines
@@ -34,23 +34,21 @@ from minicompile.compat.inference import (
 )
 from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
-from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Raised, changed, raised, random_states
-from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import CHECK, Recorder
 from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput
 from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
-from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
     CONTAINERS,
     MODULE_TABLES,
     UserError,
     VariableTracker,
 )
+from minicompile.dynamo.world import World, call_rules, is_users
 from minicompile.errors import Unsupported
 from minicompile.ops import plugins
 from minicompile.ops.origin import SourceLine
@@ -95,7 +93,7 @@ class CapturedFrame:
 
 @dataclass
 class Traced:
-    """What one run of a frame through the tracer found."""
+    """What one run of a frame through the world found."""
 
     returned: Any
     """What the frame returns; the values of `rest` if the frame is cut."""
@@ -122,25 +120,26 @@ def capture_frame(
         """All of the frame, or its first `place` instructions."""
         nonlocal asked
         facts = settings.global_facts()
-        tracer = Tracer(Recorder(dynamic if dynamic.anything(values) else None), function, rules)
-        tracer.cut, tracer.compiling = place, compiling
-        tracer.fixed_modules.update(request.fixed_modules)
-        tracer.guard("global_state", (), facts, "settings that torch functions read")
+        recorder = Recorder(dynamic if dynamic.anything(values) else None)
+        world = World(recorder, function, rules, place, compiling, request.fixed_modules)
+        world.guard("global_state", (), facts, "settings that torch functions read")
         try:
             with without_inference_mode():
-                traced = trace(tracer, values, request.resume)
-                captured = finished(tracer, traced, values, request)
-            captured.asked_compiling = tracer.asked_compiling
+                traced = trace(world, values, request.resume)
+                captured = finished(world, traced, values, request)
+            captured.asked_compiling = world.asked_compiling
             return captured
         except Unsupported as error:
             raise error.with_traceback(None) from error.__cause__
         finally:
-            asked |= tracer.asked_compiling
-            for one in tracer.exceptions:  # frames in their tracebacks hold them: cycles again
-                if tracer.tracker(one) is None:
+            asked |= world.asked_compiling
+            for (
+                one
+            ) in world.frames.exceptions:  # frames in their tracebacks hold them: cycles again
+                if world.tracker(one) is None:
                     one.__traceback__ = None
             # it is part of cycles, and what it knows of this call would live until they are collected
-            tracer.__dict__.clear()
+            world.__dict__.clear()
 
     try:
         try:
@@ -176,30 +175,30 @@ MAX_PLACES = 6
 """How many places to cut a frame are tried before it runs in eager."""
 
 
-def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Traced:
-    """Run a frame through the tracer, as far as that shall go."""
-    tracer.definition = definition_of(values.get("self"))
-    facts, inference = settings.global_facts(), tracer.recorder.inference
+def trace(world: World, values: dict[str, Any], resume: Resume | None) -> Traced:
+    """Run a frame through the world, as far as that shall go."""
+    world.frames.definition = definition_of(values.get("self"))
+    facts, inference = settings.global_facts(), world.recorder.inference
     before = Modes.now(), settings.settings_now()
     rest = None
     with restored_modes(), deep_stack(), compat.silent_log():
         try:
-            returned = tracer.run_root(values)
+            returned = world.run_root(values)
         except Cut:
-            assert resume is not None and tracer.frame_at_cut is not None
-            go_on = resume_after(tracer.frame_at_cut, resume, tracer.fix_cells)
+            assert resume is not None and world.frames.frame_at_cut is not None
+            go_on = resume_after(world.frames.frame_at_cut, resume, world.fix_cells)
             rest, returned = go_on.function, go_on.values
         except Exception as error:
-            if tracer.abort is not None or isinstance(error, Unsupported):
-                found: Any = tracer.abort or error
-                found.places = tracer.places or ()
+            if world.frames.abort is not None or isinstance(error, Unsupported):
+                found: Any = world.frames.abort or error
+                found.places = world.frames.places or ()
                 raise found from None
             text = str(error).partition("\n")[0]
             reason = f"the frame raises {type(error).__name__}: {text}"
-            places, at = [tracer.raised_after], tracer.raised_at
+            places, at = [world.frames.raised_after], world.raised_at
             raise refusal("exception", reason, at, kind=UserError, places=places) from error
-        if tracer.recorder.inference is not inference:
-            what, places = "the frame is left inside of the block", tracer.recorder.blocks[0]
+        if world.recorder.inference is not inference:
+            what, places = "the frame is left inside of the block", world.recorder.blocks[0]
             raise refusal("inference-mode", what, places=places)
         try:
             change = changed(facts, *before)
@@ -222,7 +221,7 @@ def definition_of(module: Any) -> SourceLine | None:
 def deep_stack() -> Iterator[None]:
     """Room on the stack (an interpreted call takes several real ones), and no garbage collection."""
     before, collecting = sys.getrecursionlimit(), gc.isenabled()
-    sys.setrecursionlimit(max(before, 20 * Tracer.max_depth))
+    sys.setrecursionlimit(max(before, 20 * World.max_depth))
     gc.disable()  # a capture makes many objects that stay: collecting among them costs more than the capture
     try:
         yield
@@ -233,31 +232,31 @@ def deep_stack() -> Iterator[None]:
 
 
 def finished(
-    tracer: Tracer, traced: Traced, parameters: Iterable[str], request: Request
+    world: World, traced: Traced, parameters: Iterable[str], request: Request
 ) -> CapturedFrame:
-    recorder, sizes = tracer.recorder, tracer.recorder.sizes
-    check_memory(tracer)
-    check_left(tracer)
-    guard_aliases(tracer)
-    fakes = pristine_fakes(tracer)
+    recorder, sizes = world.recorder, world.recorder.sizes
+    check_memory(world)
+    check_left(world)
+    guard_aliases(world)
+    fakes = pristine_fakes(world)
     for tracker, fake in fakes.items():
         if tracker.real.is_inference():
             mark_inference(fake)
     env = sizes.env if sizes is not None and sizes.env.symbols else None
-    guards = tracer.guards.values()
+    guards = world.outside.guards.values()
     identical = {g.sources[0]: g.expected for g in guards if g.kind == "identity"}
     arguments = {source: value for source, value in identical.items() if source.kind == "local"}
     # what lies below an argument that must be one particular object is reached without it
-    code = SourceCode({**tracer.held, **arguments}, types_from(guards))
+    code = SourceCode({**world.outside.held, **arguments}, types_from(guards))
     inputs = sorted(recorder.inputs, key=lambda tracker: code.holds(tracker.source))
     recorder.inputs = {tracker: recorder.inputs[tracker] for tracker in inputs}
-    rebuild = Rebuild(tracer, code.part("o"))
+    rebuild = Rebuild(world, code.part("o"))
     result = rebuild.expression(traced.returned)
     stores = rebuild.side_effects()
     graph = recorder.build(rebuild.outputs, "graph")
     if env is not None:
         env.asker = no_asker
-    tracer.log.names = [node.name for node in recorder.calls]
+    world.frames.log.names = [node.name for node in recorder.calls]
     given = [
         GraphInput(node.name, t.source, fakes[t], weakref.ref(t.real))
         for t, (node, _) in recorder.inputs.items()
@@ -270,10 +269,10 @@ def finished(
         graph=graph,
         inputs=given,
         guards=[*sorted(guards, key=lambda g: g.kind in SHAPE_KINDS), *shape_guards(env)],
-        bytecode=tracer.log,
+        bytecode=world.frames.log,
         result="; ".join([*rebuild.lines, result]),
         side_effects=tuple(rebuild.effects),
-        inlined=tuple(tracer.inlined),
+        inlined=tuple(world.frames.inlined),
         grad_enabled=torch.is_grad_enabled() and not recorder.region,
         shape_env=env,
     )
@@ -281,7 +280,7 @@ def finished(
     free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(fakes[tracker]))}
     call = graph_call(recorder, code)
     if recorder.calls:
-        acts = bool(stores) or any(step.handler for _, step, *_ in tracer.log.steps)
+        acts = bool(stores) or any(step.handler for _, step, *_ in world.frames.log.steps)
         acts |= any(node.target is CHECK for node in recorder.calls)
         call = or_in_eager(call, recorder, code, parameters, acts)
     end = [f"result = {result}", *stores, *rebuild.positions]
@@ -355,13 +354,13 @@ def or_in_eager(
     ]
 
 
-def check_memory(tracer: Tracer) -> None:
+def check_memory(world: World) -> None:
     """Inputs that the graph changes must share memory with the same others later, in the same places."""
-    inputs = tracer.recorder.inputs
-    mutated = tracer.recorder.mutated
+    inputs = world.recorder.inputs
+    mutated = world.recorder.mutated
     if len(inputs) > 1:
         sources = tuple(tracker.source for tracker in inputs)
-        tracer.guard("different", sources, None, "each is an input of its own")
+        world.guard("different", sources, None, "each is an input of its own")
     if not mutated:
         return
     ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)
@@ -370,33 +369,33 @@ def check_memory(tracer: Tracer) -> None:
     if any(place and free_dims(tracker.value) for tracker, place in zip(ordered, places)):
         what = "an input with symbolic sizes shares memory that is changed"
         raise refusal("shared-memory", what)
-    tracer.guard("memory", sources, (len(mutated), (places, made)), "changed by the graph")
+    world.guard("memory", sources, (len(mutated), (places, made)), "changed by the graph")
 
 
-def pristine_fakes(tracer: Tracer) -> dict[VariableTracker, Any]:
+def pristine_fakes(world: World) -> dict[VariableTracker, Any]:
     """The inputs' fakes as they were before the graph ran, which may have changed their shapes or gradient
     history. Guards are about these."""
-    inputs, sizes = tracer.recorder.inputs, tracer.recorder.sizes
+    inputs, sizes = world.recorder.inputs, world.recorder.sizes
     fakes = {tracker: tracker.value for tracker in inputs}
-    if not tracer.recorder.mutated:
+    if not world.recorder.mutated:
         return fakes
-    remade = compat.fakes_again(tracer.recorder.mode)
+    remade = compat.fakes_again(world.recorder.mode)
     for tracker, fake in fakes.items():
         if sizes is not None and free_dims(fake):
             fakes[tracker] = sizes.like(tracker.real, fake.shape, fake.stride())
         else:
             fakes[tracker] = remade(tracker.real)
     by_id = {id(tracker.value): fake for tracker, fake in fakes.items()}
-    for key, guard in tracer.guards.items():
+    for key, guard in world.outside.guards.items():
         if guard.kind == "tensor":
-            tracer.guards[key] = replace(guard, expected=by_id[id(guard.expected)])
+            world.outside.guards[key] = replace(guard, expected=by_id[id(guard.expected)])
     return fakes
 
 
-def check_left(tracer: Tracer) -> None:
+def check_left(world: World) -> None:
     """Refuse a frame that leaves a generator half way inside a try or with block, which would be closed when
     it is dropped; or a context variable set, even to the same value."""
-    for made, steps in tracer.natives:
+    for made, steps in world.writes.natives:
         if isinstance(made, contextvars.Token):
             raise refusal("context-variable", "a ContextVar is left set", places=[steps])
         if isinstance(made, TracedGenerator) and made.inside_try and is_users(made.frame):
@@ -404,30 +403,30 @@ def check_left(tracer: Tracer) -> None:
             raise refusal("generator-or-coroutine", what, places=[steps])
 
 
-def guard_aliases(tracer: Tracer) -> None:
+def guard_aliases(world: World) -> None:
     """What the frame changes must stay a different object from others of its type that it looked at."""
-    for written in tracer.written:
-        kind = family(tracer, written)
+    for written in world.writes.written:
+        kind = family(world, written)
         others = [
             tracker.source
-            for tracker in tracer.trackers.values()
-            if tracker is not written and kind is not None and family(tracer, tracker) is kind
+            for tracker in world.outside.trackers.values()
+            if tracker is not written and kind is not None and family(world, tracker) is kind
         ]
         if others:
             sources = tuple(dict.fromkeys((written.source, *others)))
-            tracer.guard("distinct", sources, None, "one of them is changed")
-    modules = [t for t in tracer.trackers.values() if isinstance(t.value, torch.nn.Module)]
-    if not all(tracer.is_guarded_by_identity(t.value, t.source) for t in modules):
+            world.guard("distinct", sources, None, "one of them is changed")
+    modules = [t for t in world.outside.trackers.values() if isinstance(t.value, torch.nn.Module)]
+    if not all(world.is_guarded_by_identity(t.value, t.source) for t in modules):
         places = tuple(dict.fromkeys(t.source for t in modules))
         if len(places) > 1:
-            tracer.guard("distinct", places, None, "each is a module of its own")
+            world.guard("distinct", places, None, "each is a module of its own")
 
 
-def family(tracer: Tracer, tracker: VariableTracker) -> type | None:
+def family(world: World, tracker: VariableTracker) -> type | None:
     """Outside objects of one family could become one object; None for those whose identity is guarded."""
     owner, value = tracker.source, tracker.value
     if owner.base is not None and (owner.kind == "namespace" or owner.key in MODULE_TABLES):
         owner = owner.base  # the object, or the module, that the dict belongs to
-    if owner.kind == "held" or ("identity", owner, None) in tracer.guards:
+    if owner.kind == "held" or ("identity", owner, None) in world.outside.guards:
         return None
     return type(value) if isinstance(value, (*CONTAINERS, types.CellType)) else None

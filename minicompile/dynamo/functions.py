@@ -15,8 +15,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from minicompile.dynamo.calls import Calls
 from minicompile.dynamo.recorder import Subgraph
+from minicompile.dynamo.world import World
 from minicompile.ops.graph import Graph
 
 
@@ -41,10 +41,10 @@ class Called:
 
 
 @contextlib.contextmanager
-def without_effects(tracer: Calls, what: str) -> Iterator[None]:
+def without_effects(world: World, what: str) -> Iterator[None]:
     """Refuses writes to the outside: they would be replayed at the wrong time."""
-    before, tracer.called_later = tracer.called_later, what
+    before, world.writes.called_later = world.writes.called_later, what
     try:
         yield
     finally:
-        tracer.called_later = before
+        world.writes.called_later = before

@@ -15,7 +15,7 @@ import torch
 from minicompile.compat import settings
 from minicompile.compat.inference import InferenceMode
 from minicompile.dynamo.builtins import means
-from minicompile.dynamo.calls import Calls
+from minicompile.dynamo.world import World
 
 
 class InferenceBlock:
@@ -30,18 +30,18 @@ class InferenceBlock:
     def __exit__(self, *error: object) -> None: ...
 
 
-means(InferenceMode)(lambda tracer, inference: InferenceBlock(inference))
+means(InferenceMode)(lambda world, inference: InferenceBlock(inference))
 
 
 @means(InferenceBlock.__enter__)
-def enter_block(tracer: Calls, block: InferenceBlock) -> None:
+def enter_block(world: World, block: InferenceBlock) -> None:
     """Switch the mode. Graphs record no grad mode for inference mode: they run in it as a whole."""
-    recorder = tracer.recorder
+    recorder = world.recorder
     block.before = recorder.inference, torch.is_grad_enabled()
     if not block.inference:
         if recorder.inference:
-            tracer.unsupported("inference-mode", "inference mode is left inside of its block")
-        tracer.call(settings.set_grad_enabled, (True,), {})
+            world.unsupported("inference-mode", "inference mode is left inside of its block")
+        world.call(settings.set_grad_enabled, (True,), {})
         return
     recorder.blocks.append(recorder.places())
     recorder.inference = True
@@ -49,18 +49,18 @@ def enter_block(tracer: Calls, block: InferenceBlock) -> None:
 
 
 @means(InferenceBlock.__exit__)
-def exit_block(tracer: Calls, block: InferenceBlock, *error: Any) -> None:
-    recorder = tracer.recorder
+def exit_block(world: World, block: InferenceBlock, *error: Any) -> None:
+    recorder = world.recorder
     inference, grad = block.before
     if not block.inference:
-        tracer.call(settings.set_grad_enabled, (grad,), {})
+        world.call(settings.set_grad_enabled, (grad,), {})
         return
     recorder.blocks.pop()
     recorder.inference = inference
     settings.set_grad_enabled(grad)
 
 
-means(torch.is_inference_mode_enabled)(lambda tracer: tracer.recorder.inference)
+means(torch.is_inference_mode_enabled)(lambda world: world.recorder.inference)
 means(torch.is_inference, torch.Tensor.is_inference)(
-    lambda tracer, tensor: tracer.recorder.is_inference(tensor)
+    lambda world, tensor: world.recorder.is_inference(tensor)
 )

@@ -4,7 +4,7 @@
     Interpreter the operations (call, load an attribute, add, iterate ...), whose meaning a subclass gives
     bytecode    registry: normalised opname -> handler(frame, instruction)
 
-Capture's `Tracer` is such a subclass. Nothing here imports torch: one that means what CPython does runs the
+Capture's `World` is such a subclass. Nothing here imports torch: one that means what CPython does runs the
 machine's tests on every version (tests/dynamo/plain_machine.py).
 The real compiler: torch/_dynamo/symbolic_convert.py.
 """
@@ -63,6 +63,7 @@ Handler = Callable[["Frame", Instruction], "bool | None"]
 """Runs one instruction. Gives True when the frame is left (return or yield), with `frame.result` set."""
 
 bytecode: Registry[Handler] = Registry("bytecode", "normalised opname -> what the interpreter does")
+bytecode.modules.append("minicompile.dynamo.opcodes")
 
 
 class Frame:
@@ -259,6 +260,7 @@ class Interpreter:
     load_attr: Operation
 
     def __init__(self) -> None:
+        bytecode.load()
         self.frame: Frame | None = None
         """The frame that is running."""
         self.raised: BaseException | None = None
@@ -280,7 +282,7 @@ class Interpreter:
     def step(self, frame: Frame, instruction: Instruction) -> None:
         """Called after each instruction."""
 
-    def call_function(self, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    def run_function(self, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
         """Interpret a Python function. A generator function gives a TracedGenerator."""
         code = function.__code__
         if is_coroutine(code):
@@ -303,12 +305,6 @@ class Interpreter:
         instance = self.load_cell(first) if cell else self.realize(first)
         return super(cls, instance)
 
-    def store_cell(self, cell: types.CellType, value: Any) -> None:
-        if value is DELETED:
-            del cell.cell_contents
-        else:
-            cell.cell_contents = value
-
     def import_from(self, module: Any, name: str) -> Any:
         try:
             return self.load_attr(module, name)
@@ -318,6 +314,13 @@ class Interpreter:
                 return sys.modules[full]
             text = f"cannot import name {name!r} from {module.__name__!r}"
             raise ImportError(text) from None
+
+
+def set_cell(cell: types.CellType, value: Any) -> None:
+    if value is DELETED:
+        del cell.cell_contents
+    else:
+        cell.cell_contents = value
 
 
 def bind(world: Any, function: types.FunctionType, args: Args, kwargs: Kwargs) -> list[Any]:

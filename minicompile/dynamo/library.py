@@ -27,7 +27,7 @@ from torch.autograd.profiler import record_function
 from minicompile import compat
 from minicompile.compat import settings
 from minicompile.dynamo.builtins import builtin_getattr, means
-from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
+from minicompile.dynamo.calls import FIXED_TYPES
 from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
@@ -39,14 +39,20 @@ from minicompile.dynamo.variables import (
     plain_dict,
     words,
 )
+from minicompile.dynamo.world import World, call_rules
 from minicompile.shapes.symnode import SYMBOLIC
 
-means(functools.cached_property)(lambda tracer, function: functools.cached_property(function))
+means(functools.cached_property)(lambda world, function: functools.cached_property(function))
 means(itertools.chain)(
-    lambda tracer, *parts: itertools.chain(*[tracer.lazily(part) for part in parts])
+    lambda world, *parts: itertools.chain(*[world.lazily(part) for part in parts])
 )
 means(itertools.chain.from_iterable)(
-    lambda tracer, parts: (item for part in tracer.lazily(parts) for item in tracer.lazily(part))
+    lambda world, parts: (item for part in world.lazily(parts) for item in world.lazily(part))
+)
+means(itertools.starmap)(
+    lambda world, function, rows: (
+        world.call(function, tuple(world.items(row)), {}) for row in world.lazily(rows)
+    )
 )
 
 
@@ -55,13 +61,13 @@ means(itertools.chain.from_iterable)(
     *(bisect.insort_left, bisect.insort_right),
     named=True,
 )
-def change_first(tracer: Calls, function: Any, items: Any, *rest: Any, **options: Any) -> Any:
+def change_first(world: World, function: Any, items: Any, *rest: Any, **options: Any) -> Any:
     """A C function that changes the container that it is given first."""
-    return tracer.run_native(functools.partial(function, tracer.mutable(items)), rest, options)
+    return world.run_native(functools.partial(function, world.mutable(items)), rest, options)
 
 
 # The fields of a dataclass are fixed when the class is made.
-means(dataclasses.fields)(lambda tracer, owner: dataclasses.fields(owner))
+means(dataclasses.fields)(lambda world, owner: dataclasses.fields(owner))
 
 
 # What a regular expression finds follows from it and the text; the module's cache only saves time.
@@ -69,78 +75,78 @@ means(
     *(re.compile, re.escape, re.findall, re.finditer, re.fullmatch, re.match, re.search, re.split),
     *(re.sub, re.subn),
     named=True,
-)(lambda tracer, function, *args, **kwargs: tracer.run_native(function, args, kwargs))
+)(lambda world, function, *args, **kwargs: world.run_native(function, args, kwargs))
 
 
 @means(sys.exc_info)
-def exc_info(tracer: Calls) -> Any:
-    error = tracer.frame.handling() if tracer.frame is not None else None
+def exc_info(world: World) -> Any:
+    error = world.frame.handling() if world.frame is not None else None
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
 @means(inspect.signature)
-def signature(tracer: Calls, function: Any) -> Any:
+def signature(world: World, function: Any) -> Any:
     """A function's signature: its code and its defaults, which are guarded, decide what it shows."""
     inner = function.__func__ if isinstance(function, types.MethodType) else function
     if not isinstance(inner, types.FunctionType):
-        tracer.unsupported_kind("unusual-arguments", "inspect.signature of a {}", function)
+        world.unsupported_kind("unusual-arguments", "inspect.signature of a {}", function)
     found = inspect.signature(function)
-    read_defaults(tracer, inner)
+    read_defaults(world, inner)
     for parameter in found.parameters.values():
         if parameter.default is not parameter.empty and not is_constant(parameter.default):
             what = "inspect.signature of a function with a mutable default"
-            tracer.unsupported("unusual-arguments", what)
+            world.unsupported("unusual-arguments", what)
     return found
 
 
-def read_defaults(tracer: Calls, function: Any) -> None:
+def read_defaults(world: World, function: Any) -> None:
     """Guard all defaults of a function, and of what it wraps."""
     while isinstance(function, types.FunctionType):
         for index in range(len(function.__defaults__ or ())):
-            tracer.default(function, index)
+            world.default(function, index)
         for name in function.__kwdefaults__ or ():
-            tracer.keyword_default(function, name)
-        function = builtin_getattr(tracer, function, "__wrapped__", None)
+            world.keyword_default(function, name)
+        function = builtin_getattr(world, function, "__wrapped__", None)
 
 
 PYTHON_COPY: Any = copy.copy
 
 
 @means(copy.copy)
-def shallow_copy(tracer: Calls, value: Any) -> Any:
+def shallow_copy(world: World, value: Any) -> Any:
     if isinstance(value, torch.Tensor) or python_method(value, "__copy__") is not None:
-        return tracer.call_python(PYTHON_COPY, (value,), {})
-    return duplicate(tracer, value, None)
+        return world.call_python(PYTHON_COPY, (value,), {})
+    return duplicate(world, value, None)
 
 
-means(copy.deepcopy)(lambda tracer, value: duplicate(tracer, value, {}))
+means(copy.deepcopy)(lambda world, value: duplicate(world, value, {}))
 
 
-def duplicate(tracer: Calls, value: Any, memo: dict[int, Any] | None) -> Any:
+def duplicate(world: World, value: Any, memo: dict[int, Any] | None) -> Any:
     """A copy of plain data: containers and objects that only have a `__dict__`. With a memo, deep."""
     if isinstance(value, torch.Tensor):
-        tracer.unsupported("copy", "a tensor is copied by copy.copy or copy.deepcopy")
+        world.unsupported("copy", "a tensor is copied by copy.copy or copy.deepcopy")
     if is_constant(value) or isinstance(value, FIXED_TYPES):
         return value
     if memo is not None and id(value) in memo:
         return memo[id(value)]
 
     def again(item: Any) -> Any:
-        return item if memo is None else duplicate(tracer, item, memo)
+        return item if memo is None else duplicate(world, item, memo)
 
     cls = type(value)
     if cls is dict or cls is collections.OrderedDict:
-        made: Any = cls((key, again(item)) for key, item in tracer.imported(value).items())
+        made: Any = cls((key, again(item)) for key, item in world.imported(value).items())
     elif cls in (list, tuple, set, frozenset):
-        made = cls([again(item) for item in tracer.imported(value)])
+        made = cls([again(item) for item in world.imported(value)])
     elif builtin_base(value) is None and plain_copy(value):
         made = object.__new__(cls)
         if memo is not None:
             memo[id(value)] = made
-        namespace = tracer.imported(tracer.generic_attribute(value, "__dict__"))
+        namespace = world.imported(world.generic_attribute(value, "__dict__"))
         made.__dict__.update({key: again(item) for key, item in namespace.items()})
     else:
-        tracer.unsupported_kind("copy", "a {} is copied", value)
+        world.unsupported_kind("copy", "a {} is copied", value)
     if memo is not None:
         memo[id(value)] = made
     return made
@@ -159,78 +165,78 @@ def plain_copy(value: Any) -> bool:
 
 
 @means(contextvars.ContextVar.get)
-def context_get(tracer: Calls, variable: Any, *default: Any) -> Any:
-    if tracer.tracker(variable) is None:
+def context_get(world: World, variable: Any, *default: Any) -> Any:
+    if world.tracker(variable) is None:
         return variable.get(*default)
     try:
         value = variable.get(MISSING) if default else variable.get()
     except LookupError:
         value = MISSING
     if value is MISSING:
-        tracer.unsupported("context-variable", "a ContextVar without a value is read")
-    return tracer.below(variable, "context", None, value)
+        world.unsupported("context-variable", "a ContextVar without a value is read")
+    return world.below(variable, "context", None, value)
 
 
 @means(contextvars.ContextVar.set)
-def context_set(tracer: Calls, variable: Any, value: Any) -> Any:
+def context_set(world: World, variable: Any, value: Any) -> Any:
     """`variable.set(value)` where it has this value already, so that nothing changes until it is reset."""
-    if context_get(tracer, variable) is not value:
-        tracer.unsupported("context-variable", "a ContextVar is set")
+    if context_get(world, variable) is not value:
+        world.unsupported("context-variable", "a ContextVar is set")
     elsewhere = contextvars.copy_context()  # capturing changes nothing in the caller's
     return elsewhere.run(variable.set, value)
 
 
 @means(contextvars.ContextVar.reset)
-def context_reset(tracer: Calls, variable: Any, token: contextvars.Token[Any]) -> None:
-    others = [(made, steps) for made, steps in tracer.natives if made is not token]
-    if len(others) == len(tracer.natives) or token.var is not variable:
-        tracer.unsupported("context-variable", "a ContextVar is reset that was not set here")
-    tracer.natives = others
+def context_reset(world: World, variable: Any, token: contextvars.Token[Any]) -> None:
+    others = [(made, steps) for made, steps in world.writes.natives if made is not token]
+    if len(others) == len(world.writes.natives) or token.var is not variable:
+        world.unsupported("context-variable", "a ContextVar is reset that was not set here")
+    world.writes.natives = others
 
 
 # -- torch: modules
 
 
 @means(compat.module_call)
-def module_call(tracer: Calls, module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+def module_call(world: World, module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """`module(...)`: straight to `forward` if there are no hooks, else nn.Module's own code."""
-    frame = tracer.frame
+    frame = world.frame
     assert frame is not None
     before = frame.module_path
-    frame.module_path = module_path(tracer, module)
+    frame.module_path = module_path(world, module)
     try:
         hooked = any(compat.GLOBAL_HOOK_TABLES)
         if not hooked:
             for table in compat.GLOBAL_HOOK_TABLES:
-                tracker = tracer.hold(table, "hooks of every module")
-                tracer.guard("length", tracker.source, 0, "hooks that apply to every module")
-            hooked = has_hooks(tracer, module)
-        function = compat.module_call_impl if hooked else tracer.load_attr(module, "forward")
+                tracker = world.hold(table, "hooks of every module")
+                world.guard("length", tracker.source, 0, "hooks that apply to every module")
+            hooked = has_hooks(world, module)
+        function = compat.module_call_impl if hooked else world.load_attr(module, "forward")
         if frame.called is module:  # so that a break inside can cut this frame at the call
             frame.called = function
         if hooked:
-            return tracer.call_function(function, (module, *args), kwargs)
-        return tracer.call(function, args, kwargs)
+            return world.call_function(function, (module, *args), kwargs)
+        return world.call(function, args, kwargs)
     finally:
         frame.module_path = before
 
 
-def has_hooks(tracer: Calls, module: torch.nn.Module) -> bool:
+def has_hooks(world: World, module: torch.nn.Module) -> bool:
     namespace = module.__dict__
     hooked = any(namespace.get(name) for name in HOOKS)
-    owner = tracer.tracker(module)
+    owner = world.tracker(module)
     if owner is not None:
         if namespace.get("_compiled_call_impl") is not None:
             what = "a module with its own compiled call (module.compile())"
-            tracer.unsupported("nested-compile", what)
+            world.unsupported("nested-compile", what)
         if not hooked:
-            tracer.guard("hooks", owner.source, False, "called without hooks")
+            world.guard("hooks", owner.source, False, "called without hooks")
     return hooked
 
 
-def module_path(tracer: Calls, module: torch.nn.Module) -> str:
+def module_path(world: World, module: torch.nn.Module) -> str:
     """`transformer.h.0.attn`: the submodule's path from the module that was compiled."""
-    owner = tracer.tracker(module)
+    owner = world.tracker(module)
     if owner is None:
         return type(module).__name__
     parts: list[str] = []
@@ -246,8 +252,8 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 
 
 means(type.__instancecheck__, type.__subclasscheck__, named=True)(
-    lambda tracer, check, cls, value: (
-        type.__subclasscheck__(cls, tracer.type_of(value))
+    lambda world, check, cls, value: (
+        type.__subclasscheck__(cls, world.type_of(value))
         if isinstance(value, SYMBOLIC)
         else check(cls, value)
     )
@@ -255,42 +261,42 @@ means(type.__instancecheck__, type.__subclasscheck__, named=True)(
 
 
 @call_rules(type.__call__)
-def call_class(tracer: Calls, args: Any, kwargs: Any) -> Any:
+def call_class(world: World, args: Any, kwargs: Any) -> Any:
     """What calling a class does, whatever its metaclass makes of it."""
     cls, *rest = args
-    return (tracer.call if cls is type else tracer.construct)(cls, tuple(rest), kwargs)
+    return (world.call if cls is type else world.construct)(cls, tuple(rest), kwargs)
 
 
 # -- torch: global state
 
 
 @means(*settings.STATE_SETTERS, named=True)
-def set_state(tracer: Calls, setter: Any, *args: Any, **kwargs: Any) -> Any:
+def set_state(world: World, setter: Any, *args: Any, **kwargs: Any) -> Any:
     """Sets the state now, and again when the graph runs."""
-    if setter is settings.set_grad_enabled and tracer.recorder.inference and args[0]:
-        tracer.unsupported("inference-mode", "grad mode is enabled in inference mode")
+    if setter is settings.set_grad_enabled and world.recorder.inference and args[0]:
+        world.unsupported("inference-mode", "grad mode is enabled in inference mode")
     found = setter(*args, **kwargs)
-    tracer.recorder.statement(setter, (*args, *kwargs.values()))
+    world.recorder.statement(setter, (*args, *kwargs.values()))
     return found
 
 
 means(*settings.STATE_READERS, named=True)(
-    lambda tracer, reader, *args, **kwargs: reader(*map(tracer.deep, args), **kwargs)
+    lambda world, reader, *args, **kwargs: reader(*map(world.deep, args), **kwargs)
 )
 
 
 @means(*settings.SETTING_READERS, named=True)
-def read_setting(tracer: Calls, reader: Any, *args: Any) -> Any:
+def read_setting(world: World, reader: Any, *args: Any) -> Any:
     """Reads a setting that is no part of the guarded global state: the answer gets a guard of its own."""
-    source = Source("setting", args, tracer.hold(reader, f"torch.{reader.__name__}").source)
-    return tracer.wrap(reader(*args), source, "a setting of torch")
+    source = Source("setting", args, world.hold(reader, f"torch.{reader.__name__}").source)
+    return world.wrap(reader(*args), source, "a setting of torch")
 
 
 @means(*settings.SETTINGS, named=True)
-def set_setting(tracer: Calls, setter: Any, value: Any) -> Any:
+def set_setting(world: World, setter: Any, value: Any) -> Any:
     """Sets a setting now, and again when the graph runs, in calls that begin with it as it was."""
-    read_setting(tracer, settings.SETTINGS[setter])
-    return set_state(tracer, setter, value)
+    read_setting(world, settings.SETTINGS[setter])
+    return set_state(world, setter, value)
 
 
 class Unrecorded(contextlib.ContextDecorator):
@@ -302,22 +308,22 @@ class Unrecorded(contextlib.ContextDecorator):
     def __exit__(self, *error: object) -> None: ...
 
 
-means(record_function)(lambda tracer, name, args=None: Unrecorded())
+means(record_function)(lambda world, name, args=None: Unrecorded())
 means(contextlib.ContextDecorator._recreate_cm)(  # type: ignore[attr-defined]
-    lambda tracer, manager: Unrecorded() if type(manager) is record_function else manager
+    lambda world, manager: Unrecorded() if type(manager) is record_function else manager
 )
 
 
 @call_rules(*settings.compiling_predicates())
-def is_compiling(tracer: Calls, args: Any, kwargs: Any) -> bool:
+def is_compiling(world: World, args: Any, kwargs: Any) -> bool:
     """True in a frame that is captured as a whole: Python code that goes on after a break is told False."""
-    tracer.asked_compiling = True
-    return tracer.compiling
+    world.asked_compiling = True
+    return world.compiling
 
 
 call_rules(*settings.TRACING_PREDICATES, torch.overrides.has_torch_function)(
-    lambda tracer, args, kwargs: False
+    lambda world, args, kwargs: False
 )
 call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(
-    lambda tracer, args, kwargs: isinstance(args[0], torch.Tensor)
+    lambda world, args, kwargs: isinstance(args[0], torch.Tensor)
 )

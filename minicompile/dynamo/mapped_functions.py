@@ -12,8 +12,8 @@ import torch
 
 from minicompile import compat
 from minicompile.dynamo.builtins import means
-from minicompile.dynamo.calls import Calls
 from minicompile.dynamo.functions import Called, without_effects
+from minicompile.dynamo.world import World
 
 
 class MappedFunction(Called):
@@ -36,7 +36,7 @@ class MappedFunction(Called):
 
 @means(torch.vmap)
 def vmap(
-    tracer: Calls,
+    world: World,
     function: Any,
     in_dims: Any = 0,
     out_dims: Any = 0,
@@ -45,7 +45,7 @@ def vmap(
     chunk_size: Any = None,
 ) -> Any:
     if chunk_size is not None:
-        tracer.unsupported("function-transform", "torch.vmap in chunks")
+        world.unsupported("function-transform", "torch.vmap in chunks")
     return functools.partial(run_mapped, function, in_dims, out_dims, randomness)
 
 
@@ -63,25 +63,25 @@ def example_of(leaf: torch.Tensor, dim: int, mode: Any) -> torch.Tensor:
 
 @means(run_mapped)
 def capture_mapped(
-    tracer: Calls, function: Any, in_dims: Any, out_dims: Any, randomness: str, *args: Any
+    world: World, function: Any, in_dims: Any, out_dims: Any, randomness: str, *args: Any
 ) -> Any:
-    recorder, name = tracer.recorder, getattr(function, "__qualname__", "function")
-    in_dims, out_dims = tracer.deep(in_dims), tracer.deep(out_dims)
-    leaves, structure = compat.tree_flatten(tuple(map(tracer.deep, args)))
+    recorder, name = world.recorder, getattr(function, "__qualname__", "function")
+    in_dims, out_dims = world.deep(in_dims), world.deep(out_dims)
+    leaves, structure = compat.tree_flatten(tuple(map(world.deep, args)))
     dims = compat.tree_spread(in_dims, structure)
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves) or dims is None or None in dims:
-        tracer.unsupported("function-transform", "torch.vmap over something other than tensors")
-    with recorder.subgraph() as inner, without_effects(tracer, f"{name}, under torch.vmap,"):
+        world.unsupported("function-transform", "torch.vmap over something other than tensors")
+    with recorder.subgraph() as inner, without_effects(world, f"{name}, under torch.vmap,"):
         examples = [example_of(leaf, dim, recorder.mode) for leaf, dim in zip(leaves, dims)]
         for example in examples:
             recorder.argument(inner, example, "example")
-        found = tracer.call(function, compat.tree_unflatten(examples, structure), {})
-        found = tracer.deep(found)
+        found = world.call(function, compat.tree_unflatten(examples, structure), {})
+        found = world.deep(found)
         results, outer_structure = compat.tree_flatten(found)
         result_dims = compat.tree_spread(out_dims, outer_structure)
         if not all(isinstance(r, torch.Tensor) for r in results) or result_dims is None:
             what = f"{name}, under torch.vmap, gives something other than tensors"
-            tracer.unsupported("function-transform", what)
+            world.unsupported("function-transform", what)
         graph = inner.finish(map(recorder.lift, results), "mapped")
     made = MappedFunction(f"torch.vmap.{name.rpartition('.')[2]}", inner, graph, examples)
     made.in_dims = (*(None for _ in made.closure), *dims)

@@ -13,8 +13,9 @@ from typing import Any, cast
 
 import torch
 
-from minicompile.dynamo.calls import DISABLED, Calls, call_rules
+from minicompile.dynamo.calls import DISABLED
 from minicompile.dynamo.dispatch import Dispatcher
+from minicompile.dynamo.world import World, call_rules
 from minicompile.errors import OptionError, Unsupported
 
 
@@ -87,12 +88,10 @@ def wrap(original: torch.nn.Module, kind: Any, **slots: Any) -> torch.nn.Module:
 
 # a compiled module called while capturing: the original becomes part of this graph
 call_rules(CompiledModule.__call__)(
-    lambda tracer, args, kwargs: tracer.call(
-        tracer.load_attr(args[0], "_orig_mod"), args[1:], kwargs
-    )
+    lambda world, args, kwargs: world.call(world.load_attr(args[0], "_orig_mod"), args[1:], kwargs)
 )
 call_rules(DisabledModule.__call__)(
-    lambda tracer, args, kwargs: tracer.disabled(
+    lambda world, args, kwargs: world.disabled(
         type(args[0]._orig_mod).__qualname__, args[0]._reason
     )
 )
@@ -184,17 +183,17 @@ def allow_in_graph(target: Any) -> Any:
     return target
 
 
-def opaque_call(function: Callable[..., Any], tracer: Calls, args: Any, kwargs: Any) -> Any:
+def opaque_call(function: Callable[..., Any], world: World, args: Any, kwargs: Any) -> Any:
     """One node of the graph."""
-    owner = tracer.tracker(function)
+    owner = world.tracker(function)
     if owner is not None:
-        tracer.guard("identity", owner.source, function, "allowed in the graph")
-    recorder, arguments = tracer.recorder, tracer.deep_arguments(args, kwargs)
+        world.guard("identity", owner.source, function, "allowed in the graph")
+    recorder, arguments = world.recorder, world.deep_arguments(args, kwargs)
     recorder.mode.allow_non_fake_inputs = False  # gradients could not reach tensors that it hides
     try:
         return recorder.record("call_function", cast(Any, function), *arguments)
     except Unsupported as error:
         what = f"{function.__qualname__}, allowed in the graph: {error.reason}"
-        tracer.unsupported("allowed-function", what)
+        world.unsupported("allowed-function", what)
     finally:
         recorder.mode.allow_non_fake_inputs = True

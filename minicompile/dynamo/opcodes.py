@@ -1,5 +1,5 @@
 """The handlers of bytecode instructions: one function for each normalised opname (bytecode.py), which moves
-values between stack, locals and `frame.world`, the tracer that gives them meaning (tracer.py).
+values between stack, locals and `frame.world`, which gives them meaning (world.py).
 
 Plug-in point: `@bytecode("OPNAME")` on a function `(frame, instruction)`; it may replace any of these.
 The real compiler: the methods of InstructionTranslatorBase in torch/_dynamo/symbolic_convert.py.
@@ -16,6 +16,7 @@ from typing import Any
 from minicompile.dynamo.bytecode import Instruction
 from minicompile.dynamo.interpreter import (
     C_METHODS,
+    DELETED,
     NULL,
     UNBOUND,
     Frame,
@@ -46,7 +47,7 @@ STORE_GLOBAL               (new --) world.store_global(frame, named, new)
 COPY_FREE_VARS             (--) fast[-arg:] = world.closure(frame.function)
 LOAD_DEREF                 (-- cell_contents(frame, ins))
 STORE_DEREF                (new --) world.store_cell(fast[arg], new)
-DELETE_DEREF               (--) cell_contents(frame, ins); world.store_cell(fast[arg], DELETED)
+DELETE_DEREF               (--) delete_cell(frame, ins)
 IMPORT_NAME                (level, names -- world.import_name(frame, named, names, level))
 IMPORT_FROM                (-- world.import_from(stack[-1], named))
 
@@ -54,7 +55,7 @@ IMPORT_FROM                (-- world.import_from(stack[-1], named))
 LOAD_ATTR                  (owner -- world.load_attr(owner, named))
 LOAD_METHOD                (owner --) push_method(frame, world.load_attr(owner, named))
 STORE_ATTR                 (new, owner --) world.store_attr(owner, named, new)
-DELETE_ATTR                (owner --) world.delete_attr(owner, named)
+DELETE_ATTR                (owner --) world.store_attr(owner, named, DELETED)
 LOAD_SUPER_ATTR            (make, cls, owner -- super_attr(frame, ins, make, cls, owner))
 LOAD_SUPER_METHOD (make, cls, owner --) push_method(frame, super_attr(frame, ins, make, cls, owner))
 BINARY_SUBSCR              (owner, key -- world.subscript(owner, key))
@@ -75,7 +76,7 @@ UNARY_NOT                  (value -- not world.truth(value))
 TO_BOOL                    (value -- world.truth(value))
 GET_LEN                    (-- world.length(stack[-1]))
 CONVERT_VALUE              (value -- world.convert(arg, value))
-FORMAT_VALUE (value, spec -- world.format(world.convert(arg, value) if arg else value, spec))
+FORMAT_VALUE (value, spec -- world.formatted(world.convert(arg, value) if arg else value, spec))
 
 # containers; a display (`[*a, b]`) builds its own under the values
 BUILD_TUPLE                (*values -- tuple(values))
@@ -158,12 +159,19 @@ def cell_contents(frame: Frame, ins: Instruction) -> Any:
         raise unbound(frame, ins.value) from None
 
 
+def delete_cell(frame: Frame, ins: Instruction) -> None:
+    cell_contents(frame, ins)  # may raise NameError
+    frame.world.store_cell(frame.fast[ins.arg], DELETED)
+
+
 # -- stack and locals
 
 
 def unbound(frame: Frame, name: str) -> NameError:
-    kind = NameError if name in frame.program.code.co_freevars else UnboundLocalError
-    return kind(f"cannot access local variable {name!r} where it is not associated with a value")
+    where = f"{name!r} where it is not associated with a value"
+    if name in frame.program.code.co_freevars:
+        return NameError(f"cannot access free variable {where} in enclosing scope")
+    return UnboundLocalError(f"cannot access local variable {where}")
 
 
 def local(frame: Frame, ins: Instruction) -> Any:
@@ -217,12 +225,10 @@ def jump_or_pop(frame: Frame, ins: Instruction) -> None:
 @bytecode("FOR_ITER")
 def for_iter(frame: Frame, ins: Instruction) -> None:
     try:
-        item = frame.world.advance(frame.stack[-1])
+        frame.stack.append(frame.world.advance(frame.stack[-1]))
     except StopIteration:
         frame.stack.pop()
         frame.pc = ins.target
-    else:
-        frame.stack.append(item)
 
 
 # -- building and unpacking

@@ -24,9 +24,9 @@ from minicompile.dynamo.breaks import StandIn
 from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.guards import SourceCode
 from minicompile.dynamo.interpreter import C_METHODS, DELETED, Frame, Lazy, TracedGenerator
+from minicompile.dynamo.outside import item_source
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source, describe
-from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
     HEAP_TYPE,
     IDENTITY_TYPES,
@@ -38,6 +38,7 @@ from minicompile.dynamo.variables import (
     raw_base,
     raw_items,
 )
+from minicompile.dynamo.world import World
 from minicompile.shapes.symnode import SYMBOLIC
 
 _NO_ITEMS: dict[Any, Any] = {}
@@ -70,8 +71,8 @@ class Rebuild:
     `code` collects the lines that run before the graph: reads of outside objects.
     """
 
-    def __init__(self, tracer: Tracer, code: SourceCode) -> None:
-        self.tracer, self.code = tracer, code
+    def __init__(self, world: World, code: SourceCode) -> None:
+        self.world, self.code = world, code
         code.names.update(partial=functools.partial, types=types)
         code.names.update(torch=torch)
         code.names.update(OrderedDict=collections.OrderedDict, defaultdict=collections.defaultdict)
@@ -92,7 +93,7 @@ class Rebuild:
             return repr(value)
         if type(value) is Lazy:  # an argument that the frame has not read: no guard is about it
             return self.code.expression(value.source)
-        recorder, tracker = self.tracer.recorder, self.tracer.tracker(value)
+        recorder, tracker = self.world.recorder, self.world.tracker(value)
         if tracker in recorder.inputs:
             position = list(recorder.inputs).index(tracker)
             return self.kept_inputs.setdefault(position, f"kept{position}")
@@ -107,7 +108,7 @@ class Rebuild:
             return self.code.constant(value)
         if id(value) in self.made:
             return self.made[id(value)]
-        if (owner := self.tracer.namespaces.get(id(value))) is not None:
+        if (owner := self.world.outside.namespaces.get(id(value))) is not None:
             return f"{self.expression(owner)}.__dict__"
         if isinstance(value, IDENTITY_TYPES) and not isinstance(value, torch.nn.Module):
             return self.code.constant(value)
@@ -117,7 +118,7 @@ class Rebuild:
         """Raises Unsupported; the capture could end before the instruction that made the value."""
         kind = type(value).__name__
         what = f"the frame returns or stores a {kind} that it made"
-        places = [steps for made, steps in self.tracer.natives if made is value]
+        places = [steps for made, steps in self.world.writes.natives if made is value]
         raise refusal("returned-object", what, places=places)
 
     def outside(self, tracker: VariableTracker) -> str:
@@ -160,7 +161,7 @@ class Rebuild:
         if cls is types.CellType:
             name = self.assign(value, "types.CellType()")
             with contextlib.suppress(ValueError):  # empty
-                contents = self.expression(self.tracer.realize(value.cell_contents))
+                contents = self.expression(self.world.realize(value.cell_contents))
                 self.lines.append(f"{name}.cell_contents = {contents}")
             return name
         if is_struct(cls):
@@ -193,7 +194,7 @@ class Rebuild:
     def made_generator(self, value: TracedGenerator) -> str:
         """A generator that has not begun: made by its function."""
         frame = value.frame
-        code, fast = frame.function.__code__, list(map(self.tracer.realize, frame.fast))
+        code, fast = frame.function.__code__, list(map(self.world.realize, frame.fast))
         plain, named, starred, total = parameters(code)
         given = fast[:plain]
         keywords = dict(zip(code.co_varnames[plain:named], fast[plain:named], strict=True))
@@ -228,7 +229,7 @@ class Rebuild:
 
     def iterated(self, value: Any) -> str:
         """What an iterator runs over: an outside container if it is the inside copy of one."""
-        trackers = self.tracer.trackers.values()
+        trackers = self.world.outside.trackers.values()
         copied = (tracker for tracker in trackers if tracker.contents is value is not None)
         tracker = next(copied, None)
         if tracker is not None and tracker.writes:  # it changes its size after the iterator is made
@@ -262,7 +263,7 @@ class Rebuild:
                 stored = f"{base.__name__}.__setitem__({name}, {pair[0]}, {pair[1]})"
                 self.lines.append(plain if cls is base else stored)
         for key, item in list((plain_dict(value) or {}).items()):
-            text = self.expression(self.tracer.realize(item))
+            text = self.expression(self.world.realize(item))
             self.lines.append(f"{name}.__dict__[{key!r}] = {text}")
         for key, reader in (item for owner in cls.__mro__ for item in vars(owner).items()):
             if isinstance(reader, types.MemberDescriptorType) and hasattr(value, key):
@@ -278,7 +279,7 @@ class Rebuild:
     def side_effects(self) -> list[str]:
         """Lines that replay what the frame wrote outside; values first, then the stores."""
         stores: list[str] = []
-        for tracker in self.tracer.written:
+        for tracker in self.world.writes.written:
             if isinstance(tracker.value, list):
                 stores += self.rewrite(tracker)
             for key, value in tracker.writes.items():
@@ -292,7 +293,7 @@ class Rebuild:
         if tracker.contents is None:
             self.effects.append(f"{tracker.source} gets more items")
             return [f"list.extend({self.outside(tracker)}, {self.sequence(tracker.appended)})"]
-        known, now = self.tracer.trackers, raw_items(tracker.contents)
+        known, now = self.world.outside.trackers, raw_items(tracker.contents)
         before = [
             known[id(item)].value if id(item) in known else item
             for item in raw_items(tracker.value)
@@ -305,9 +306,9 @@ class Rebuild:
 
     def store_item(self, tracker: VariableTracker, key: Any, value: Any) -> list[str]:
         """Lines that write a key of a dict, by the built-in method."""
-        if self.tracer.is_as_before(tracker, key, value):
+        if self.world.is_as_before(tracker, key, value):
             return []
-        self.effects.append(f"{self.tracer.item_source(tracker, key)} = {describe(value)}")
+        self.effects.append(f"{item_source(tracker, key)} = {describe(value)}")
         base = raw_base(tracker.value)
         target, place = self.outside(tracker), self.expression(key)
         if value is DELETED:

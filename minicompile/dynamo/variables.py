@@ -18,6 +18,7 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import operator
 import re
 import sys
 import types
@@ -161,6 +162,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
     types.UnionType,
     enum.Enum,
     torch.nn.Module,
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
 )
 """Instances of these (and subclasses) are guarded by identity: replaced as a whole, if at all."""
 

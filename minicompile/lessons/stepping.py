@@ -12,7 +12,7 @@ import torch
 from minicompile import api
 from minicompile.dynamo.interpreter import C_METHODS, Frame
 from minicompile.dynamo.result import describe
-from minicompile.dynamo.tracer import Tracer
+from minicompile.dynamo.world import World
 from minicompile.lessons.pictures import Picture, slides
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import call_text
@@ -25,25 +25,25 @@ AROUND = 10
 def bytecode_steps(function: Callable[..., Any], *args: Any) -> Picture:
     """Slides of the capture of `function(*args)`, which must be captured whole."""
     seen: list[tuple[str, str, list[str], list[str]]] = []
-    step = Tracer.step
+    step = World.step
 
-    def stepped(tracer: Tracer, frame: Frame, instruction: Any) -> None:
+    def stepped(world: World, frame: Frame, instruction: Any) -> None:
         def say(value: Any) -> str:
             if isinstance(value, torch.Tensor):
-                return f"{tracer.recorder.nodes.get(id(value))}: {value_text(value)}"
+                return f"{world.recorder.nodes.get(id(value))}: {value_text(value)}"
             owner = getattr(value, "__self__", None)
             if isinstance(owner, torch.Tensor):
-                return f"{tracer.recorder.nodes[id(owner)]}.{value.__name__}"
+                return f"{world.recorder.nodes[id(owner)]}.{value.__name__}"
             if isinstance(value, C_METHODS):
                 return value.__qualname__.replace("TensorBase", "Tensor")
             return str(value) if str(value) == "NULL" else describe(value).rpartition(".")[2]
 
-        step(tracer, frame, instruction)
-        graph = [f"{node} = {call_text(node)}" for node in tracer.recorder.calls]
+        step(world, frame, instruction)
+        graph = [f"{node} = {call_text(node)}" for node in world.recorder.calls]
         told = "  " * frame.depth + str(instruction)
         seen.append((told, frame.line.text, list(map(say, frame.stack)), graph))
 
-    with mock.patch.object(Tracer, "step", stepped):
+    with mock.patch.object(World, "step", stepped):
         api.explain(function)(*args)
     frames: list[tuple[str, str, object]] = []
     for number, (told, line, stack, graph) in enumerate(seen):

@@ -78,7 +78,7 @@ shows_many(failure_table, "failed guard", GuardFailure)
 shows_many(break_table, "graph break", GraphBreak)
 
 
-@shows("minicompile.dynamo.tracer.InstructionLog")
+@shows("minicompile.dynamo.world.InstructionLog")
 def bytecode_view(log: Sequence[InstructionRecord]) -> str:
     lines = map(text_line, str(log).split("\n"))
     return box("bytecode", count_text(len(log), "instruction"), listing(lines))

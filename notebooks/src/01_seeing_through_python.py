@@ -619,7 +619,7 @@ def unpack(frame, ins):
 #
 # - `minicompile/dynamo/interpreter.py`: the machine; `minicompile/dynamo/opcodes.py`: its handlers.
 # - `minicompile/dynamo/bytecode.py`: how three versions of Python become one instruction stream.
-# - `minicompile/dynamo/tracer.py`: what operations mean while capturing;
+# - `minicompile/dynamo/world.py`: what is known while capturing, and where operations get their meaning;
 #   `minicompile/dynamo/recorder.py`: how one becomes a node.
 # - `torch/_dynamo/symbolic_convert.py`, `torch/_dynamo/variables/base.py` and
 #   `torch/_dynamo/output_graph.py`: the same three in torch.compile.

@@ -20,8 +20,7 @@ from typing import Any
 import minicompile as mc
 from minicompile.dynamo.breaks import places
 from minicompile.dynamo.interpreter import Frame
-from minicompile.dynamo.outside import is_users
-from minicompile.dynamo.tracer import Tracer
+from minicompile.dynamo.world import World, is_users
 from tests.dynamo.helpers import explained
 from tests.dynamo.program_table import names, run
 
@@ -32,38 +31,38 @@ LIFETIMES = ("finalizer",)
 
 
 @contextlib.contextmanager
-def broken(stop: Callable[[Tracer, int], bool]) -> Iterator[list[int]]:
+def broken(stop: Callable[[World, int], bool]) -> Iterator[list[int]]:
     """Captures end where `stop` says, given the tracer and the number of executed instructions.
 
     Gives the numbers at which it was asked, for the first capture.
     """
-    plain, seen = Tracer.step, list[int]()
-    first: list[Tracer] = []
+    plain, seen = World.step, list[int]()
+    first: list[World] = []
 
-    def step(self: Tracer, frame: Frame, instruction: Any) -> None:
+    def step(self: World, frame: Frame, instruction: Any) -> None:
         plain(self, frame, instruction)
-        if self.cut is not None or instruction.opname in ("RETURN_VALUE", "YIELD_VALUE"):
+        if self.frames.cut is not None or instruction.opname in ("RETURN_VALUE", "YIELD_VALUE"):
             return
-        number = len(self.log.steps)
+        number = len(self.frames.log.steps)
         first.append(self)
         if self is first[0]:
             seen.append(number)
         if stop(self, number):
-            self.places = places(frame, self.log.steps, self.comes_and_goes, is_users)
+            self.frames.places = places(frame, self.frames.log.steps, self.comes_and_goes, is_users)
             self.unsupported("internal-error", FORCED)
 
-    Tracer.step = step  # type: ignore[method-assign]
+    World.step = step  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        Tracer.step = plain  # type: ignore[method-assign]
+        World.step = plain  # type: ignore[method-assign]
 
 
 def compile_eager(function: Any) -> Any:
     return mc.compile(function, backend="eager")
 
 
-def resumed(tracer: Tracer) -> bool:
+def resumed(tracer: World) -> bool:
     return "_minicompile_uncut" in tracer.root.__dict__
 
 
@@ -75,7 +74,7 @@ class Outcome:
         self.wrong: list[str] = []
 
     def compare(
-        self, table: str, name: str, expected: Any, what: str, stop: Callable[[Tracer, int], bool]
+        self, table: str, name: str, expected: Any, what: str, stop: Callable[[World, int], bool]
     ) -> None:
         with broken(stop):
             found, compiled = run(table, name, compile_eager, STEPS)

@@ -9,10 +9,12 @@ from minicompile.dynamo.bytecode import decode
 from minicompile.dynamo.interpreter import (
     BINARY,
     COMPARE,
+    DELETED,
     UNARY,
     UNBOUND,
     Interpreter,
     Lazy,
+    set_cell,
 )
 from minicompile.dynamo.reasons import refusal
 
@@ -24,8 +26,6 @@ class PlainMachine(Interpreter):
 
     program = staticmethod(decode)
     load_attr = staticmethod(getattr)
-    store_attr = staticmethod(setattr)
-    delete_attr = staticmethod(delattr)
     subscript = staticmethod(operator.getitem)
     store_subscript = staticmethod(operator.setitem)
     delete_subscript = staticmethod(operator.delitem)
@@ -35,7 +35,11 @@ class PlainMachine(Interpreter):
     iterate = staticmethod(iter)
     advance = staticmethod(next)
     length = staticmethod(len)
-    format = staticmethod(format)
+    formatted = staticmethod(format)
+    store_cell = staticmethod(set_cell)
+
+    def store_attr(self, value, name, new):
+        delattr(value, name) if new is DELETED else setattr(value, name, new)
 
     def unsupported(self, id, what, hint=""):
         raise refusal(id, what, self.user_line(), hint)
@@ -50,7 +54,7 @@ class PlainMachine(Interpreter):
         if isinstance(function, types.MethodType):
             return self.call(function.__func__, (function.__self__, *args), kwargs)
         if isinstance(function, types.FunctionType):
-            return self.call_function(function, args, kwargs)
+            return self.run_function(function, args, kwargs)
         if function is super and not args:
             return self.zero_argument_super()
         return function(*args, **kwargs)

@@ -18,9 +18,9 @@ from torch import nn
 
 import minicompile as mc
 from minicompile import api
-from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.dispatch import plain_backend
 from minicompile.dynamo.interpreter import bytecode
+from minicompile.dynamo.world import call_rules
 from minicompile.errors import BackendError, OptionError, Unsupported, VerifyError
 from tests.dynamo.helpers import compiled, equal, explained, graphs, in_eager, lenient
 

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from minicompile.dynamo.tracer import Tracer
+from minicompile.dynamo.world import World
 from minicompile.lessons.stepping import bytecode_steps
 from minicompile.ops.display import to_html
 
@@ -16,12 +16,12 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_each_instruction_is_a_slide_with_the_stack_and_the_graph_after_it():
-    step = Tracer.step
+    step = World.step
     *_, before, text, _ = str(bytecode_steps(doubled, torch.ones(3))).split("\n--- ")
     assert re.match(r"\d+ BINARY_OP \*: return torch.relu\(x\) \* 2\n", text)
     assert "\u25b6 BINARY_OP *" in text and "mul: f32[3]" in text
     assert "mul = operator.mul(relu, 2)" in text and "mul" not in before
-    assert Tracer.step is step
+    assert World.step is step
 
 
 def test_a_capture_is_shown_with_a_slider_and_columns():

@@ -11,9 +11,9 @@ import torch
 from torch.utils import checkpoint
 
 from minicompile import compat
-from minicompile.dynamo.calls import Calls, call_rules
 from minicompile.dynamo.functions import Called, without_effects
 from minicompile.dynamo.variables import is_constant
+from minicompile.dynamo.world import World, call_rules
 
 
 class Checkpointed(Called):
@@ -38,22 +38,22 @@ OPTIONS = ("preserve_rng_state", "determinism_check", "debug", "early_stop")
 
 
 @call_rules(checkpoint.checkpoint)
-def capture_checkpointed(tracer: Calls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def capture_checkpointed(world: World, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     function, *given = args
     options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
     if kwargs.pop("use_reentrant", None) is not False or "context_fn" in kwargs:
         what = "activation checkpointing that is reentrant, or has a context_fn"
-        tracer.unsupported("checkpoint", what, "pass use_reentrant=False, and no context_fn")
+        world.unsupported("checkpoint", what, "pass use_reentrant=False, and no context_fn")
     if not torch.is_grad_enabled():
-        return tracer.call(function, tuple(given), kwargs)
-    recorder = tracer.recorder
-    with recorder.subgraph() as inner, without_effects(tracer, "a checkpointed function"):
-        found = tracer.deep(tracer.call(function, tuple(given), kwargs))
+        return world.call(function, tuple(given), kwargs)
+    recorder = world.recorder
+    with recorder.subgraph() as inner, without_effects(world, "a checkpointed function"):
+        found = world.deep(world.call(function, tuple(given), kwargs))
         leaves, structure = compat.tree_flatten(found)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         if not all(i in places or is_constant(leaf) for i, leaf in enumerate(leaves)):
             what = "a checkpointed function gives something other than tensors"
-            tracer.unsupported("checkpoint", what)
+            world.unsupported("checkpoint", what)
         graph = inner.finish([recorder.lift(leaves[i]) for i in places], "checkpointed")
     name = getattr(function, "__qualname__", type(function).__name__)
     made = Checkpointed(f"checkpoint.{name.rpartition('.')[2]}", inner, graph, [])
