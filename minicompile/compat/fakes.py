@@ -18,6 +18,7 @@ from minicompile.compat.memory import storage_id
 from minicompile.compat.private import lookup, relies_on, take
 from minicompile.errors import Unsupported
 from minicompile.ops.eager_checks import check_arguments
+from minicompile.ops.nodes import WRITES_STATISTICS, written_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
     as_row_major_view,
@@ -71,6 +72,8 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
     def __init__(self, symbolic: bool) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.static_shapes, self.cache_enabled = not symbolic, False
+        self.written: set[int] = set()
+        """Storages that operators wrote to, since somebody emptied the set."""
         self.layouts: dict[Any, Any] = {}
         """Calls as `key` writes them -> a Layout; a list of them if there are several results."""
 
@@ -78,6 +81,9 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         if func is torch.ops.prim.device.default and self.is_our_fake(args[0]):
             return args[0].fake_device
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
+        if func._schema.is_mutable or func in WRITES_STATISTICS:
+            self.note_writes(written_arguments(func, args, kwargs or {}))
+            return self.computed(func, types, args, kwargs)
         key = self.key(func, args, kwargs)
         if (result := self.recalled(key, args)) is not NOT_COMPUTED:
             return result
@@ -86,9 +92,18 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
             self.layouts[key] = layouts
         return result
 
+    def note_writes(self, arguments: Any) -> None:
+        for tensor in tree_leaves(arguments):
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+                self.written.add(storage_id(tensor))
+
+    def has_written(self, tensor: torch.Tensor) -> bool:
+        """Has an operator written to the tensor's memory?"""
+        return bool(self.written) and storage_id(tensor) in self.written
+
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what decides how a call's results lie; None if that may be more than its arguments."""
-        if func.namespace not in ("aten", "prims") or func._schema.is_mutable or func in UNKEYED:
+        if func.namespace not in ("aten", "prims") or func in UNKEYED:
             return None
         try:
             key = func, self.frozen(args), self.frozen(tuple(sorted((kwargs or {}).items())))

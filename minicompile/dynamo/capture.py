@@ -260,7 +260,7 @@ def finished(
     tracer.log.names = [node.name for node in recorder.calls]
     given = [
         GraphInput(node.name, t.source, fakes[t], weakref.ref(t.real))
-        for t, (node, _) in recorder.inputs.items()
+        for t, node in recorder.inputs.items()
     ]
     symbols = env.symbols if env is not None else {}
     for symbol, node in recorder.numbers.items():
