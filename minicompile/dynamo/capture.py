@@ -42,7 +42,7 @@ from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import CHECK, Recorder
-from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput
+from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphBreak, GraphInput
 from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
@@ -87,8 +87,6 @@ class CapturedFrame:
     """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
     runs_rest: bool = False
     """Whether the lines give what remains to be done, to whom that is no result."""
-    stopped_by: Unsupported | None = None
-    """Why the capture ends before the frame does."""
     asked_compiling: bool = False
     """Whether the frame, as far as it was captured, asks `torch.compiler.is_compiling()`."""
 
@@ -165,9 +163,7 @@ def capture_frame(
             except Unsupported as again:
                 waiting = [*again.places, *waiting]
                 continue
-            # the traceback leads to everything that the capture has met
-            error.__traceback__ = error.__cause__ = error.__context__ = None
-            captured.stopped_by = error
+            captured.capture.stopped_by = GraphBreak.of(error, "instruction")
             return captured
         raise
 
