@@ -25,10 +25,10 @@ from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.decompositions.registry import Rule, rule_for
-from minicompile.aot.layout import conform, frozen
+from minicompile.aot.layout import conform
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of
-from minicompile.ops.nodes import aten_ops, gives_tensor
+from minicompile.ops.nodes import aten_ops
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
 from minicompile.shapes.env import asking
 from minicompile.shapes.symnode import SizeNodes
@@ -84,7 +84,6 @@ class Tracer(compat.TorchDispatchMode):
         self.origins: Origins = NO_ORIGINS
         self.phase: str | None = None
         self.region: str | None = None
-        self.answers = getattr(mode, "answers", {})  # torch's own modes remember nothing
         self.applied: dict[OpOverload, list[Origins]] = {}
         self.declined: dict[OpOverload, list[Origins]] = {}
         """The operators whose rules were called -> the origins of each call."""
@@ -244,23 +243,12 @@ class Tracer(compat.TorchDispatchMode):
         return result
 
     def evaluate(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The call's result on fakes. The layout of a new tensor is remembered: it depends on nothing but the
-        arguments' types and layouts, and asking a FakeTensor costs a hundred microseconds and more
-        (milliseconds with symbolic sizes).
-        """
-        key = (func, frozen(args), frozen(kwargs)) if gives_tensor(func) else None
-        if layout := self.answers.get(key):
-            return compat.new_fake(self.mode, *layout)
+        """Return the call's result on fakes; a mode of ours computes it once (compat/fakes.py)."""
         try:
-            value = func(*args, **kwargs)
+            return func(*args, **kwargs)
         except (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as error:
             text = str(error).partition("\nException raised from")[0]  # without torch's own stack
             raise Unsupported(f"{func} raises {type(error).__name__}: {text}") from error
-        if key is not None and not (value.is_complex() or value.is_neg()):
-            read = {compat.storage_id(x) for x in args if isinstance(x, torch.Tensor)}
-            if compat.storage_id(value) not in read:
-                self.answers[key] = value.shape, value.stride(), value.dtype, value.device
-        return value
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
         """Append the call of `func`, whose result is `value`."""

@@ -13,9 +13,22 @@ import torch
 from minicompile.compat.private import relies_on, take
 
 if TYPE_CHECKING:
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 else:
-    TorchDispatchMode = take("torch.utils._python_dispatch.TorchDispatchMode", "differentiation")
+    _TorchDispatchMode = take("torch.utils._python_dispatch.TorchDispatchMode", "differentiation")
+
+
+class Unwrapped:
+    """A dispatch mode that torch doesn't wrap in code which switches off torch.compile at each call."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class TorchDispatchMode(Unwrapped, _TorchDispatchMode):
+    """torch's class of modes that see each operator call, below autograd."""
+
 
 python_dispatcher = take("torch._dispatch.python.enable_python_dispatcher", "differentiation")
 """A context in which operators' Python kernels are used, as torch's own compiler does."""

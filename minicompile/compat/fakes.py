@@ -8,14 +8,17 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from minicompile.compat.dispatch import no_dispatch_modes
+from minicompile.compat.dispatch import Unwrapped, no_dispatch_modes
+from minicompile.compat.graphs import tree_leaves
+from minicompile.compat.memory import storage_id
 from minicompile.compat.private import lookup, relies_on, take
 from minicompile.errors import Unsupported
 from minicompile.ops.eager_checks import check_arguments
+from minicompile.ops.nodes import WRITES_STATISTICS, written_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
     as_row_major_view,
@@ -24,6 +27,7 @@ from minicompile.ops.strides import (
     laid_out_as_eager,
     upsampled_gradient,
 )
+from minicompile.shapes.symnode import size_expr
 from minicompile.versions import release
 
 FAKE = "torch._subclasses.fake_tensor"
@@ -34,8 +38,8 @@ else:
     FakeTensorMode = take(f"{FAKE}.FakeTensorMode", "capture")
 FakeTensorConverter = take(f"{FAKE}.FakeTensorConverter", "capture")
 without_dispatch = take("torch._C._DisableTorchDispatch", "capture")
-relies_on(f"{FAKE}.FakeTensorMode.__torch_dispatch__", "capture")
-relies_on(f"{FAKE}.FakeTensorMode.cache_clear", "capture")
+relies_on(f"{FAKE}.FakeTensorMode.dispatch", "capture")
+relies_on(f"{FAKE}.FakeTensorMode.is_our_fake", "capture")
 relies_on("torch.Tensor._has_symbolic_sizes_strides", "capture")
 relies_on("torch.ops.aten._unique", "capture")
 
@@ -49,12 +53,16 @@ FAKE_LIMITS: tuple[type[BaseException], ...] = tuple(
 DynamicOutputShape = take(f"{FAKE}.DynamicOutputShapeException", "capture", otherwise=Unsupported)
 
 
-MOST_CACHED = 8192
-"""Results of fakes that torch may keep, some 20 MiB; by itself it keeps all."""
+NOT_COMPUTED = object()
+"""Stands for the results of a call that a mode doesn't remember."""
 
 
-class EagerLayouts(FakeTensorMode):
-    """Fake tensors with the strides that eager's results have."""
+class EagerLayouts(Unwrapped, FakeTensorMode):
+    """Fake tensors with the strides that eager's results have.
+
+    A mode computes a call once. It remembers how the results of an operator lie for arguments of the same
+    types and layouts, so the passes after capture may run a graph again for the price of a lookup.
+    """
 
     random = False
     """Whether an operator drew random numbers."""
@@ -63,31 +71,132 @@ class EagerLayouts(FakeTensorMode):
 
     def __init__(self, symbolic: bool) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        if len(self.cache) > MOST_CACHED:
-            self.cache_clear()
-        self.static_shapes = not symbolic
-        self.cache_enabled = self.cache_enabled and not symbolic
-        self.answers: dict[Any, tuple[Any, ...]] = {}
-        """(operator, arguments by type and layout) -> the layout of a new tensor that it returns."""
+        self.static_shapes, self.cache_enabled = not symbolic, False
+        self.written: set[int] = set()
+        """Storages that operators wrote to, since somebody emptied the set."""
+        self.layouts: dict[Any, Any] = {}
+        """Calls as `key` writes them -> a Layout; a list of them if there are several results."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default and self.is_our_fake(args[0]):
+            return args[0].fake_device
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
+        if func._schema.is_mutable or func in WRITES_STATISTICS:
+            self.note_writes(written_arguments(func, args, kwargs or {}))
+            return self.computed(func, types, args, kwargs)
+        key = self.key(func, args, kwargs)
+        if (result := self.recalled(key, args)) is not NOT_COMPUTED:
+            return result
+        result = self.computed(func, types, args, kwargs)
+        if key is not None and (layouts := layouts_of(result, args)) is not None:
+            self.layouts[key] = layouts
+        return result
+
+    def note_writes(self, arguments: Any) -> None:
+        for tensor in tree_leaves(arguments):
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+                self.written.add(storage_id(tensor))
+
+    def has_written(self, tensor: torch.Tensor) -> bool:
+        """Has an operator written to the tensor's memory?"""
+        return bool(self.written) and storage_id(tensor) in self.written
+
+    def key(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what decides how a call's results lie; None if that may be more than its arguments."""
+        if func.namespace not in ("aten", "prims") or func in UNKEYED:
+            return None
+        try:
+            key = func, self.frozen(args), self.frozen(tuple(sorted((kwargs or {}).items())))
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+    def frozen(self, value: Any) -> Any:
+        """Return a hashable form of an argument, of a fake its type and layout. Raises TypeError."""
+        if isinstance(value, torch.Tensor):
+            if type(value) is not FakeTensor or value.fake_mode is not self:
+                raise TypeError
+            if value.constant is not None or value.layout is not torch.strided:
+                raise TypeError
+            layout: Any = value.shape, value.stride(), value.storage_offset()
+            layout = layout if self.static_shapes else self.frozen(layout)
+            return value.dtype, value.fake_device, value.is_conj(), value.is_neg(), layout
+        if isinstance(value, list | tuple):
+            return tuple(map(self.frozen, value))
+        if isinstance(value, float):  # 0.0 and -0.0 are equal
+            return float, value.hex()
+        return type(value), size_expr(value)
+
+    def recalled(self, key: Any, args: Any) -> Any:
+        """Return new fakes for the results of a call that was computed before; else NOT_COMPUTED."""
+        found = self.layouts.get(key, NOT_COMPUTED)
+        if isinstance(found, Layout):
+            return found.fake(self, args)
+        if isinstance(found, list):
+            return [layout.fake(self, args) for layout in found]
+        return found
+
+    def computed(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Return a call's results as torch's fake kernels have them, with eager's errors and layouts."""
         check_arguments(func, args, kwargs, no_dispatch_modes)
+        run = super().dispatch
         if not self.static_shapes:
             if func is torch.ops.aten.slice.Tensor and SLICES_NEED_ENV:
                 return slice_of(*args, **(kwargs or {}))
             if func in UPSAMPLED_GRADIENTS:
                 return upsampled_gradient(func, args[0], args[2])
             if has_open_batch(func, args):
-                run = super().__torch_dispatch__
                 return convolved(func, args, lambda args: run(func, types, args, kwargs))
             func, args = as_row_major_view(func, args)
         if func is torch.ops.aten._unique.default:  # torch 2.11 fakes it with a size of 1
             raise DynamicOutputShape(func)
         if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor
             return torch.empty_like(args[0])
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        return laid_out_as_eager(func, args, result)
+        return laid_out_as_eager(func, args, run(func, types, args, kwargs))
+
+
+UNKEYED = {torch.ops.aten.as_strided.default}
+"""Their results depend on more of their arguments than type and layout: here on the size of the storage."""
+
+
+class Layout(NamedTuple):
+    """How a fake result lies: in memory of its own, or in that of the call's first argument."""
+
+    is_view: bool
+    dtype: torch.dtype
+    device: torch.device
+    size: Sequence[Any]
+    stride: Sequence[Any]
+    offset: Any
+
+    def fake(self, mode: Any, args: Any) -> torch.Tensor:
+        """Return a new fake of this layout."""
+        if not self.is_view:
+            return new_fake(mode, self.size, self.stride, self.dtype, self.device, self.offset)
+        with without_dispatch():
+            meta = torch.empty((0,), dtype=self.dtype, device="meta")
+            meta.set_(args[0].untyped_storage(), self.offset, self.size, self.stride)
+        return FakeTensor(mode, meta, self.device)
+
+
+def layouts_of(result: Any, args: Any) -> Any:
+    """Return the layout of a call's result, or a list of them; None if layouts don't say all about it."""
+    if isinstance(result, list | tuple):
+        layouts = [layouts_of(x, args) for x in result]
+        storages = {storage_id(x) for x in result if isinstance(x, torch.Tensor)}
+        apart = len(storages) == len(result) and None not in layouts
+        return layouts if apart and not any(layout.is_view for layout in layouts) else None
+    if type(result) is not FakeTensor or result.layout is not torch.strided:
+        return None
+    if result.constant is not None or result.is_conj() or result.is_neg():
+        return None
+    read = [(x, storage_id(x)) for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
+    owners = [x for x, storage in read if storage == storage_id(result)]
+    if owners and (owners[0] is not args[0] or any(x is result for x in owners)):
+        return None
+    about = result.dtype, result.fake_device, result.shape, result.stride()
+    return Layout(bool(owners), *about, result.storage_offset())
 
 
 SLICES_NEED_ENV = release(torch.__version__) < (2, 13)

@@ -40,7 +40,7 @@ from minicompile.dynamo.modes import Change, Raised, changed, raised, random_sta
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import CHECK, Recorder
-from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput
+from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphBreak, GraphInput
 from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
 from minicompile.dynamo.variables import (
     CONTAINERS,
@@ -85,8 +85,6 @@ class CapturedFrame:
     """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
     runs_rest: bool = False
     """Whether the lines give what remains to be done, to whom that is no result."""
-    stopped_by: Unsupported | None = None
-    """Why the capture ends before the frame does."""
     asked_compiling: bool = False
     """Whether the frame, as far as it was captured, asks `torch.compiler.is_compiling()`."""
 
@@ -164,9 +162,7 @@ def capture_frame(
             except Unsupported as again:
                 waiting = [*again.places, *waiting]
                 continue
-            # the traceback leads to everything that the capture has met
-            error.__traceback__ = error.__cause__ = error.__context__ = None
-            captured.stopped_by = error
+            captured.capture.stopped_by = GraphBreak.of(error, "instruction")
             return captured
         raise
 
@@ -259,7 +255,7 @@ def finished(
     world.frames.log.names = [node.name for node in recorder.calls]
     given = [
         GraphInput(node.name, t.source, fakes[t], weakref.ref(t.real))
-        for t, (node, _) in recorder.inputs.items()
+        for t, node in recorder.inputs.items()
     ]
     symbols = env.symbols if env is not None else {}
     for symbol, node in recorder.numbers.items():

@@ -34,7 +34,7 @@ from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import CapturedFrame, Request, capture_frame, deep_stack
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate, quick_checks
-from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines, graph_break
+from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.modes import Raised
 from minicompile.dynamo.reasons import REASONS, refusal
@@ -224,7 +224,7 @@ class Dispatcher:
                 "guards-changed", f"the guards changed while capturing: {failure}"
             )
             self.entries.remove(made)
-            self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=graph_break(why))
+            self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=GraphBreak.of(why))
             if dropped:
                 self.refuse(fingerprint(arguments), why)
                 return MISS
@@ -266,7 +266,7 @@ class Dispatcher:
         self.eager_calls += 1
         kind, text = raised
         reason = f"a graph raised {kind}: calls that raise run the frame again in eager"
-        self.breaks[graph_break(refusal("exception", reason))] = None
+        self.breaks[GraphBreak.of(refusal("exception", reason))] = None
         try:
             return self.eager(arguments)
         except Exception as error:
@@ -328,14 +328,12 @@ class Dispatcher:
             selected, dynamic = self.options.plugins, Dynamic(self.dynamic, self.varied)
             how = resume, resumed, root.compiling, self.fixed_modules(values)
             frame = captured(self.function, values, Request(self.name, dynamic, selected, *how))
-            if frame.stopped_by is not None and frame.asked_compiling:
-                root.compiling = False
             capture = frame.capture
-            capture.watch = watch
+            cut = capture.stopped_by is not None
+            if cut and frame.asked_compiling:
+                root.compiling = False
+            capture.watch, capture.continues = watch, cut or self.is_inner
             watch.tell("capture", capture)
-            capture.continues = frame.stopped_by is not None or self.is_inner
-            if frame.stopped_by is not None:
-                capture.stopped_by = graph_break(frame.stopped_by, "instruction")
             known = len(shape_guards(capture.shape_env))
             # a graph may switch modes, also while it is traced
             with without_inference_mode(), restored_modes():
@@ -412,7 +410,7 @@ class Dispatcher:
 
     def note(self, why: Unsupported) -> None:
         """Keep why no version was made."""
-        self.last_refusal = graph_break(why)
+        self.last_refusal = GraphBreak.of(why)
         self.breaks[self.last_refusal] = None
 
     def stop(self, why: Unsupported, failures: Sequence[GuardFailure] = ()) -> None:

@@ -115,6 +115,10 @@ def items_of(value: Any) -> tuple[Any, ...]:
     return keys_of(value) if base is dict else tuple(base.__iter__(value))
 
 
+def all_different(*values: Any) -> bool:
+    return len(set(map(id, values))) == len(values)
+
+
 def same_class(cls: type, expected: tuple[tuple[Any, ...], ...]) -> bool:
     found = class_facts(cls)
     return list(map(len, found)) == list(map(len, expected)) and all(
@@ -159,7 +163,7 @@ HELPERS: dict[str, Any] = {"math": math} | {
     helper.__name__: helper
     for helper in (
         *(member, entry, closure_cell, namespace_of, base_length, items_of, same_items),
-        *(hook_free, same_class, memory_facts, lookup, same_constant, operator.is_),
+        *(hook_free, same_class, all_different, memory_facts, lookup, same_constant, operator.is_),
     )
 }
 PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)
@@ -282,22 +286,8 @@ def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     return f"{'len' if exact else 'base_length'}({values[0]}) == {guard.expected}"
 
 
-@guard_rules("keys", "members")
-def items_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"same_items(items_of({values[0]}), {code.constant(guard.expected)})"
-
-
-@guard_rules("distinct", "different")
-def distinct_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"len({{{', '.join(f'id({value})' for value in values)}}}) == {len(values)}"
-
-
-@guard_rules("number")
-def number_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return str(guard.expected.format(*values))
-
-
 def form_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
+    """The condition as the row of GUARD_KINDS has it."""
     about = GUARD_KINDS[guard.kind]
     return guard.written(about.condition or about.text, values, code.literal)
 

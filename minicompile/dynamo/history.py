@@ -14,9 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minicompile.dynamo.reasons import REASONS
 from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphBreak, GuardFailure
-from minicompile.errors import Unsupported
 from minicompile.ops.display import Several, Shown, count_text, listed
 from minicompile.ops.graph import target_name, unpacks
 
@@ -24,11 +22,6 @@ from minicompile.ops.graph import target_name, unpacks
 def failure_lines(failures: Iterable[GuardFailure]) -> list[str]:
     """Lines that say which guard of each version failed."""
     return [f"  version {f.version}: " + str(f).replace("\n", "\n  ") for f in failures]
-
-
-def graph_break(why: Unsupported, kind: str = "frame") -> GraphBreak:
-    explanation = REASONS[why.id].explanation
-    return GraphBreak(why.reason, why.where, why.hint, kind, why.id, explanation)
 
 
 @dataclass(frozen=True)

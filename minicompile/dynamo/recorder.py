@@ -40,10 +40,6 @@ from minicompile.shapes.expr import python_number
 from minicompile.shapes.symnode import SYMBOLIC
 
 LARGEST_INT64 = 2**63 - 1
-UPDATES_STATISTICS = ("batch_norm", "instance_norm")
-"""Functions that in training mode change buffers they are given."""
-
-
 CHECK = torch.ops.aten._assert_async.msg
 
 
@@ -94,8 +90,10 @@ class Subgraph:
     def __init__(self, line: SourceLine | None = None) -> None:
         self.graph, self.line = fx.Graph(), line
         self.placeholders: list[fx.Node] = []
-        self.inputs: dict[fx.Node, tuple[torch.Tensor, fx.Node, int]] = {}
-        """By node of the graph around: the value, the placeholder here, the value's version at first use."""
+        self.inputs: dict[fx.Node, tuple[torch.Tensor, fx.Node]] = {}
+        """By node of the graph around: the value, and the placeholder here."""
+        self.written: set[int] = set()
+        """Storages that calls in this graph write to."""
 
     def placeholder(self, value: torch.Tensor, name: str) -> fx.Node:
         node = self.graph.placeholder(name)
@@ -108,22 +106,19 @@ class Subgraph:
         if outer not in self.inputs:
             node = self.placeholder(value, outer.name)
             node.meta["origins"] = outer.meta["origins"]
-            self.inputs[outer] = value, node, value._version
+            self.inputs[outer] = value, node
         return self.inputs[outer][1]
 
     @property
     def values(self) -> list[torch.Tensor]:
         """Tensors of the graph around, in the order of their placeholders."""
-        return [value for value, _, _ in self.inputs.values()]
+        return [value for value, _ in self.inputs.values()]
 
     def finish(self, outputs: Iterable[Any], name: str) -> Graph:
         """The finished graph. Raises Unsupported if it changes what it was given."""
-        for value, _, version in self.inputs.values():
-            if value._version != version:
-                reason = (
-                    f"{name}, a function that torch calls, changes a tensor of the frame in place"
-                )
-                raise refusal("shared-memory", reason, self.line)
+        if not self.written.isdisjoint(map(compat.storage_id, self.values)):
+            what = f"{name}, a function that torch calls, changes a tensor of the frame in place"
+            raise refusal("shared-memory", what, self.line)
         return finished(self.graph, self.placeholders, outputs, name)
 
 
@@ -154,13 +149,13 @@ class Recorder:
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Any] = []
         """Keeps fakes alive, so that their ids stay theirs."""
-        self.inputs: dict[VariableTracker, tuple[fx.Node, int]] = {}
-        """Each input's placeholder, and the version of its fake when the capture began."""
+        self.inputs: dict[VariableTracker, fx.Node] = {}
+        """Each input's placeholder."""
         self.calls: list[fx.Node] = []
         self.stack: Callable[[], tuple[tuple[SourceLine, ...], str]] = lambda: ((), "")
         """Gives the user's lines and the module path of the call being recorded."""
-        self.updated: set[int] = set()
-        """Ids of fakes that a call changes without giving them a new version."""
+        self.written: set[int] = set()
+        """Storages of the calls' arguments that the calls write to."""
         self.places: Callable[[], list[int]] = list
         """Gives the places where the capture could end before the instruction being interpreted."""
         self.inference = torch.is_inference_mode_enabled()
@@ -186,7 +181,7 @@ class Recorder:
         self.describe(node, "placeholder", fake)
         self.own(fake, node)
         tracker = VariableTracker(fake, source, real=tensor)
-        self.inputs[tracker] = node, fake._version
+        self.inputs[tracker] = node
         self.inference_inputs[compat.storage_id(fake)] = tensor.is_inference()
         return tracker
 
@@ -197,11 +192,7 @@ class Recorder:
     @property
     def mutated(self) -> list[VariableTracker]:
         """Inputs that the graph changes."""
-        return [
-            tracker
-            for tracker, (_, version) in self.inputs.items()
-            if tracker.value._version != version or id(tracker.value) in self.updated
-        ]
+        return [t for t in self.inputs if compat.storage_id(t.value) in self.written]
 
     # -- graphs inside the graph
 
@@ -251,28 +242,21 @@ class Recorder:
             return self.lift(value)
 
         lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), lift)
-        before = [tensor._version for tensor in tensors]
         name = target if op == "call_method" else getattr(target, "__name__", None)
         dtypes = {after_autocast(tensor) for tensor in tensors} if name in PRODUCTS else ()
         if len(dtypes) > 1:
             self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
         if kwargs.get("out") is not None:
             self.refuse("tensor-memory", f"{name} writes to an `out`, which it may resize")
+        self.mode.written.clear()
         value = self.run(op, target, args, kwargs)
-        written = [t for t, version in zip(tensors, before) if t._version > version]
+        written = list(filter(self.mode.has_written, tensors))
+        for storages in (self.written, *(inner.written for inner in self.open)):
+            storages.update(map(compat.storage_id, written))
         self.check_inference(name, tensors, written, value)
-        unseen: list[torch.Tensor] = []
-        if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
-            unseen += [tensor for tensor in tensors[1:] if not tensor.requires_grad]
-        called = name or ""
-        changes_lists = called.startswith(("_foreach_", "_fused_")) and called.endswith("_")
-        if not written and not unseen and (changes_lists or value is None):
-            unseen = tensors
-        self.updated.update(map(id, unseen))
-        mutates = bool(written or unseen)
-        given_back = not mutates and any(value is tensor for tensor in tensors)
+        given_back = not written and any(value is tensor for tensor in tensors)
         known = all(id(leaf) in self.nodes for leaf in tensors_in(value))
-        if known and not mutates and not given_back:
+        if known and value is not None and not written and not given_back:
             return value  # a fact about metadata
         self.stay_in_region()
         node = self.graph.create_node(op, target, lifted, lifted_kwargs, name=name)
@@ -453,5 +437,5 @@ class Recorder:
 
     def build(self, outputs: Iterable[fx.Node], name: str) -> Graph:
         """The finished graph, its placeholders in the order of `inputs`."""
-        tensors = [node for node, _ in self.inputs.values()]
+        tensors = [*self.inputs.values()]
         return finished(self.graph, [*tensors, *self.numbers.values()], outputs, name)

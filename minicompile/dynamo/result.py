@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minicompile.errors import refusal_text
+from minicompile.dynamo.reasons import REASONS
+from minicompile.errors import Unsupported, refusal_text
 from minicompile.ops.display import Several, Shown, listed
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.events import Compilation, Watch
@@ -169,8 +170,10 @@ GUARD_KINDS = {
     "equals": GuardKind("{0} == {e}"),
     "absent": GuardKind("{e} not in {0}", "not dict.__contains__({0}, {e})", "it there"),
     "length": GuardKind("len({0}) == {e}", found="base_length({0})"),
-    "keys": GuardKind("list({0}) == {e}", found="items_of({0})"),
-    "members": GuardKind("members of {0} are {e}", found="items_of({0})"),
+    "keys": GuardKind("list({0}) == {e}", "same_items(items_of({0}), {e})", "items_of({0})"),
+    "members": GuardKind(
+        "members of {0} are {e}", "same_items(items_of({0}), {e})", "items_of({0})"
+    ),
     "class": GuardKind(
         "attributes of {0} are defined as before",
         "same_class({0}, {e})",
@@ -183,7 +186,9 @@ GUARD_KINDS = {
     # of several sources
     "same": GuardKind("{0} is {1}", found="another object"),
     "same_size": GuardKind("{0} == {1}"),
-    "distinct": GuardKind("different objects: {all}", found="one object under two names"),
+    "distinct": GuardKind(
+        "different objects: {all}", "all_different({all})", "one object under two names"
+    ),
     "memory": GuardKind(
         "what is changed of {all} shares memory as before",
         "memory_facts({e}[0], {all}) == {e}[1]",
@@ -194,7 +199,9 @@ GUARD_KINDS = {
     "strides": GuardKind("{0}.stride() == {e}"),
     # of all inputs at once, in C++ where torch has it
     "tensor": GuardKind("{0} is {e}", "True"),
-    "different": GuardKind("different tensors: {all}", found="one tensor under two names"),
+    "different": GuardKind(
+        "different tensors: {all}", "all_different({all})", "one tensor under two names"
+    ),
     "global_state": GuardKind("global state is as it was", "True"),
 }
 WHOLE = ("tensor", "global_state", "different")
@@ -289,8 +296,15 @@ class GraphBreak(Shown):
     kind: str = "frame"
     id: str = ""
 
-    explanation: str = ""
-    """What this kind of break means, for somebody who has not met it before."""
+    @classmethod
+    def of(cls, why: Unsupported, kind: str = "frame") -> GraphBreak:
+        """The break that an exception is the reason for."""
+        return cls(why.reason, why.where, why.hint, kind, why.id)
+
+    @property
+    def explanation(self) -> str:
+        """What this kind of break means, for somebody who has not met it before."""
+        return REASONS[self.id].explanation if self.id in REASONS else ""
 
     def __str__(self) -> str:
         what = refusal_text(self.reason, self.user_line, self.hint, self.id)

@@ -171,3 +171,60 @@ def test_a_gradient_over_repeated_indices_is_eagers() -> None:
 
     for found, expected in zip(gradients(mc.compile(fill)), gradients(fill)):
         assert torch.equal(found, expected)
+
+
+REPEATED = {
+    "a sum": lambda x: x + 1,
+    "a sum with a number of another type": lambda x: x + 1.0,
+    "a transpose": lambda x: x.t(),
+    "a part": lambda x: x[1:, 2],
+    "several results": lambda x: torch.native_layer_norm(x, (4,), None, None, 1e-5),
+    "parts that share memory": lambda x: x.split(2, 1),
+    "a sum in place": lambda x: x.clone().add_(1),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_call_that_is_computed_once_gives_new_fakes_each_time(name: str, symbolic: bool) -> None:
+    mode, call = compat.fake_mode(symbolic), REPEATED[name]
+    real = torch.randn(3, 4, 2)[:, :, 1]
+    with mode:
+        results = []
+        for _ in range(3):
+            x = mode.from_tensor(real)
+            leaves = compat.tree_leaves(call(x))
+            results.append([*map(described, leaves), *(_shares(leaf, x) for leaf in leaves)])
+    leaves = compat.tree_leaves(call(real))
+    expected = [*map(described, leaves), *(_shares(leaf, real) for leaf in leaves)]
+    assert results == [expected] * 3
+
+
+def _shares(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return compat.storage_id(x) == compat.storage_id(y)
+
+
+def norm(x: torch.Tensor, mean: torch.Tensor, training: bool) -> torch.Tensor:
+    return torch.nn.functional.batch_norm(x, mean, mean.clone(), training=training)
+
+
+@pytest.mark.parametrize(
+    ("call", "written"),
+    [
+        (lambda x, y: x + y, ""),
+        (lambda x, y: x.add_(y), "x"),
+        (lambda x, y: y[0].copy_(x[0]), "y"),
+        (lambda x, y: x.data.zero_(), "x"),
+        (lambda x, y: torch._foreach_add_([x, y], 1), "xy"),
+        (lambda x, y: torch.add(x, x, out=y), "y"),
+        (lambda x, y: norm(x, y[0], True), "y"),
+        (lambda x, y: norm(x, y[0], False), ""),
+        (lambda x, y: x.clone().add_(y), ""),
+    ],
+)
+def test_a_mode_notes_what_operators_write_to(call: Any, written: str) -> None:
+    mode = compat.fake_mode()
+    x, y = (mode.from_tensor(torch.ones(4, 4)) for _ in range(2))
+    with mode:
+        call(x, y)
+    assert "".join(n for n, value in (("x", x), ("y", y)) if mode.has_written(value)) == written

@@ -374,7 +374,7 @@ def test_what_a_tracer_remembers_is_what_fake_tensors_answer(position):
         is_view = compat.storage_id(expected) == compat.storage_id(given[0])
         assert (compat.storage_id(first) == compat.storage_id(given[0])) == is_view
         assert (compat.storage_id(first) == compat.storage_id(second)) == is_view
-    assert set(Counter(op for op, *_ in tracer.answers).values()) <= {4}
+    assert max(Counter(op for op, *_ in mode.layouts).values()) <= 4
 
 
 def test_numbers_of_different_type_are_remembered_apart():

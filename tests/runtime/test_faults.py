@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,13 +39,6 @@ def program(path: Path, text: str) -> str:
     return str(path)
 
 
-def work_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[Path]]:
-    """Compilers work in a folder of this test; gives what is left there."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    return lambda: list((tmp_path / "tmp").glob(f"{build.WORK}*"))
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -66,45 +58,6 @@ def test_a_compiler_that_fails_leaves_the_function_to_eager(tmp_path: Path, text
         torch.testing.assert_close(call(X), fn(X))
     assert "missing-tool" in str(explained(call).breaks)
     torch.testing.assert_close(compiled(fn, tmp_path)(X), fn(X))
-
-
-@pytest.mark.parametrize("where", ["a file", "read-only", "inside of a file"])
-def test_a_cache_folder_that_cannot_be_used_costs_nothing_but_time(
-    tmp_path: Path, where: str
-) -> None:
-    folder = tmp_path / "cache"
-    if where == "read-only":
-        folder.mkdir(mode=0o500)
-    else:
-        folder.write_text("")
-    cache = folder / "below" if where == "inside of a file" else folder
-    fn = fresh(1002)
-    call = compiled(fn, cache)
-    torch.testing.assert_close(call(X), fn(X))
-    torch.testing.assert_close(call(-X), fn(-X))
-
-
-def test_a_build_that_is_interrupted_can_be_begun_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left, fn, processes = work_folders(monkeypatch, tmp_path), fresh(1004), list[Any]()
-    communicate = subprocess.Popen.communicate
-
-    def interrupted(self: Any, *args: Any, **kw: Any) -> Any:
-        if str(self.args[-1]) == "-lm":
-            processes.append(self)
-            raise KeyboardInterrupt
-        return communicate(self, *args, **kw)
-
-    call = compiled(fn, tmp_path / "cache")
-    with monkeypatch.context() as patch:
-        patch.setattr(subprocess.Popen, "communicate", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            call(X)
-    sys.last_value = None  # which would hold the frames of the build
-    torch.testing.assert_close(call(X), fn(X))
-    mc.reset()
-    assert processes and all(process.poll() is not None for process in processes) and not left()
 
 
 def test_memory_that_runs_out_is_an_error_that_changes_nothing(

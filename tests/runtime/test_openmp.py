@@ -22,21 +22,6 @@ void one(int64_t* out, int64_t n, int64_t least) {
     #pragma omp parallel for if(parallel: n > least)
     for (int64_t i = 0; i < n; i++) out[i] += 1 + omp_get_thread_num();
 }
-void two(int64_t* out, int64_t n, uint64_t m) {
-    #pragma omp parallel for collapse(2)
-    for (int64_t i = 0; i < n; i++) for (uint64_t j = 0; j < m; j++) out[i * m + j]++;
-}
-int64_t bits(const int64_t* x, int64_t n) {
-    int64_t found = 0;
-    #pragma omp parallel
-    {
-        #pragma omp for nowait reduction(|:found)
-        for (int64_t i = 0; i < n; i++) found |= x[i];
-        #pragma omp for reduction(|:found)
-        for (int64_t i = 0; i < n; i++) found |= x[i] << 1;
-    }
-    return found;
-}
 """
 
 
@@ -72,23 +57,6 @@ def test_each_iteration_is_done_once_by_the_threads_that_torch_was_given(
     share, longer = divmod(n, threads)
     expected = [1 + i for i in range(threads) for _ in range(share + (i < longer))]
     assert out.tolist() == (expected if n > 2 else [1] * n)
-
-
-def test_nested_loops_are_shared_as_one(library: Module, threads: int) -> None:
-    out = torch.zeros(35, dtype=torch.int64)
-    library.two(ctypes.c_void_p(out.data_ptr()), ctypes.c_int64(5), ctypes.c_uint64(7))
-    assert out.tolist() == [1] * 35
-
-
-def test_what_threads_find_is_combined(library: Module, threads: int) -> None:
-    x = torch.zeros(100, dtype=torch.int64)
-    for i in (0, 50, 99):
-        x[i] = 1 << (i % 31) * 2
-    bits = library.bits
-    bits.restype = ctypes.c_int64
-    for _ in range(20):
-        found = bits(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(100))
-        assert found == sum(3 << (i % 31) * 2 for i in (0, 50, 99))
 
 
 def test_compiled_functions_agree_with_eager(compiler: str, threads: int, tmp_path: Path) -> None:

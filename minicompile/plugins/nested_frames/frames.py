@@ -143,8 +143,8 @@ class NestedCode:
 
 def pays(entry: Any) -> bool:
     """Whether an entry records anything, or may record what follows a graph break."""
-    captured, capture = entry.captured, entry.capture
-    return capture.graph.op_count > 0 or (captured.stopped_by is not None and bool(capture.inputs))
+    capture = entry.capture
+    return capture.graph.op_count > 0 or (capture.stopped_by is not None and bool(capture.inputs))
 
 
 def identity(function: types.FunctionType, module: torch.nn.Module | None) -> tuple[int, ...]:
