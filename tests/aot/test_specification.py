@@ -1,8 +1,8 @@
 """What AOT autograd promises, each promise with one small program. Read this file first.
 
-Programs run as compiled graphs, with no break, on both backends: their results, what they write to inputs, which
-results share memory, and the gradients are eager's. Programs that the front desk leaves to eager are in
-test_admit.py; the other files of the folder go deeper into one promise each.
+Programs run as compiled graphs, with no break, on both backends: their results, what they write to
+inputs, which results share memory, and the gradients are eager's. Programs that the front desk leaves to
+eager are in test_admit.py; the other files of the folder go deeper into one promise each.
 """
 
 from __future__ import annotations
