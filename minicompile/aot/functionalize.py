@@ -79,24 +79,18 @@ for _view, _rule in INVERSES.items():
     inverse(_view)(_rule)
 
 
-FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
-"""What operators that make tensors are told, and take from `out` if they are given one."""
-
-
 def functional_variant(op: OpOverload) -> OpOverload:
-    """The operator with the same arguments that returns what `op` writes (add for add_ and add.out), or
-    the view that an in-place view makes (t for t_)."""
+    """The operator with the same arguments that returns what `op` writes (add for add_), or the view that an
+    in-place view makes (t for t_)."""
     namespace, written = op._schema.name.split("::")
     name = written.removesuffix("_")
-    wanted = {a.name: str(a.type) for a in op._schema.arguments if not a.is_out}
-    options = dict.fromkeys(FACTORY_OPTIONS, "")
+    wanted = {a.name: str(a.type) for a in op._schema.arguments}
     for candidate in (name, f"{written}_functional", f"{name}_functional"):
         packet = getattr(getattr(torch.ops, namespace), candidate, None)
         for overload in packet.overloads() if packet is not None else ():
             found: OpOverload = getattr(packet, overload)
             arguments = {a.name: str(a.type) for a in found._schema.arguments}
-            same = arguments == wanted or {**arguments, **options} == {**wanted, **options}
-            if same and not found._schema.is_mutable:
+            if arguments == wanted and not found._schema.is_mutable:
                 return found
     if namespace not in ("aten", "prims"):
         return functional_form(op)
@@ -343,12 +337,7 @@ class Functionalizer:
             raise Unsupported(reason, user_line(node))
         form, given = functional_variant(op), dict[str, Any](kwargs)
         for position, parameter in enumerate(op._schema.arguments):
-            if parameter.is_out and form.namespace != "minicompile":
-                if "dtype" in {a.name for a in form._schema.arguments} - given.keys():
-                    out = given[parameter.name]
-                    given |= {"dtype": out.dtype, "device": out.device}
-                del given[parameter.name]
-            elif position < len(args) and not parameter.kwarg_only:
+            if position < len(args) and not parameter.kwarg_only:
                 given[parameter.name] = args[position]
             elif parameter.has_default_value():
                 # spelled out, since the functional form may have another default

@@ -98,9 +98,6 @@ class JointTracer(Tracer):
             return union(self.readers[edge] for edge in edges)
         return union(origins_of(self.argument(x)) for x in filter(self.knows, operands))
 
-    def has_written(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and compat.storage_id(value) in self.written
-
     def remember_autograd(self, values: Any, origins: Origins) -> None:
         """The autograd nodes that were made since the last call came from `origins`."""
         enter = partial(self.enter, origins)
@@ -171,7 +168,7 @@ def trace(
                 specs, results, bases = classify(outputs, inputs, of_input, tracer)
             numbers = (n for spec in specs for n in spec.numbers)
             symbolic = dict.fromkeys(n for n in numbers if isinstance(n, sympy.Expr))
-            written = {i: x for i, x in tensors.items() if tracer.has_written(x)}
+            written = {i: x for i, x in tensors.items() if compat.storage_id(x) in tracer.written}
             updated = {i: new_contents(x, before[i]) for i, x in written.items()}
             sizes = [tracer.sizes.env.number(expr) for expr in symbolic]
             returned = [*results, *bases, *sizes, *updated.values()]
@@ -261,13 +258,7 @@ class CapturedRun(fx.Interpreter):
             raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
         with refusing(str(node.target), user_line(node)):
             admit_call(str(node.target), read)
-            targets = compat.tree_leaves(fx.map_arg(node.kwargs.get("out"), self.env.__getitem__))
-            earlier, self.tracer.written = self.tracer.written, set()
             value = super().run_node(node)
-            for x in targets:  # some of torch's composites forget it where they meet fakes
-                if x is not None and not self.tracer.has_written(x):
-                    raise Unsupported("what it writes to `out` can't be traced")
-            self.tracer.written |= earlier
         self.tracer.remember_autograd((value, read), self.tracer.origins)
         return value
 

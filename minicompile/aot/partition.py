@@ -79,7 +79,7 @@ def partition(
 
     `fakes` are its first inputs. How many values pass between the two goes into `metadata`. `continues`:
     Python code runs after this graph and may overwrite its inputs or results. Nothing is then computed again
-    from these: a write that eager allows would let autograd refuse the backward.
+    from these: eager would not have kept them.
     """
     inputs = placeholders(joint.gm.graph)
     copy_mutated_inputs(joint.gm, [inputs[i] for i in metadata.mutated_inputs])
@@ -155,6 +155,8 @@ class JointParts:
         self.given = {alias_root(n) for n in self.results if isinstance(n, fx.Node)}
         """Inputs, and what the results lie in: others may write to them."""
         self.given.update(self.primals)
+        self.overwritten = self.given if continues else set()
+        """Of these, what code that runs before the backward may write to."""
         self.needed_by_forward = ancestors(self.results)
         self.after_tangents = set(self.tangents)
         """What only the backward can compute, from tangents or random numbers that it draws itself."""
@@ -184,24 +186,12 @@ class JointParts:
             drawn = any(map(is_random, (node, *node.all_input_nodes)))
             if (mine or derived) and (node.target is PHILOX or not drawn):
                 self.inside.add(node)
-        self.never = self.read_of_others() if continues else []
-        """Pairs (a, b): if `a` is saved, `b` is not computed again from it."""
 
     def is_backward(self, node: fx.Node) -> bool:
         """As autograd ran it: after the tangents, or in the backward phase for nothing else."""
         return node in self.after_tangents or (
             node.meta.get("phase") == "backward" and node not in self.needed_by_forward
         )
-
-    def read_of_others(self) -> list[tuple[fx.Node, fx.Node]]:
-        """Pairs of a value that others may write to, and an operator of the forward that reads it."""
-        return [
-            (read, node)
-            for node in self.nodes
-            if not (is_view(node) or is_size(node) or self.is_backward(node) or node in self.inside)
-            for read in map(alias_root, node.all_input_nodes)
-            if read in self.given
-        ]
 
     def sizes_read_by_backward(self, saved: Iterable[fx.Node]) -> list[fx.Node]:
         """Sizes and numbers that the backward graph uses, directly or through what it recomputes."""
@@ -336,9 +326,6 @@ class Cut:
             self.network.add_edge((node, "in"), (node, "out"), width)
             for user in filter(bans.__contains__, node.users):
                 self.network.add_edge((node, "out"), (user, "in"), UNLIMITED)
-        for node, user in parts.never:
-            if node in bans and user in bans:
-                self.network.add_edge((node, "in"), (user, "in"), UNLIMITED)
         self.width, self.side = self.network.minimum_cut("source", "sink")
 
     def ban(self, node: fx.Node, reason: str, limit: float) -> None:
@@ -387,7 +374,7 @@ def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
         work = sum(flops(used) for used in between if used is node or used not in naive)
         return work / max(bytes_of(node), 1)
 
-    bans = {node: why_never_recomputed(node) for node in parts.candidates}
+    bans = {node: why_never_recomputed(node, parts) for node in parts.candidates}
     cut = Cut(parts, bans, parts.primals)
     least, most = cut.width // ONE_BYTE, sum(map(bytes_of, naive.keys() - set(parts.primals)))
     limit = least + budget * (most - least)
@@ -398,7 +385,7 @@ def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
     return cut.saved()
 
 
-def why_never_recomputed(node: fx.Node) -> str:
+def why_never_recomputed(node: fx.Node, parts: JointParts) -> str:
     """The reason why a value can't be computed again in the backward; "" if it can."""
     if node.op == "placeholder":
         return "an input of the graph"
@@ -406,12 +393,16 @@ def why_never_recomputed(node: fx.Node) -> str:
         return "random: a second call would draw other numbers"
     if "old_contents" in node.meta:
         return "the old contents of an input that is written to"
+    if is_view(node) or is_size(node) or node in parts.inside or parts.is_backward(node):
+        return ""
+    if not parts.overwritten.isdisjoint(map(alias_root, node.all_input_nodes)):
+        return "it reads what later code may write to"
     return ""
 
 
 def why_not_recomputed(node: fx.Node, parts: JointParts, in_memory: set[fx.Node]) -> str:
     """The reason why a value can't or shouldn't be computed again in the backward; "" if it may be."""
-    never = why_never_recomputed(node)
+    never = why_never_recomputed(node, parts)
     if never or node in parts.inside or is_constant(node) or is_view(node):
         return never
     if is_kept_copy(node, parts.given):

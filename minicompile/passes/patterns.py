@@ -5,8 +5,7 @@
 
 The search is traced on the examples and looked for: tensors among them stand for any tensor, floats for any
 number, sizes for any size. What is found counts only if the search, traced on the very arguments found there,
-is the very calls found there. Several results are found together. With examples that require grad, a
-training graph is also looked through for the results together with their gradients.
+is the very calls found there. Several results are found together.
 
 The real compiler: torch/_inductor/pattern_matcher.py.
 """
@@ -49,7 +48,7 @@ class Match:
         return [value_of(argument) for argument in self.arguments]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pattern:
     """`replace(*arguments)` computes what `search` does. `when(match)` may refuse an occurrence."""
 
@@ -59,8 +58,6 @@ class Pattern:
     examples: tuple[Any, ...]
     stage: str
     when: Callable[[Match], bool]
-    traced: dict[bool, TracedPattern | None] = field(default_factory=dict, compare=False)
-    """The search on its examples, with gradients or without: made when first needed."""
 
     def fail(self, why: str, function: Function | None = None) -> NoReturn:
         raise OptionError(f"pattern {self.name!r} ({place_of(function or self.search)}): {why}")
@@ -119,16 +116,17 @@ def is_number(argument: Any) -> bool:
 
 
 class TracedPattern:
-    """A function as a graph, one parameter for each example (and each gradient that comes in)."""
-
-    learned: Sequence[int] = ()
-    """The parameters whose gradients are the last results."""
+    """A function as a graph, one parameter for each example."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.parameters, self.results = placeholders(graph), list[fx.Node]()
         fx.map_arg(output_node(graph).args, self.results.append)
         self.calls = [node for node in graph.nodes if node.op.startswith("call")]
         self.targets = {node.target for node in self.calls}
+
+    def nodes_in(self, bound: Bound) -> tuple[fx.Node, ...]:
+        """The calls of the graph that the pattern's calls stand for, in the graph's order."""
+        return tuple(sorted(bound[call] for call in self.calls if call in bound))
 
 
 @dataclass(frozen=True)

@@ -525,9 +525,9 @@ def register_two():
 # - `match.values`: the tensors found for the parameters of the search, in order. They have shapes, but no
 #   numbers.
 # - A product of an n x k and a k x m matrix takes n * k * m multiplications.
-# - Examples that require grad, such as `torch.empty(2, 2, requires_grad=True)`, are matched together with
-#   their gradients: in training the backward reads the inner product, which then has an outside reader.
-#   Such a registration also fires in inference, so one is enough for both.
+# - In training the backward reads the inner product: in the joint graph it has an outside reader. With
+#   `stage="pre_grad"` the pattern is looked for before gradients are added, so one registration is enough
+#   for inference and for training.
 
 # %% name="ex4-when"
 with mc.scoped():
@@ -555,7 +555,7 @@ with mc.scoped():
 #
 # <details><summary>Hint 3 of 3</summary>
 #
-# In training it fires only if all three examples require grad.
+# In training it fires only in stage `pre_grad`.
 #
 # </details>
 
@@ -574,7 +574,8 @@ def register_products():
     mc.register_pattern(
         "products",
         search=lambda x, a, b: torch.mm(torch.mm(x, a), b),
-        examples=[torch.empty(2, 2, requires_grad=True) for _ in "xab"],
+        examples=[torch.empty(2, 2) for _ in "xab"],
+        stage="pre_grad",
         when=cheaper,
     )(lambda x, a, b: torch.mm(x, torch.mm(a, b)))
     ### END SOLUTION
@@ -589,7 +590,8 @@ def register_products():
     mc.register_pattern(
         "products",
         search=lambda x, a, b: torch.mm(torch.mm(x, a), b),
-        examples=[torch.empty(2, 2, requires_grad=True) for _ in "xab"],
+        examples=[torch.empty(2, 2) for _ in "xab"],
+        stage="pre_grad",
     )(lambda x, a, b: torch.mm(x, torch.mm(a, b)))
 
 
@@ -604,7 +606,8 @@ def register_products():
     mc.register_pattern(
         "products",
         search=lambda x, a, b: torch.mm(torch.mm(x, a), b),
-        examples=[torch.empty(2, 2, requires_grad=True) for _ in "xab"],
+        examples=[torch.empty(2, 2) for _ in "xab"],
+        stage="pre_grad",
         when=as_cheap,
     )(lambda x, a, b: torch.mm(x, torch.mm(a, b)))
 
@@ -634,7 +637,8 @@ def register_products():
     mc.register_pattern(
         "products",
         search=lambda x, a, b: torch.mm(torch.mm(x, a), b),
-        examples=[torch.empty(2, 2, requires_grad=True) for _ in "xab"],
+        examples=[torch.empty(2, 2) for _ in "xab"],
+        stage="pre_grad",
         when=many_rows,
     )(lambda x, a, b: torch.mm(x, torch.mm(a, b)))
 
@@ -644,7 +648,8 @@ def register_products():
     mc.register_pattern(
         "products",
         search=lambda x, a, b: torch.mm(torch.mm(x, a), b),
-        examples=[torch.empty(2, 2, requires_grad=True) for _ in "xab"],
+        examples=[torch.empty(2, 2) for _ in "xab"],
+        stage="pre_grad",
     )(lambda x, a, b: torch.linalg.multi_dot([x, a, b]))
 
 
@@ -652,7 +657,7 @@ def register_products():
 # ## Go deeper
 #
 # - `minicompile/passes/patterns.py`: what a pattern is, and the matcher.
-# - `minicompile/aot/passes/patterns.py`: tracing, confirming, replacing; `place_of` looks for writes.
+# - `minicompile/aot/passes/rewriting.py`: tracing, confirming, replacing; `place_of` looks for writes.
 # - `minicompile/aot/passes/cleanup.py`: passes that aren't patterns.
 # - `torch/_inductor/pattern_matcher.py` and `torch/_inductor/fx_passes/post_grad.py`: the same in Inductor.
 #

@@ -1,16 +1,11 @@
 """Bytes kept for backward, by our partitioner and by torch.compile's, on the same joint graphs.
 
-    python -m tests.aot.partition_models [model...]
-
 A value counts by the memory it keeps alive: all views of one tensor count as that tensor, once. Parameters
 and other inputs exist anyway, and are counted apart.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -21,13 +16,12 @@ import torch
 from torch import fx
 
 from minicompile.aot.autograd import ahead_of_time
-from minicompile.aot.partition import bytes_of, is_heavy, partition
+from minicompile.aot.partition import bytes_of, is_heavy
 from minicompile.aot.result import AotResult
 from minicompile.dynamo.result import Capture
 from minicompile.ops.graph import Graph, output_node, placeholders
 from minicompile.ops.nodes import alias_root, is_view
 from minicompile.options import Options
-from tests.aot.training_graphs import MODELS, training_capture
 
 
 def result_of(capture: Capture, options: Options | None = None) -> AotResult:
@@ -111,56 +105,3 @@ def theirs(joint: Graph, fakes: list[Any]) -> tuple[Kept, float]:
     saved = [names[name] for name in saved if not name.startswith("tangents")]
     twice = calls(forward.graph) & calls(backward.graph)
     return kept(joint, saved, {names[name] for name in twice if name in names}), took
-
-
-def time_of_ours(result: AotResult, fakes: list[Any], rounds: int = 3) -> float:
-    """Median seconds of our partitioner on the joint graph of a result."""
-    times = []
-    assert result.joint is not None
-    for _ in range(rounds):
-        # the copies of inputs that are written to are in the graph already
-        metadata = dataclasses.replace(result.metadata, mutated_inputs=())
-        start = time.perf_counter()
-        partition(result.joint, fakes, metadata, Options())
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def table(names: Iterable[str]) -> bool:
-    """Print a line for each model; does ours keep no more, at no more heavy operators run again?"""
-    print(
-        "kilobytes kept for backward besides inputs; operators run again: heavy+light; milliseconds"
-    )
-    print(f"{'':8} {'nodes':>6} | {'naive':>8} {'torch':>8} {'ours':>8} |", end="")
-    print(f" {'torch':>8} {'ours':>8} | {'torch':>7} {'ours':>7} | inputs: torch, ours")
-    good = True
-    for name in names:
-        capture = training_capture(name)
-        result = result_of(capture)
-        naive = ours(result_of(capture, Options(partitioner="default")))
-        mine, (other, took) = ours(result), theirs(result.joint, capture.fakes)
-        took_ours = time_of_ours(result, capture.fakes)
-        good &= mine.bytes <= other.bytes and mine.heavy.total() <= other.heavy.total()
-        print(f"{name:8} {len(list(result.joint.nodes)):>6} |", end="")
-        print("".join(f" {k.bytes / 1e3:>8.1f}" for k in (naive, other, mine)), end=" |")
-        print("".join(f" {k.heavy.total():>4}+{k.light:<3}" for k in (other, mine)), end=" |")
-        print(f" {took * 1e3:>7.1f} {took_ours * 1e3:>7.1f} |", end="")
-        print(f" {other.inputs / 1e3:.1f}, {mine.inputs / 1e3:.1f}")
-    return good
-
-
-def large() -> None:
-    """Print the time of our partitioner on a graph of 2,000 nodes and more."""
-    capture = training_capture("gpt2", layers=8)
-    result = result_of(capture)
-    assert result.joint is not None
-    seconds = time_of_ours(result, capture.fakes)
-    nodes = len(list(result.joint.nodes))
-    print(f"GPT-2 of 8 layers: {nodes} nodes are partitioned in {seconds:.2f} s")
-
-
-if __name__ == "__main__":
-    good = table(sys.argv[1:] or MODELS)
-    if not sys.argv[1:]:
-        large()
-    sys.exit(not good)

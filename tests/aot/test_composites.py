@@ -98,34 +98,6 @@ def test_packed_sequences_have_dropout_between_layers(cell: str) -> None:
     assert not torch.equal(run(module), run(module.train()))
 
 
-@pytest.mark.long
-def test_a_language_model_trains_to_eagers_loss() -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.drop = nn.Embedding(9, 4), nn.Dropout(0.2)
-            self.rnn, self.head = nn.LSTM(4, 5, 2, dropout=0.4), nn.Linear(5, 9)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            hidden = self.drop(self.rnn(self.drop(self.embedding(tokens)))[0])
-            return F.cross_entropy(self.head(hidden).flatten(0, 1), tokens.flatten())
-
-    def losses(compile: Callable[[Any], Any]) -> list[float]:
-        torch.manual_seed(0)
-        model = Words()
-        step, tokens = compile(model), torch.randint(9, (5, 3))
-        optimizer, found = torch.optim.SGD(model.parameters(), 0.5), []
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = step(tokens)
-            loss.backward()
-            optimizer.step()
-            found.append(loss.item())
-        return found
-
-    assert losses(mc.compile) == pytest.approx(losses(lambda model: model), rel=1e-5)
-
-
 TURNED = torch.randn(2, 4, 6, 5).transpose(1, 2)
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.3),

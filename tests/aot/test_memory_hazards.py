@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile import compat
 from tests.dynamo.helpers import in_eager
 
 
@@ -114,18 +113,6 @@ def test_views_in_inference_mode_are_views_of_their_input(dynamic):
         row, twice = mc.compile(lambda x: (x[0], x * 2), backend="aot_eager", dynamic=dynamic)(w)
     assert row._base is w and row.requires_grad and not row.is_inference()
     assert twice.is_inference()
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_a_view_of_a_view_is_no_easier_to_write_to_than_the_first(several):
-    base = torch.randn(4, 4, requires_grad=True) * 1
-    with torch.set_grad_enabled(several):
-        x = base.unbind()[0] if several else base[0]
-    mc.reset()
-    _, part = mc.compile(lambda x: (x + 1, x[:2]), backend="aot_eager")(x)
-    assert compat.creation_meta(part) == compat.creation_meta(x[:2]) == compat.creation_meta(x)
-    with pytest.raises(RuntimeError, match="view"):
-        part.mul_(2)
 
 
 def scaled(x, w, kept):
@@ -295,39 +282,6 @@ def test_a_number_is_copied_into_a_tensor(dtype, dynamic):
             x = torch.ones(3, 4).to(dtype)
             found.append((call(x, number), x))
         torch.testing.assert_close(*found)
-
-
-VIEWS_OF_SEVERAL = {
-    "chunk": lambda x: x.chunk(2)[1],
-    "split": lambda x: x.split([1, x.shape[0] - 1])[1],
-    "unbind": lambda x: x.unbind()[2],
-    "a part of one": lambda x: x.chunk(2, 1)[1][1:],
-    "of a part": lambda x: x[1:].unbind(1)[1],
-}
-
-
-@pytest.mark.parametrize("made_before", [False, True])
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("name", VIEWS_OF_SEVERAL)
-def test_a_write_to_one_of_several_views_is_refused(name, dynamic, made_before):
-    def fn(x):
-        x = x * 1
-        return x, VIEWS_OF_SEVERAL[name](x)
-
-    def views(x):
-        return x, VIEWS_OF_SEVERAL[name](x)
-
-    mc.reset()
-    fn = views if made_before else fn
-    compiled, seen = mc.compile(fn, backend="aot_eager", dynamic=dynamic, fullgraph=True), []
-    for call in (fn, compiled):
-        whole, part = call(torch.arange(20.0, requires_grad=True).view(5, 4) * 1)
-        assert part._base is (whole if whole._base is None else whole._base)
-        with pytest.raises(RuntimeError, match="returns multiple views"):
-            part.mul_(2)
-        seen.append(part.tolist())
-        part.sum().backward()
-    assert seen[0] == seen[1]
 
 
 def test_a_result_that_only_a_tensor_of_the_frame_is_behind_requires_grad():

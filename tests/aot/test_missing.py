@@ -51,13 +51,6 @@ def test_gradients_of_some_results(
     torch.testing.assert_close(gradients(fn, backend, used, dynamic), expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_slope_that_is_infinite_adds_nothing_where_it_is_not_asked_for(backend: str) -> None:
-    x = torch.zeros(3, requires_grad=True)
-    mc.compile(lambda x: (x.sqrt(), x * 2), backend=backend)(x)[1].sum().backward()
-    assert x.grad is not None and x.grad.tolist() == [2, 2, 2]
-
-
 def steps(x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x.sqrt().floor(), x * 2, (x * h).ceil() + x
 
@@ -179,30 +172,6 @@ def test_a_loss_beside_its_logits_needs_no_graph_of_its_own() -> None:
     for used in ((0,), (1,), (0, 1)):
         expected = gradients(fn, None, used, False)
         torch.testing.assert_close(gradients(fn, "inductor", used, False), expected)
-
-
-def test_results_are_differentiated_one_after_the_other() -> None:
-    """Each has a history of its own in eager, which nobody need retain; later writes to it are found out."""
-
-    def losses(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return a.exp().sum(), (b.exp() * a.detach()).sum()
-
-    gradients = []
-    for call in (losses, mc.compile(losses)):
-        a, b = (torch.linspace(-1, 1, 6).requires_grad_() for _ in range(2))
-        first, second = call(a, b)
-        first.backward()
-        second.backward()
-        gradients.append((a.grad, b.grad))
-        first, second = call(a, b)
-        first.backward()
-        with torch.no_grad():
-            a.add_(1)
-        with pytest.raises(
-            RuntimeError, match=r"modified by an inplace operation|was written to since"
-        ):
-            second.backward()
-    torch.testing.assert_close(*gradients)
 
 
 def test_an_output_that_is_saved_is_had_without_the_other_saved_tensors() -> None:

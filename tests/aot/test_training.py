@@ -394,12 +394,6 @@ def test_second_derivatives_raise_and_name_the_function(compiled, name, takes_ov
     ASKED[name](lambda fn: fn)
 
 
-def test_gradients_made_with_create_graph_may_be_used(compiled):
-    x = leaf(3)
-    (gradient,) = torch.autograd.grad(compiled(cube)(x), x, create_graph=True)
-    torch.testing.assert_close(gradient.detach(), 3 * x.detach() ** 2)
-
-
 def dual(compile_with):
     with torch.autograd.forward_ad.dual_level():
         x = torch.autograd.forward_ad.make_dual(torch.ones(3), torch.full((3,), 2.0))

@@ -257,15 +257,11 @@ class Maker:
             "{0}.index_fill_({2}, torch.tensor([0]), 4)",
             "{0}.index_add_({2}, torch.tensor([0]), {0}.narrow({2}, 0, 1).clone())",
             "{0}.scatter_({2}, torch.zeros_like({0}, dtype=torch.int64), 3)",
-            "torch.add({1}, 1, out={0})",
-            "torch.mul({0}, {1}, out={0})",
             "{0}.unbind({2})[0].add_(1)",
             "{0}.split(1, {2})[-1].mul_(2)",
             "{0}.swapaxes(0, -1).add_({1}.sum().to({0}.dtype))",
             "torch._foreach_add_([{0}, {1}.clone()], 1)",
         ]
-        if not x.is_contiguous():  # which operators may ignore, and capture refuses
-            forms = [form for form in forms if "out=" not in form]
         return rng.choice(forms).format(of, other, dim)
 
     @staticmethod

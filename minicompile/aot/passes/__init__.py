@@ -1,7 +1,7 @@
 """Graph passes of AOT; importing this registers them. See passes/manager.py for the stages."""
 
 from minicompile.aot.passes import cleanup  # noqa: F401
-from minicompile.aot.passes.patterns import pattern_passes
+from minicompile.aot.passes.rewriting import pattern_passes
 from minicompile.ops.plugins import rules
 from minicompile.passes.manager import Pass, passes
 from minicompile.passes.patterns import patterns

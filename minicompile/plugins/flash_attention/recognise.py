@@ -24,7 +24,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional as F
 
 from minicompile import compat
-from minicompile.aot.passes.patterns import TORCH, may_write, replace_nodes
+from minicompile.aot.passes.rewriting import TORCH, may_write, replace_nodes
 from minicompile.lowering.context import layout_of
 from minicompile.ops.dtypes import LOOP_DTYPES, TENSOR_CORES
 from minicompile.ops.graph import Rewrite, call_text, target_name

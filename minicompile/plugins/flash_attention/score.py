@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.passes.patterns import trace_function, with_gradients
+from minicompile.aot.passes.rewriting import trace_function
 from minicompile.codegen.legalize import COMPARISONS, legalize
 from minicompile.codegen.phases import cone
 from minicompile.codegen.plan import INT32_END
@@ -389,7 +389,16 @@ def recorded(
             known: Any = layout.size, layout.stride
             fakes.append(torch.empty_strided(*known, dtype=layout.dtype, device=device))
     score = function_of(text)
-    function = with_gradients(score, len(fakes), [0]) if training else score
+
+    def with_slope(scores: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+        *other, tangent = values
+        with torch.enable_grad():
+            result = score(scores.requires_grad_(), *other)
+            (slope,) = torch.autograd.grad(result, scores, tangent)
+        scores.requires_grad_(False)
+        return result, slope
+
+    function = with_slope if training else score
     traced = trace_function(function, fakes + fakes[:1] * training, mode, "post_grad")
     graph = compat.graph_module(torch.nn.Module(), traced.parameters[0].graph, "scores")
     results = formulas(Graph(graph, "scores", "tracing"), Options())

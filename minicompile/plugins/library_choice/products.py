@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.passes.patterns import replace_nodes
+from minicompile.aot.passes.rewriting import replace_nodes
 from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Rewrite, origins_of, statement
 from minicompile.ops.toolchain import processor_features

@@ -1,16 +1,19 @@
-"""Patterns on AOT's graphs. A rewrite puts one call of the replacement into the graph, with its origins and
-value; the next level expands it like an operator.
+"""Rewriting by patterns: trace the search, confirm what it matches, put the replacement there.
 
-The real compiler: torch/_inductor/pattern_matcher.py (register_replacement, fwd_bwd).
+A rewrite puts one call of the replacement into the graph, with the origins of what it replaces; the next
+level expands that call like an operator. In training, a pattern of a later stage than "pre_grad" doesn't
+match where the backward reads a value inside it; an early one is differentiated like the user's own code.
+
+The real compiler: torch/_inductor/pattern_matcher.py (register_replacement, which also matches gradients).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from operator import getitem
@@ -31,7 +34,6 @@ from minicompile.ops.nodes import ALIASES, alias_root, has_effect, is_random, re
 from minicompile.ops.origin import union
 from minicompile.passes.manager import Pass
 from minicompile.passes.patterns import (
-    Bound,
     Function,
     Match,
     Matcher,
@@ -56,22 +58,18 @@ def pattern_passes(patterns: Mapping[str, Pattern]) -> list[Pass]:
 
 
 def rewrite(entry: Pattern, gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
-    """Rewrite every occurrence of a pattern: in training first with its gradients, then without."""
-    trains = any(node.meta.get("phase") == "backward" for node in gm.graph.nodes)
-    done: list[Rewrite] = []
-    for training in (True, False) if trains and entry.stage == "joint" else (False,):
-        if (wanted := traced_search(entry, training)) is not None:
-            found = Rewriter(entry, gm, mode, wanted)
-            done += filter(None, map(found.replaced, found.matches()))
-    return done
+    """Rewrite every occurrence of a pattern."""
+    rewriter = Rewriter(entry, gm, mode)
+    return [*filter(None, map(rewriter.replaced, rewriter.matches(traced_search(entry))))]
 
 
 # Tracing -----------------------------------------------------------------------------------------
 
 
 def call(function: Function, values: Sequence[Any]) -> list[Any]:
-    made = function(*values)
-    return list(made) if isinstance(made, tuple | list) else [made]
+    """Return a function's results as a list, be it one or several."""
+    results = function(*values)
+    return list(results) if isinstance(results, tuple | list) else [results]
 
 
 def trace_function(
@@ -113,58 +111,22 @@ def trace_torch(function: Function, examples: Sequence[Any]) -> TracedPattern:
     return TracedPattern(graph)
 
 
-def with_gradients(function: Function, count: int, learned: Sequence[int]) -> Function:
-    """A function of the `count` arguments, then of what comes in for each result. It gives the results and
-    the gradients of the `learned` arguments."""
-
-    def both(*values: Any) -> list[Any]:
-        with torch.enable_grad():
-            leaves = [values[i].requires_grad_() for i in learned]
-            results = call(function, values[:count])
-            found = torch.autograd.grad(results, leaves, values[count:])
-        for leaf in leaves:
-            leaf.requires_grad_(False)
-        return [*results, *found]
-
-    return both
-
-
-def traced_search(entry: Pattern, training: bool) -> TracedPattern | None:
-    """The search on its examples, traced once; None where it has no gradients."""
-    if training not in entry.traced:
-        try:
-            entry.traced[training] = found = (search_with_gradients if training else search)(entry)
-        except OptionError:
-            raise
-        except Exception as error:
-            entry.fail(f"the search can't be traced: {type(error).__name__}: {error}")
-        if found is not None and not set(found.results) <= set(found.calls):
-            entry.fail("the search returns an argument")
-    return entry.traced[training]
-
-
-def search(entry: Pattern) -> TracedPattern:
-    found = trace_function(entry.search, entry.examples, compat.fake_mode(), entry.stage)
-    if any(op._schema.is_mutable for op in found.targets if isinstance(op, OpOverload)):
-        entry.fail("the search writes into a tensor")
-    return trace_torch(entry.search, entry.examples) if entry.stage == "pre_grad" else found
-
-
-def search_with_gradients(entry: Pattern) -> TracedPattern | None:
-    """With those gradients of the examples that are computed, not just what comes in."""
-    alone = traced_search(entry, False)
-    learned = [i for i, e in enumerate(entry.examples) if getattr(e, "requires_grad", False)]
-    found: TracedPattern | None = None
-    while alone is not None and learned:
-        function = with_gradients(entry.search, len(entry.examples), learned)
-        values = [*entry.examples, *map(value_of, alone.results)]
-        found = trace_function(function, values, compat.fake_mode(), entry.stage)
-        gradients = found.results[len(alone.results) :]
-        found.learned = [i for i, r in zip(learned, gradients) if r in found.calls]
-        if found.learned == learned:
-            return found
-        learned = found.learned
-    return None
+@functools.cache
+def traced_search(entry: Pattern) -> TracedPattern:
+    """The search on its examples, traced when it is first needed."""
+    try:
+        traced = trace_function(entry.search, entry.examples, compat.fake_mode(), entry.stage)
+        if any(op._schema.is_mutable for op in traced.targets if isinstance(op, OpOverload)):
+            entry.fail("the search writes into a tensor")
+        if entry.stage == "pre_grad":
+            traced = trace_torch(entry.search, entry.examples)
+    except OptionError:
+        raise
+    except Exception as error:
+        entry.fail(f"the search can't be traced: {type(error).__name__}: {error}")
+    if not set(traced.results) <= set(traced.calls):
+        entry.fail("the search returns an argument")
+    return traced
 
 
 # Finding and replacing ---------------------------------------------------------------------------
@@ -175,49 +137,37 @@ def is_same(wanted: Any, given: Any) -> bool:
     return bool(frozen(value_of(wanted)) == frozen(value_of(given)))
 
 
-def nodes_of(pattern: TracedPattern, bound: Bound) -> tuple[fx.Node, ...]:
-    return tuple(sorted(bound[call] for call in pattern.calls if call in bound))
-
-
 class Rewriter:
-    """Looks for one pattern, alone or with gradients, in a graph and replaces it."""
+    """Looks for one pattern in a graph and replaces it."""
 
-    def __init__(
-        self, entry: Pattern, gm: fx.GraphModule, mode: Any, wanted: TracedPattern
-    ) -> None:
-        self.entry, self.gm, self.mode, self.wanted = entry, gm, mode, wanted
-        self.count, self.learned = len(entry.examples), wanted.learned
+    def __init__(self, entry: Pattern, gm: fx.GraphModule, mode: Any) -> None:
+        self.entry, self.gm, self.mode = entry, gm, mode
         self.known: dict[Any, TracedPattern | None] = {}
         """Traces of the search by the layouts of its arguments."""
 
-    def both(self, function: Function) -> Function:
-        return with_gradients(function, self.count, self.learned) if self.learned else function
-
-    def matches(self) -> Iterator[Match]:
+    def matches(self, wanted: TracedPattern) -> Iterator[Match]:
         """Occurrences; the graph may be changed between one and the next."""
         index: dict[Any, list[fx.Node]] = defaultdict(list)
         for node in self.gm.graph.nodes:
             index[node.target].append(node)
-        wanted, exact = self.wanted, self.entry.stage == "pre_grad"
         if not wanted.targets <= index.keys():
             return
-        pairs = zip_longest(wanted.parameters, self.entry.examples)
-        wild = {p: e for p, e in pairs if e is None or isinstance(e, float | torch.Tensor)}
+        exact = self.entry.stage == "pre_grad"
+        pairs = list(zip(wanted.parameters, self.entry.examples, strict=True))
+        wild = {p: e for p, e in pairs if isinstance(e, float | torch.Tensor)}
         numbers = {e: p for p, e in wild.items() if isinstance(e, float) and not exact}
         matcher = Matcher(is_same if exact else None, numbers)
         for loose in matcher.occurrences(wanted.results, index, {}):
             if unused := [p.name for p in wild if p not in loose]:
                 self.entry.fail(f"the search doesn't use {unused}")
             results = tuple(loose[result] for result in wanted.results)
-            arguments = [
-                loose.get(p, e) for p, e in zip_longest(wanted.parameters, self.entry.examples)
-            ]
-            match = Match(results, tuple(arguments), nodes_of(wanted, loose))
-            if all(result.users for result in results):  # else it was replaced already
-                confirmed = match if exact else self.confirmed(match)
-                shown = match.arguments[: self.count]
-                if confirmed is not None and self.entry.when(replace(confirmed, arguments=shown)):
-                    yield confirmed
+            arguments = tuple(loose.get(p, e) for p, e in pairs)
+            if not all(result.users for result in results):
+                continue  # it was replaced already
+            match = Match(results, arguments, wanted.nodes_in(loose))
+            confirmed = match if exact else self.confirmed(match)
+            if confirmed is not None and self.entry.when(confirmed):
+                yield confirmed
 
     def confirmed(self, match: Match) -> Match | None:
         """The match, if the search on these very arguments is these very calls."""
@@ -225,38 +175,25 @@ class Rewriter:
         if key not in self.known:
             self.known[key] = None
             with contextlib.suppress(Exception):  # it doesn't take such arguments
-                function = self.both(self.entry.search)
-                self.known[key] = trace_function(
-                    function, match.values, self.mode, self.entry.stage
-                )
+                stage = self.entry.stage
+                self.known[key] = trace_function(self.entry.search, match.values, self.mode, stage)
         exact = self.known[key]
         if exact is None or any(map(is_random, exact.calls)):
             return None
         pairs = list(zip_longest(exact.results, match.results))
         start = dict(zip(exact.parameters, match.arguments))
-        way = next(Matcher(is_same).unify_all(pairs, start), None)
-        return Match(match.results, match.arguments, nodes_of(exact, way)) if way else None
+        bound = next(Matcher(is_same).unify_all(pairs, start), None)
+        return Match(match.results, match.arguments, exact.nodes_in(bound)) if bound else None
 
     def replaced(self, match: Match) -> Rewrite | None:
         """Replace an occurrence; None where it can't go."""
-        entry, inside = self.entry, set(match.nodes)
-        outside = [n for n in match.nodes if n not in match.results and set(n.users) - inside]
-        homes = set(map(home, match.nodes))
-        learned = {match.arguments[i] for i in self.learned}
-        if outside or len(learned) < len(self.learned) or len(homes) > 1 + bool(self.learned):
+        entry, inside, place = self.entry, set(match.nodes), place_of(match)
+        read_outside = any(set(n.users) - inside for n in inside.difference(match.results))
+        if read_outside or place is None or len(set(map(home, match.nodes))) > 1:
             return None
-        forward = len(match.results) - len(self.learned)
-        function = self.replacement(match, match.results[:forward])
-        groups = [(function, match.results[:forward], match.arguments[: self.count])]
-        if self.learned:
-            both = self.both(function)
-            backward = Replacement(f"{entry.name}_backward", lambda *v: both(*v)[forward:])
-            groups.append((backward, match.results[forward:], match.arguments))
-        places = [place_of(match, *group[1:]) for group in groups]
-        if None in places or any(len(set(map(home, g[1]))) > 1 for g in groups):
-            return None
+        function = self.replacement(match.results)
         try:
-            new = trace_function(self.both(function), match.values, self.mode, entry.stage)
+            new = trace_function(function, match.values, self.mode, entry.stage)
         except OptionError:
             raise
         except Exception as error:
@@ -267,14 +204,13 @@ class Rewriter:
         name, shown = f"pattern:{entry.name}", (lambda: before, lambda: after)
         if not allowed(f"{entry.stage} pass", name, *shown, lambda: rewrite.origins):
             return None
-        for place, group in zip(places, groups):
-            put(self.gm.graph, match, place, *group)
+        put(self.gm.graph, match, place, Replacement(entry.name, function))
         for node in reversed(match.nodes):
             if not node.users:
                 self.gm.graph.erase_node(node)
         return rewrite
 
-    def replacement(self, match: Match, results: Sequence[fx.Node]) -> Replacement:
+    def replacement(self, results: Sequence[fx.Node]) -> Function:
         """The replacement, its results laid out as those found; what is returned has memory of its own."""
         entry, returned = self.entry, returned_nodes(self.gm.graph)
         alone = [entry.stage == "pre_grad" or alias_root(found) in returned for found in results]
@@ -292,7 +228,7 @@ class Rewriter:
                 memory.add(compat.storage_id(made[i]))
             return made
 
-        return Replacement(entry.name, function)
+        return function
 
 
 def replace_nodes(
@@ -300,7 +236,7 @@ def replace_nodes(
 ) -> Rewrite | None:
     """A match that a pass found by itself: the function computes its results from its arguments."""
     entry = Pattern(name, function, function, tuple(match.values), stage, lambda match: True)
-    return Rewriter(entry, gm, mode, TracedPattern(gm.graph)).replaced(match)
+    return Rewriter(entry, gm, mode).replaced(match)
 
 
 def home(node: fx.Node) -> tuple[Any, Any]:
@@ -325,13 +261,13 @@ def may_write(node: fx.Node) -> bool:
     return not (ours and plain) or switches or renorms or name.endswith("_")
 
 
-def place_of(match: Match, results: Sequence[fx.Node], arguments: Sequence[Any]) -> fx.Node | None:
+def place_of(match: Match) -> fx.Node | None:
     """What reads the results first: the replacement goes before it. None if an argument isn't there yet, or
     something may have been written to since."""
     inside = set(match.nodes)
-    users = (user for result in results for user in result.users if user not in inside)
+    users = (user for result in match.results for user in result.users if user not in inside)
     place: Any = min(users, default=None)
-    if place is None or any(isinstance(a, fx.Node) and place <= a for a in arguments):
+    if place is None or any(isinstance(a, fx.Node) and place <= a for a in match.arguments):
         return None
     node = match.nodes[0]
     while node is not place and (node in inside or not may_write(node)):
@@ -339,18 +275,17 @@ def place_of(match: Match, results: Sequence[fx.Node], arguments: Sequence[Any])
     return node if node is place else None
 
 
-def put(
-    graph: fx.Graph, match: Match, place: Any, what: Replacement, results: Any, arguments: Any
-) -> None:
+def put(graph: fx.Graph, match: Match, place: fx.Node, replacement: Replacement) -> None:
     """A call of the replacement gives the results from now on."""
+    results, values = match.results, tuple(map(value_of, match.results))
     phase, region = home(results[0])
     meta = {"origins": union(map(origins_of, match.nodes)), "phase": phase, "region": region}
     with graph.inserting_before(place):
-        call = graph.call_function(what, tuple(arguments))
+        call = graph.call_function(replacement, match.arguments)
         news = [call]
         if len(results) > 1:
             news = [graph.call_function(getitem, (call, i)) for i in range(len(results))]
-    for node, value in ((call, tuple(map(value_of, results))), *zip(news, map(value_of, results))):
+    for node, value in ((call, values), *zip(news, values)):
         node.meta.update(meta, val=value)
     for old, new in zip(results, news):
         old.replace_all_uses_with(new)
