@@ -17,6 +17,7 @@ from minicompile.options import Options
 from minicompile.runtime.cpp import bind
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax
+from tests.codegen.races import shared_writes
 
 F32, F64, BF16, I64, BOOL = torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool
 
@@ -24,6 +25,7 @@ F32, F64, BF16, I64, BOOL = torch.float32, torch.float64, torch.bfloat16, torch.
 def run(plan: KernelPlan, tensors: dict[str, torch.Tensor], *sizes: int) -> None:
     """Build one kernel and call it."""
     text = kernel_module([plan]).text
+    assert not shared_writes(text)
     call = bind(start_build(text, Options()).result(), plan)
     call(*(tensors[a.buffer] for a in plan.arguments), *sizes)
 
@@ -176,6 +178,7 @@ def reductions() -> dict[Any, tuple[KernelPlan, Any]]:
         p = one_reduction(kind, *size, dtype, result, across)
         plans[kind, dtype, across, size] = p.plan(position=i)
     text = kernel_module(list(plans.values())).text
+    assert not shared_writes(text)
     module = start_build(text, Options()).result()
     return {key: (plan, bind(module, plan)) for key, plan in plans.items()}
 

@@ -1,7 +1,17 @@
-"""No thread of a C++ kernel writes where others do: `tests/conftest.py` asks it of every test's kernels."""
+"""No thread of a C++ kernel writes where others do: the observer "races" of `tests/conftest.py` looks at the
+kernels of every test."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import minicompile as mc
+from minicompile.codegen import cpp
+from minicompile.codegen.plan import KernelModule
+from minicompile.extension import code_generator, scoped
 from tests.codegen.races import shared_writes
 
 SAFE = """
@@ -36,3 +46,19 @@ def test_what_a_region_declares_belongs_to_a_thread() -> None:
     loop = "for (int64_t x0 = 0; x0 < 8; x0++) {\nrow[0] = 1;\nsum += row[0];\n}\n}\n"
     assert [line.split(": ")[1] for line in shared_writes(region + loop)] == ["sum += row[0];"]
     assert shared_writes(region.replace("nowait", "reduction(+:sum)") + loop) == []
+
+
+def test_kernels_of_every_test_are_watched(races: list[str]) -> None:
+    def misprint(plans: Any) -> KernelModule:
+        module = cpp.kernel_module(plans)
+        for kernel in module.kernels:
+            kernel.lines = [
+                replace(k, text=k.text.replace("[x0] =", "[0] =")) for k in kernel.lines
+            ]
+        return module
+
+    with scoped():
+        code_generator("cpp")(misprint)
+        mc.compile(torch.sin)(torch.rand(100_000))
+    assert races
+    races.clear()
