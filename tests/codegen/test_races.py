@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 import minicompile as mc
 from minicompile.codegen import cpp
 from minicompile.codegen.plan import KernelModule
 from minicompile.extension import code_generator, scoped
-from tests.codegen.races import shared_writes
+from tests.codegen.races import loop_nests, shared_writes
 
 SAFE = """
 #pragma omp parallel for collapse(2) if(parallel)
@@ -62,3 +63,35 @@ def test_kernels_of_every_test_are_watched(races: list[str]) -> None:
         mc.compile(torch.sin)(torch.rand(100_000))
     assert races
     races.clear()
+
+
+NESTED = """
+int64_t kernel(float* a, float* b) {
+    #pragma omp parallel for
+    for (int64_t x = 0; x < 8; x++) {
+        float tmp = mc_row_sum(a + 100*x, 100);
+        for (int64_t y = 0; y < 100; y++) { a[y + 100*x] = tmp; }
+        if (x) { b[x] = 0; }
+    }
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "nests"),
+    [
+        (NESTED, 1),
+        (NESTED + NESTED.replace("kernel", "other"), 2),
+        ("{ for (;;) a(); for (;;) for (;;) { b(); } c(); }", 2),
+        ("float total = mc_row_sum(in_ptr0, 4096);", 1),
+        ("{ if (small) { for (;;) { a(); } } else { for (;;) { b(); } } }", 2),
+        (
+            "{ for (int i = 0; i < n; i++)\n\n    { { a(); } { for (;;) { b(); } } }\n for (;;) {} }",
+            2,
+        ),
+        ("int before(int fork) { return fork(2); }", 0),
+    ],
+)
+def test_a_loop_nest_is_a_loop_in_no_other(text: str, nests: int):
+    assert loop_nests(text) == nests
