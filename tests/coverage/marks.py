@@ -26,8 +26,8 @@ from tests.imports import PACKAGE, core_files
 VARIABLE = "MINICOMPILE_MARKS"
 """The environment variable that names the file of marks."""
 
-CAPTURED = {"Context"}
-"""Classes whose methods are captured as a user's are: marks would break the graph (autograd_functions.py)."""
+CAPTURED = {"Context", "call_module"}
+"""Classes and functions of dynamo that are captured as a user's are: marks would break the graph."""
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
         if isinstance(block := getattr(tree, name, None), list):
             yield block
     for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.ClassDef) and node.name in CAPTURED):
+        if not (isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in CAPTURED):
             yield from blocks(node)
 
 
