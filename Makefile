@@ -16,7 +16,7 @@ FIRST     = notebooks/00_one_model_top_to_bottom.ipynb
 LAB_FLAGS = $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
 .PHONY: help lab demo notebooks grade mutants site look wheel test test-all check check-all lint lessons fuzz
-.PHONY: browser compat size clean
+.PHONY: browser compat mutation coverage size clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -111,6 +111,15 @@ compat:
 	@mkdir -p build/compat
 	$(MAKE) VENV=$(COMPAT) $(COMPAT)/.dev
 	$(COMPAT)/bin/python -m tests.compat.suite
+
+# Needs coverage of this text of the core: `make coverage` first; JOBS=30 on a machine with 32 processors.
+## make mutation   plant faults in the core: SEED=0 COUNT=150 JOBS=2; what no test notices is listed
+mutation:
+	$(PY) -m tests.mutation --seed $(or $(SEED),0) --count $(or $(COUNT),150) --jobs $(or $(JOBS),2)
+
+## make coverage   lines of the core that no test executes; ALL=1 runs the long tests too
+coverage:
+	$(PY) -m tests.coverage $(if $(ALL),--all)
 
 ## make size       tokens of code by folder, against what is allowed
 size: $(VENV)/.dev

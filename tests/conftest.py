@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from minicompile.codegen import cpp
-from minicompile.codegen.plan import KernelPlan, KernelSource
+from minicompile.ops.events import Event, observer
 from tests.codegen.races import shared_writes
 
 
@@ -31,22 +30,19 @@ def seeded() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that changes the compiler must not find a GPU graph that another one compiled."""
-    if torch.cuda.is_available() and "test_graph_cache" not in request.node.nodeid:
-        monkeypatch.setattr("minicompile.plugins.graph_cache.store.key_of", lambda *given: None)
+def races() -> Iterator[list[str]]:
+    """Watch the kernels of every test, by an observer of that name: no C++ thread writes where others do.
 
+    Compilations that are watched are not read from the GPU graph cache either, so a test that changes the
+    compiler does not get what another one compiled. The tests of that cache define an empty `races`.
+    """
+    races = list[str]()
 
-@pytest.fixture(autouse=True)
-def no_races(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever C++ kernel a test generates: no thread writes where others do."""
-    print_kernel, found = cpp.print_kernel, list[str]()
+    def look(event: Event) -> None:
+        if event.kind == "kernels":
+            races.extend(line for kernel in event.subject for line in shared_writes(kernel.text))
 
-    def checked(plan: KernelPlan) -> KernelSource:
-        kernel = print_kernel(plan)
-        found.extend(shared_writes(kernel.text))
-        return kernel
-
-    monkeypatch.setattr(cpp, "print_kernel", checked)
-    yield
-    assert not found
+    with observer.scoped():
+        observer("races")(look)
+        yield races
+    assert not races

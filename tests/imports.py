@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "minicompile"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "minicompile"
+BESIDE = ("plugins", "show", "debug", "lessons", "exporting", "bench")
+"""Folders of the package that don't belong to the core."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,13 @@ def module_name(path: Path, package: Path = PACKAGE) -> str:
     """`minicompile.ops.graph` for minicompile/ops/graph.py."""
     parts = [package.name, *path.relative_to(package).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def core_files() -> tuple[Path, ...]:
+    """Return the Python files of the core, by their paths in the package."""
+    files = (path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob("*.py")))
+    return tuple(file for file in files if file.parts[0] not in BESIDE)
 
 
 @cache

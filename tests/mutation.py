@@ -2,9 +2,11 @@
 
 A fault is a change of one place of one file: a comparison turned, a number off by one, operands swapped,
 `and` for `or`, a condition that no longer holds back what it guards. Files are drawn by their size in
-tokens, places at random (`--seed`). Each fault is planted in a copy of the repository; the short tests of
-its room run first, then all short tests, with `--all` the long ones too. What no test notices is listed, for
-a verdict by hand: a test is missing, the code is not needed, or the change has no effect.
+tokens, places at random (`--seed`); `--faults FILE` plants those that an earlier run printed. The last
+`python -m tests.coverage` says which tests execute the faulty line: they run, those of its room first, then
+quick ones, until their times add up to `--seconds`. A fault in a line that none executes survives at once. A
+test notices a fault if it fails with it and passes without. Survivors are listed for a verdict by hand: a
+test is missing, the code is not needed, or nothing changes.
 """
 
 from __future__ import annotations
@@ -12,26 +14,31 @@ from __future__ import annotations
 import argparse
 import ast
 import concurrent.futures
+import os
 import queue
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minicompile.options import child_environment
-from tests.size import BESIDE, PACKAGE, ROOT, sizes
+import pytest
+
+from minicompile.options import child_environment, default_cache_dir
+from tests.coverage.marks import blocks, first_lines, is_marked
+from tests.coverage.rows import rows
+from tests.imports import PACKAGE, ROOT, core_files
+from tests.size import sizes
 
 TURNED = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
 }  # fmt: skip
 SWAPPED = {ast.Sub: "-", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
-TIMEOUT_SECONDS = 1500
 AWAY = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", "*.egg-info")
 
 
@@ -50,9 +57,7 @@ class Fault:
 
     @property
     def room(self) -> str:
-        """The folder of tests that should notice first; "" for files that no room owns."""
-        folder = self.file.parts[0]
-        return folder if (ROOT / "tests" / folder).is_dir() else ""
+        return self.file.parts[0] if len(self.file.parts) > 1 else "front door"
 
     def plant(self, package: Path) -> bytes:
         """Write the changed file, and return what it held before."""
@@ -103,68 +108,167 @@ def faults_of(file: Path) -> list[Fault]:
 def draw(count: int, seed: int) -> list[Fault]:
     """Return `count` different faults of the core, files drawn by their tokens."""
     source = random.Random(seed)
-    core = {
-        file: size.tokens for file, size in sizes(PACKAGE).items() if file.parts[0] not in BESIDE
-    }
-    possible = {file: faults_of(file) for file in core}
-    files = [file for file in core if possible[file]]
+    possible = {file: faults_of(file) for file in core_files()}
+    files = [file for file in core_files() if possible[file]]
+    weights = [sizes(PACKAGE)[file].tokens for file in files]
     drawn: dict[Fault, None] = {}
     while len(drawn) < count:
-        [file] = source.choices(files, [core[file] for file in files])
+        [file] = source.choices(files, weights)
         drawn[source.choice(possible[file])] = None
     return list(drawn)
 
 
-def noticed_by(fault: Fault, copy: Path, long: bool) -> str:
-    """Return which tests of a copy of the repository notice a fault; "" if none does."""
-    held = fault.plant(copy / "minicompile")
-    command = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", "-p", "no:warnings"]
-    around = child_environment(PYTHONPATH=str(copy), XDG_CACHE_HOME=str(copy / "build" / "cache"))
-    room = [["-m", "not long", f"tests/{fault.room}"]] if fault.room else []
-    try:
-        for chosen in (*room, ["-m", "not long"], *([["-m", "long"]] if long else [])):
-            try:
-                done = subprocess.run(
-                    [*command, *chosen],
-                    cwd=copy, env=around, capture_output=True, timeout=TIMEOUT_SECONDS, check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                return "a test that does not end"
-            if done.returncode:
-                return " ".join(chosen)
-    finally:
-        (copy / "minicompile" / fault.file).write_bytes(held)
-    return ""
+def read_faults(path: Path) -> list[Fault]:
+    """Return the faults that a file lists as they are printed. Raises SystemExit if one isn't possible."""
+    texts = {line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()}
+    possible = {str(fault): fault for file in core_files() for fault in faults_of(file)}
+    if unknown := texts - possible.keys():
+        raise SystemExit(f"the core has no place for these faults: {sorted(unknown)}")
+    return [possible[text] for text in sorted(texts)]
+
+
+# ---- which tests run
+
+
+def lines_to_ask_for(fault: Fault) -> set[int]:
+    """Return the numbers of lines: tests that execute one of them may notice the fault.
+
+    That is the statement with the fault. What is executed when a module is imported matters to whatever uses
+    the module: then every statement of its functions.
+    """
+    tree = ast.parse((PACKAGE / fault.file).read_bytes())
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inside = [
+        s for function in functions for block in blocks(function) for s in block if is_marked(s)
+    ]
+    around = [s for s in inside if s.lineno <= fault.line <= (s.end_lineno or 0)]
+    asked = [max(around, key=lambda s: s.lineno)] if around else inside
+    return {first_lines()[fault.file] + statement.lineno for statement in asked}
+
+
+def tests_for(faults: Sequence[Fault], seconds: float) -> dict[Fault, tuple[list[str], int]]:
+    """Return for each fault the tests to run, best first, and how many more execute its line."""
+    asked = {fault: sorted(lines_to_ask_for(fault)) for fault in faults}
+    executing: dict[Fault, list[tuple[bool, float, str]]] = {fault: [] for fault in faults}
+    for row in rows():
+        marks = row.marks
+        for fault, lines in asked.items():
+            if row.test and any(marks[line] for line in lines):
+                elsewhere = not row.test.startswith(f"tests/{fault.room}/")
+                executing[fault].append((elsewhere, row.seconds, row.test))
+    chosen = {}
+    for fault, tests in executing.items():
+        left, names = seconds, list[str]()
+        for _, took, name in sorted(tests):
+            if names and took > left:
+                break
+            left -= took
+            names.append(name)
+        chosen[fault] = (names, len(tests) - len(names))
+    return chosen
+
+
+VARIABLE = "MINICOMPILE_ONLY_TESTS"
+"""The environment variable that names a file: the node ids of the tests to run, in their order."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """As a plug-in of pytest: leave only the tests that the file names."""
+    names = Path(os.environ[VARIABLE]).read_text(encoding="utf-8").split("\n")
+    order = {name: number for number, name in enumerate(names)}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in order])
+    items[:] = sorted(
+        (item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid]
+    )
+
+
+class Copy:
+    """A copy of the repository, to plant faults in, with a cache of compiled kernels of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.copytree(ROOT, folder, ignore=AWAY)
+        self.folder, self.cache = folder, folder / "build" / "cache"
+
+    def run(self, tests: Sequence[str], limit: float) -> subprocess.CompletedProcess[str]:
+        """Run tests until one fails."""
+        shutil.rmtree(self.cache.parent, ignore_errors=True)
+        self.cache.parent.mkdir()
+        if Path(default_cache_dir()).is_dir():  # links: what a fault spoils is this copy's alone
+            shutil.copytree(default_cache_dir(), self.cache, copy_function=os.link)
+        names = self.folder / "build" / "tests"
+        names.write_text("\n".join(tests), encoding="utf-8")
+        around = child_environment(
+            PYTHONPATH=str(self.folder),
+            MINICOMPILE_CACHE_DIR=str(self.cache),
+            OMP_NUM_THREADS="1",
+            **{VARIABLE: str(names)},
+        )
+        command = [sys.executable, "-m", "pytest", "-xq", "--tb", "no", "-p", "tests.mutation"]
+        files = dict.fromkeys(test.partition("::")[0] for test in tests)
+        return subprocess.run(
+            [*command, "-p", "no:cacheprovider", *files],
+            cwd=self.folder, env=around, capture_output=True, text=True, timeout=limit, check=False,
+        )  # fmt: skip
+
+    def noticed_by(self, fault: Fault, tests: Sequence[str], limit: float) -> str:
+        """Return which of `tests` notices a fault, or what else; "" if nothing does."""
+        original = fault.plant(self.folder / "minicompile")
+        try:
+            done = self.run(tests, limit)
+        except subprocess.TimeoutExpired:
+            return f"a test that does not end in {limit:.0f} s"
+        finally:
+            (self.folder / "minicompile" / fault.file).write_bytes(original)
+        if done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return ""
+        said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        failed = said[0].partition(" ")[2].partition(" - ")[0] if said else ""
+        if failed in tests and self.run([failed], limit).returncode:
+            return self.noticed_by(fault, [test for test in tests if test != failed], limit)
+        return failed or f"pytest, which ends with {done.returncode}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plant faults and print who notices each, then how many nobody does."""
+    """Plant faults and print who notices each, then how many of each room nobody does."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("--count", type=int, default=150, help="faults to plant (default 150)")
     parser.add_argument("--seed", type=int, default=0, help="draws others (default 0)")
+    parser.add_argument("--faults", type=Path, help="a file of faults, a line each, as printed")
+    parser.add_argument("--jobs", type=int, default=2, help="faults at a time (default 2)")
     parser.add_argument(
-        "--jobs", type=int, default=2, help="copies that are tested at a time (default 2)"
+        "--seconds", type=float, default=60, help="of tests for a fault (default 60)"
     )
-    parser.add_argument("--all", action="store_true", help="the long tests too")
     chosen = parser.parse_args(arguments)
-    faults, seen = draw(chosen.count, chosen.seed), Counter[bool]()
-    with tempfile.TemporaryDirectory(prefix="minicompile_mutation_") as place:
-        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    faults = read_faults(chosen.faults) if chosen.faults else draw(chosen.count, chosen.seed)
+    tests, limit = tests_for(faults, chosen.seconds), 60 + 10 * chosen.seconds
+    seen: dict[str, Counter[bool]] = defaultdict(Counter)
+    survivors = []
+    beside = Path(default_cache_dir()).parent  # links don't lead to another disk
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="mutation_", dir=beside) as place:
+        copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(chosen.jobs):
-            copies.put(Path(shutil.copytree(ROOT, Path(place, str(number)), ignore=AWAY)))
+            copies.put(Copy(Path(place, str(number))))
 
-        def test(fault: Fault) -> str:
+        def test(fault: Fault) -> tuple[Fault, str]:
             copy = copies.get()
             try:
-                return noticed_by(fault, copy, chosen.all)
+                return fault, copy.noticed_by(fault, tests[fault][0], limit)
             finally:
                 copies.put(copy)
 
         with concurrent.futures.ThreadPoolExecutor(chosen.jobs) as pool:
-            for fault, who in zip(faults, pool.map(test, faults), strict=True):
-                seen[bool(who)] += 1
-                print(f"{fault}\n    {'noticed by ' + who if who else 'NOT NOTICED'}", flush=True)
-    print(f"noticed: {seen[True]} of {len(faults)}")
+            for done in concurrent.futures.as_completed(pool.submit(test, f) for f in faults):
+                fault, who = done.result()
+                ran, more = tests[fault]
+                seen[fault.room][bool(who)] += 1
+                told = f"survives {len(ran)} tests" + (f"; {more} more execute it" if more else "")
+                survivors += [] if who else [f"{fault}\n    {told}"]
+                print(f"{fault}\n    {'noticed: ' + who if who else told}", flush=True)
+    print("\nsurvivors:", *sorted(survivors), "\nnoticed:", sep="\n")
+    for room, counts in sorted(seen.items()):
+        print(f"{counts[True]:>5} of {counts.total():>3}  {room}")
+    print(f"{len(faults) - len(survivors):>5} of {len(faults):>3}")
     return 0
 
 

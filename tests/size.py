@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minicompile.bench.prices import tokens_of
+from tests.imports import PACKAGE, ROOT, core_files
 
-ROOT = Path(__file__).parent.parent
-PACKAGE, TESTS = ROOT / "minicompile", ROOT / "tests"
-BESIDE = ("plugins", "show", "debug", "lessons", "exporting", "bench")
-"""Folders of the package that don't belong to the core."""
+TESTS = ROOT / "tests"
 TORCH = ("torch/_dynamo", "torch/_functorch", "torch/_inductor")
 
 
@@ -72,7 +70,7 @@ def part(path: Path) -> str:
 def totals() -> dict[str, Size]:
     """Return the size of what BUDGETS names."""
     package = sizes(PACKAGE)
-    core = (size for path, size in package.items() if path.parts[0] not in BESIDE)
+    core = (package[file] for file in core_files())
     return {
         "core": sum(core, Size()),
         "package": sum(package.values(), Size()),

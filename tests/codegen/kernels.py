@@ -20,6 +20,7 @@ from minicompile.options import Options
 from minicompile.runtime.cpp import bind
 from minicompile.runtime.gpu_kernel import Tiles
 from tests.codegen.fusing import Program
+from tests.codegen.races import shared_writes
 from tests.codegen.triton_running import call, source_of
 
 WATCHED = 64
@@ -94,6 +95,7 @@ def run_cpp(plan: KernelPlan, tensors: Mapping[str, Tensor], *sizes: int) -> Non
 def cpp_calls(plans: Sequence[KernelPlan], flags: tuple[str, ...] = ()) -> list[Callable[..., Any]]:
     """Build kernels in C together."""
     text = kernel_module(plans).text
+    assert not shared_writes(text)
     module = start_build(text, Options(cpp_flags=flags)).result()
     return [bind(module, plan) for plan in plans]
 

@@ -73,3 +73,22 @@ def unsafe(inside: list[str], own: set[str], shared: int) -> Iterator[str]:
         written = WRITTEN.match(line)
         if written and written[1] not in own and not words(written[2] or "") & moving:
             yield line
+
+
+def loop_nests(text: str) -> int:
+    """Count the loops of C++ functions that are in no other loop."""
+    found, end = 0, 0
+    for match in re.finditer(r"\b(for|mc_row_\w+)\s*\(", text):
+        if match.start() >= end:
+            found, end = found + 1, _statement_end(text, match.end() - 1)
+    return found
+
+
+def _statement_end(text: str, at: int) -> int:
+    """Where the statement ends whose parentheses open at `at`."""
+    depth = 0
+    for match in re.compile(r"[(){};]").finditer(text, at):
+        depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(match[0], 0)
+        if depth == 0 and match[0] in "};":
+            return match.end()
+    return len(text)

@@ -20,6 +20,7 @@ from minicompile.runtime.load import start_loading
 from minicompile.scheduling import in_place, memory
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.scheduling.schedule import schedule
+from tests.codegen.races import shared_writes
 from tests.scheduling.building import GraphBuilder, T, check_wrapper
 from tests.scheduling.loop_programs import compare, generate
 
@@ -30,6 +31,7 @@ TRITON = Options(verify=True, device_codegen="triton")
 def build(result: Schedule, options: Options) -> Callable[[list[Any]], Any]:
     plans = make_plans(result, options)
     modules = generate_kernels(plans)
+    assert not [line for module in modules for line in shared_writes(module.text)]
     wrapper = generate_wrapper(result, by_position(plans, modules), options)
     return start_loading(modules, options)(wrapper, result.graph.constants)
 

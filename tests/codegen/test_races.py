@@ -1,8 +1,19 @@
-"""No thread of a C++ kernel writes where others do: `tests/conftest.py` asks it of every test's kernels."""
+"""No thread of a C++ kernel writes where others do: the observer "races" of `tests/conftest.py` looks at the
+kernels of every test."""
 
 from __future__ import annotations
 
-from tests.codegen.races import shared_writes
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.codegen import cpp
+from minicompile.codegen.plan import KernelModule
+from minicompile.extension import code_generator, scoped
+from tests.codegen.races import loop_nests, shared_writes
 
 SAFE = """
 #pragma omp parallel for collapse(2) if(parallel)
@@ -36,3 +47,51 @@ def test_what_a_region_declares_belongs_to_a_thread() -> None:
     loop = "for (int64_t x0 = 0; x0 < 8; x0++) {\nrow[0] = 1;\nsum += row[0];\n}\n}\n"
     assert [line.split(": ")[1] for line in shared_writes(region + loop)] == ["sum += row[0];"]
     assert shared_writes(region.replace("nowait", "reduction(+:sum)") + loop) == []
+
+
+def test_kernels_of_every_test_are_watched(races: list[str]) -> None:
+    def misprint(plans: Any) -> KernelModule:
+        module = cpp.kernel_module(plans)
+        for kernel in module.kernels:
+            kernel.lines = [
+                replace(k, text=k.text.replace("[x0] =", "[0] =")) for k in kernel.lines
+            ]
+        return module
+
+    with scoped():
+        code_generator("cpp")(misprint)
+        mc.compile(torch.sin)(torch.rand(100_000))
+    assert races
+    races.clear()
+
+
+NESTED = """
+int64_t kernel(float* a, float* b) {
+    #pragma omp parallel for
+    for (int64_t x = 0; x < 8; x++) {
+        float tmp = mc_row_sum(a + 100*x, 100);
+        for (int64_t y = 0; y < 100; y++) { a[y + 100*x] = tmp; }
+        if (x) { b[x] = 0; }
+    }
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "nests"),
+    [
+        (NESTED, 1),
+        (NESTED + NESTED.replace("kernel", "other"), 2),
+        ("{ for (;;) a(); for (;;) for (;;) { b(); } c(); }", 2),
+        ("float total = mc_row_sum(in_ptr0, 4096);", 1),
+        ("{ if (small) { for (;;) { a(); } } else { for (;;) { b(); } } }", 2),
+        (
+            "{ for (int i = 0; i < n; i++)\n\n    { { a(); } { for (;;) { b(); } } }\n for (;;) {} }",
+            2,
+        ),
+        ("int before(int fork) { return fork(2); }", 0),
+    ],
+)
+def test_a_loop_nest_is_a_loop_in_no_other(text: str, nests: int):
+    assert loop_nests(text) == nests

@@ -34,6 +34,7 @@ from minicompile.plugins.column_reductions import choose
 from minicompile.runtime.load import kernel_loader, load_wrapper
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same, size_symbol
+from tests.codegen.races import shared_writes
 from tests.scheduling.building import (
     GraphBuilder,
     T,
@@ -904,6 +905,7 @@ def load(group: Sequence[Prepared], options: Options) -> list[Callable[[list[Any
     """The calls of several programs, their kernels compiled together. New memory is never zero."""
     together = {(n, p): plan for n, one in enumerate(group) for p, plan in one.plans.items()}
     modules = generate_kernels(together)
+    assert not [line for module in modules for line in shared_writes(module.text)]
     kernels = by_position(together, modules)
     namespace: dict[str, Any] = {"empty_strided_cpu": dirty_empty}
     for finish in [kernel_loader[module.language](module, options) for module in modules]:

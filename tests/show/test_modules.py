@@ -14,6 +14,7 @@ from torch import nn
 import minicompile as mc
 from minicompile.ops.display import bytes_text, to_html
 from minicompile.ops.graph import statement
+from minicompile.ops.origin import Origin, SourceLine
 from minicompile.show import graphs
 from minicompile.show.modules import Part, diagram, parts_of, path_of
 from minicompile.show.palette import GOOD
@@ -97,7 +98,8 @@ def test_boxes_and_arrows_of_a_drawing_are_those_of_the_graph(aot: Any) -> None:
 
 
 def test_what_is_saved_is_framed_and_what_the_backward_computes_again_is_marked() -> None:
-    aot = example.aot()
+    aot = example.trace().aot
+    assert aot is not None
     assert aot.joint is not None and aot.partition is not None
     drawn = diagram("joint", [Part("", list(aot.joint.nodes))], aot.partition)
     saved = {value.name for value in aot.partition.saved}
@@ -117,8 +119,8 @@ def test_long_functions_without_modules_fold_by_line() -> None:
     made = example.GraphMaker()
     node = made.input("x", 4)
     for i in range(90):
-        line = example.SourceLine("m.py", i // 10, "f")
-        origin = example.Origin(f"n{i}", "torch.relu", (line,))
+        line = SourceLine("m.py", i // 10, "f")
+        origin = Origin(f"n{i}", "torch.relu", (line,))
         node = made.call(f"n{i}", torch.relu, (node,), (4,), frozenset({origin}))
     page = to_html(made.finish("long", "capture", "n89"))
     assert all(f"<summary><code>m.py:{i}</code> <small>10 operations" in page for i in range(9))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import minicompile
-from tests.bench.kernels import loop_nests
+from tests.codegen.races import loop_nests
 
 
 def sums(x: torch.Tensor, b: torch.Tensor) -> Any:

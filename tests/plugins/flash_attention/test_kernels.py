@@ -20,7 +20,7 @@ from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.plugins.flash_attention.kernels import AttentionPrinter
 from minicompile.plugins.flash_attention.operators import FlashAttention
-from tests.bench.attention import CASES, attention, error, positions
+from tests.plugins.flash_attention.scores import CASES, attention, error, positions
 
 TEMPLATE = {"plugins": ["flash_attention"], "device_codegen": "triton"}
 Function = Callable[..., Any]

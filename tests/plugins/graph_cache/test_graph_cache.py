@@ -62,6 +62,11 @@ class Disk:
 
 
 @pytest.fixture(autouse=True)
+def races() -> None:
+    """Nobody watches, unlike in other tests (tests/conftest.py): else nothing would come from the disk."""
+
+
+@pytest.fixture(autouse=True)
 def on_cpu(request, monkeypatch) -> None:
     if "gpu" in request.keywords:
         return
