@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,6 +96,29 @@ def answer(
         answered.written += [buffer.clone() for buffer in module.buffers()]
         module.load_state_dict(state)
     return answered
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Whether types, structure, plain values and the bits of tensors are the same, and how tensors lie."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, Tensor):
+        facts = ("dtype", "shape", "device", "requires_grad")
+        same = all(getattr(left, fact) == getattr(right, fact) for fact in facts)
+        return (
+            same
+            and strides_of(left) == strides_of(right)
+            and torch.equal(left.detach().nan_to_num(), right.detach().nan_to_num())
+        )
+    if dataclasses.is_dataclass(left):
+        return equal(vars(left), vars(right))
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(equal, left, right))
+    if type(left).__eq__ is object.__eq__ and hasattr(left, "__dict__"):
+        return equal(vars(left), vars(right))
+    return bool(left == right)
 
 
 def assert_same(found: Any, expected: Any, strides: bool = True, **tolerance: float) -> None:

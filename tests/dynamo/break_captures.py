@@ -1,18 +1,14 @@
 """Breaks captures where nothing is wrong: after any number of instructions, and again and again.
 
-    python -m tests.dynamo.break_captures [--every N] [name ...]
-
-Every program of the tables runs once for each instruction that its capture executes: the capture is given up
-there and goes on behind a graph break. Then some runs with breaks at random places, in resume functions too.
-Whatever a caller could notice must be as in plain Python. Prints the differences and how many cuts were made.
+A program of the tables runs once for each (or every n-th) instruction that its capture executes: the capture
+is given up there and goes on behind a graph break. Then some runs with breaks at random places, in resume
+functions too. Whatever a caller could notice must be as in plain Python.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +18,7 @@ from minicompile.dynamo.breaks import places
 from minicompile.dynamo.interpreter import Frame
 from minicompile.dynamo.world import World, is_users
 from tests.dynamo.helpers import explained
-from tests.dynamo.program_table import names, run
+from tests.dynamo.program_table import run
 
 STEPS = ("first call", "second call")
 FORCED = "a break for the test"
@@ -99,23 +95,3 @@ class Outcome:
             choose = random.Random(f"{name} {seed}")
             often = lambda tracer, number: choose.random() < 0.06  # noqa: B023, E731
             self.compare(table, name, expected, f"random cuts {seed}", often)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--every", type=int, default=1)
-    options = parser.parse_args()
-    outcome = Outcome()
-    for table, name in names():
-        if name in options.names or not (options.names or name in LIFETIMES):
-            before = len(outcome.wrong)
-            outcome.program(table, name, options.every)
-            for line in outcome.wrong[before:]:
-                print(line)
-    print(f"{outcome.runs} runs, {outcome.cut} of them cut there, {len(outcome.wrong)} differences")
-    return bool(outcome.wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

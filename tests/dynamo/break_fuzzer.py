@@ -20,8 +20,8 @@ from typing import Any
 sys.path[:0] = [sys.argv[1], str(Path(__file__).parent)] if __name__ == "__main__" else []
 
 # ruff: noqa: E402, I001
-from break_programs import LOG, PROGRAMS, Derived
-from break_programs_more import CANNOT, WIDE
+from plain_programs import LOG, PROGRAMS, Derived
+from plain_scopes import CANNOT, WIDE
 from minicompile.dynamo.bytecode import decode
 from minicompile.dynamo.continuation import State, bind, break_at, continuation
 from minicompile.dynamo.breaks import StandIn

@@ -136,17 +136,6 @@ def a_key_an_attribute_and_a_global_that_were_missing() -> Any:
     yield run, same_x
 
 
-@program("absent")
-def a_global_that_hides_a_builtin() -> Any:
-    def run(a: torch.Tensor) -> Any:
-        return a * max(2, 3)
-
-    yield run, same_x
-    globals()["max"] = min
-    yield run, same_x
-    del globals()["max"]
-
-
 @program("identity")
 def a_builtin_that_is_replaced() -> Any:
     import builtins
@@ -187,52 +176,6 @@ def class_attributes_that_come_and_go() -> Any:
     yield run, same_x
 
 
-@program("class")
-def special_methods_added_later() -> Any:
-    class Thing:
-        k = 1
-
-    thing = Thing()
-
-    def run(a: torch.Tensor) -> Any:
-        return a * thing.k, bool(thing)
-
-    yield run, same_x
-    Thing.__bool__ = lambda self: False  # type: ignore[attr-defined]
-    yield run, same_x
-    Thing.__getattribute__ = lambda self, name: 7  # type: ignore[assignment]
-    yield run, same_x
-
-
-@program()
-def bases_that_change() -> Any:
-    class First:
-        def scale(self) -> int:
-            return 2
-
-    class Second:
-        def scale(self) -> int:
-            return 3
-
-    class Thing(First):
-        pass
-
-    thing = Thing()
-    yield lambda a: a * thing.scale(), same_x
-    Thing.__bases__ = (Second,)
-    yield lambda a: a * thing.scale(), same_x
-
-
-@program("code")
-def code_of_an_inlined_function() -> Any:
-    def callee(a: torch.Tensor) -> torch.Tensor:
-        return a + 1
-
-    yield lambda a: callee(a), same_x
-    callee.__code__ = (lambda a: a + 2).__code__
-    yield lambda a: callee(a), same_x
-
-
 @program("code")
 def code_of_the_compiled_function() -> Any:
     def run(a: torch.Tensor) -> torch.Tensor:
@@ -243,18 +186,6 @@ def code_of_the_compiled_function() -> Any:
     yield run, same_x
 
 
-@program("code")
-def functions_as_arguments() -> Any:
-    def first(a: torch.Tensor) -> torch.Tensor:
-        return a + 1
-
-    def second(a: torch.Tensor) -> torch.Tensor:
-        return a * 5
-
-    yield lambda a, f: f(a), lambda: (x, first)
-    yield lambda a, f: f(a), lambda: (x, second)
-
-
 @program("globals")
 def one_code_with_other_globals() -> Any:
     def callee(a: torch.Tensor) -> torch.Tensor:
@@ -263,23 +194,6 @@ def one_code_with_other_globals() -> Any:
     other = types.FunctionType(callee.__code__, {"NUMBER": 31})
     yield lambda a, f: f(a), lambda: (x, callee)
     yield lambda a, f: f(a), lambda: (x, other)
-
-
-@program()
-def defaults_that_change() -> Any:
-    def callee(a: torch.Tensor, b: Any = 2, *, c: Any = 3) -> torch.Tensor:
-        return a * b + c
-
-    yield lambda a: callee(a), same_x
-    callee.__defaults__ = (5,)
-    yield lambda a: callee(a), same_x
-    callee.__kwdefaults__ = {"c": 9}
-    yield lambda a: callee(a), same_x
-    callee.__kwdefaults__["c"] = 1
-    yield lambda a: callee(a), same_x
-    callee.__defaults__ = (x, 7)
-    yield lambda a: callee(a), same_x
-    yield lambda a: callee(), same_x
 
 
 @program("defaults")
@@ -327,20 +241,6 @@ def defaults_of_the_compiled_function() -> Any:
     yield run, lambda: (x, 2)
     run.__kwdefaults__ = None
     yield run, lambda: (x, 2)
-
-
-@program("equals")
-def closure_cells() -> Any:
-    k: Any = 2
-
-    def run(a: torch.Tensor) -> torch.Tensor:
-        return a * k
-
-    yield run, same_x
-    k = 3
-    yield run, same_x
-    k = torch.full((4,), 2.0)
-    yield run, same_x
 
 
 @program()
@@ -401,20 +301,6 @@ def functions_that_come_to_share_a_cell() -> Any:
 
 
 @program("length")
-def a_list_that_grows() -> Any:
-    numbers = [1, 2]
-
-    def run(a: torch.Tensor) -> Any:
-        return a * sum(numbers) + len(numbers)
-
-    yield run, same_x
-    numbers.append(4)
-    yield run, same_x
-    numbers[0] = 9
-    yield run, same_x
-
-
-@program("length")
 def queues_and_tuples_of_other_lengths() -> Any:
     def run(a: torch.Tensor, items: Any) -> Any:
         return [a * item for item in items]
@@ -447,31 +333,6 @@ def keys_of_an_argument() -> Any:
 
     for table in ({1: 1}, {True: 1}, {1.0: 1}, {"1": 1}, {1: 1, 2: 2}):
         yield run, lambda table=table: (x, table)
-
-
-@program("keys")
-def an_ordered_dict_in_another_order() -> Any:
-    table = collections.OrderedDict(a=1, b=2)
-
-    def run(a: torch.Tensor) -> Any:
-        return [a * value for value in table.values()], list(table)
-
-    yield run, same_x
-    table.move_to_end("a")
-    yield run, same_x
-
-
-@program("keys")
-def other_keyword_arguments() -> Any:
-    def run(a: torch.Tensor, options: Any) -> Any:
-        def inner(**kwargs: Any) -> Any:
-            return sorted(kwargs), a * sum(kwargs.values())
-
-        return inner(**options)
-
-    yield run, lambda: (x, {"b": 1})
-    yield run, lambda: (x, {"c": 1})
-    yield run, lambda: (x, {"b": 1, "c": 1})
 
 
 @program("members")
@@ -527,24 +388,6 @@ def two_lists_that_become_one() -> Any:
 
 
 @program("distinct")
-def two_objects_that_become_one() -> Any:
-    class Thing:
-        def __init__(self) -> None:
-            self.k = 1
-
-    def run(a: torch.Tensor, first: Any, second: Any) -> Any:
-        first.k += 1
-        return a * second.k
-
-    def shared() -> Any:
-        thing = Thing()
-        return x, thing, thing
-
-    yield run, lambda: (x, Thing(), Thing())
-    yield run, shared
-
-
-@program("distinct")
 def a_dict_that_becomes_the_namespace_of_an_object() -> Any:
     class Thing:
         def __init__(self) -> None:
@@ -562,21 +405,6 @@ def a_dict_that_becomes_the_namespace_of_an_object() -> Any:
     yield run, shared
 
 
-@program("same")
-def one_object_compared_with_is() -> Any:
-    class Thing:
-        pass
-
-    one, two = Thing(), Thing()
-
-    def run(a: torch.Tensor, first: Any, second: Any) -> Any:
-        return a * 2 if first is second else a * 3
-
-    yield run, lambda: (x, one, one)
-    yield run, lambda: (x, one, two)
-    yield run, lambda: (x, two, two)
-
-
 @program("distinct")
 def two_objects_compared_with_is() -> Any:
     class Thing:
@@ -589,16 +417,6 @@ def two_objects_compared_with_is() -> Any:
 
     yield run, lambda: (x, one, two)
     yield run, lambda: (x, two, two)
-
-
-@program("distinct")
-def lists_compared_with_is_inside_lists() -> Any:
-    def run(a: torch.Tensor, rows: Any) -> Any:
-        return a * 2 if rows[0] is rows[1] else a * 3
-
-    row: list[int] = []
-    yield run, lambda: (x, [[], []])
-    yield run, lambda: (x, [row, row])
 
 
 @program("different")
@@ -656,20 +474,6 @@ def many_inputs_that_share_memory() -> Any:
         return ([torch.zeros(4), base[:4], base[1:]],)
 
     yield run, lambda: ([torch.zeros(4), torch.zeros(4), torch.zeros(4)],)
-    yield run, overlapping
-
-
-@program("memory", backend="aot_eager")
-def inputs_that_share_memory_later() -> Any:
-    def run(a: torch.Tensor, b: torch.Tensor) -> Any:
-        a.add_(1)
-        return a * b
-
-    def overlapping() -> Any:
-        base = torch.arange(8.0)
-        return base[:4], base[2:6]
-
-    yield run, lambda: (torch.ones(4), torch.arange(4.0))
     yield run, overlapping
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 import minicompile as mc
 from minicompile.api import find_backend
@@ -16,30 +13,7 @@ from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
 from minicompile.options import make_options
 from minicompile.plugins.nested_frames.frames import NestedFrames
-from tests.dynamo.program_table import strides_of
-
-
-def equal(left: Any, right: Any) -> bool:
-    """Same types, same structure, bitwise equal tensors with equal metadata."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, torch.Tensor):
-        facts = ("dtype", "shape", "device", "requires_grad")
-        same = all(getattr(left, fact) == getattr(right, fact) for fact in facts)
-        return (
-            same
-            and strides_of(left) == strides_of(right)
-            and torch.equal(left.detach().nan_to_num(), right.detach().nan_to_num())
-        )
-    if dataclasses.is_dataclass(left):
-        return equal(vars(left), vars(right))
-    if isinstance(left, dict):
-        return list(left) == list(right) and all(equal(left[key], right[key]) for key in left)
-    if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(map(equal, left, right))
-    if type(left).__eq__ is object.__eq__ and hasattr(left, "__dict__"):
-        return equal(vars(left), vars(right))
-    return bool(left == right)
+from tests.comparing import equal as equal
 
 
 def compiled(function: Any, **options: Any) -> Any:

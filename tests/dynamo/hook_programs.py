@@ -1,4 +1,4 @@
-"""The frame hook alone, for a Python without torch: `python hook_programs.py ROOT [--time]`.
+"""The frame hook alone, for a Python without torch: `python hook_programs.py ROOT`.
 
 Each check compares what a function gives when the hook looks on with what it gives alone.
 """
@@ -10,7 +10,6 @@ import gc
 import os
 import sys
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -410,58 +409,9 @@ CHECKS = [
 ]
 
 
-def nanoseconds(run: Callable[..., Any], function: Callable[..., Any]) -> float:
-    """The best of several measurements of one call of a function of two parameters."""
-
-    def loop(count: int) -> float:
-        start = time.perf_counter()
-        for _ in range(count):
-            function(1, 2)
-        return time.perf_counter() - start
-
-    return min(run(loop, 200_000) for _ in range(7)) / 200_000 * 1e9
-
-
-def times() -> None:
-    def plain(a: int, b: int) -> int:
-        return a
-
-    def left(a: int, b: int) -> int:
-        return a
-
-    def skipped(a: int, b: int) -> int:
-        return a
-
-    def answered(a: int, b: int) -> int:
-        return a
-
-    def entry(function: FunctionType, a: int, b: int) -> int:
-        return a
-
-    def refuses(a: int, b: int) -> int:
-        return a
-
-    watch = Watch(left=LEAVE, skipped=NEVER, answered=entry, refuses=lambda function, a, b: LEAVE)
-    alone = nanoseconds(lambda loop, count: loop(count), plain)
-    print(
-        f"Python {sys.version.split()[0]}: a call of a small function {alone:.0f} ns; with the hook"
-    )
-    for function in (skipped, left, refuses, answered):
-        print(f"  {function.__name__:10}{nanoseconds(watch.run, function):6.0f} ns")
-    nothing = lambda: None  # noqa: E731
-    enter = hook.watched(watch.decide, watch.serial, nothing)
-    start = time.perf_counter()
-    for _ in range(200_000):
-        enter()
-    print(f"  watched() {(time.perf_counter() - start) / 200_000 * 1e9:6.0f} ns around a call")
-
-
 if __name__ == "__main__":
     assert hook.load_hook() is not None, "no hook"
-    if "--time" in sys.argv:
-        times()
-    else:
-        for check in CHECKS:
-            check()
-        assert "torch" not in sys.modules
-        print(f"{len(CHECKS)} checks")
+    for check in CHECKS:
+        check()
+    assert "torch" not in sys.modules
+    print(f"{len(CHECKS)} checks")

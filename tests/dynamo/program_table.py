@@ -29,6 +29,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.comparing import strides_of
+
 TABLES = (
     "table_functions",
     "table_control",
@@ -50,6 +52,8 @@ class Program:
     """Other arguments; None changes the values of those given."""
     change: str
     """A statement that changes globals, attributes or closures."""
+    whole: bool
+    """Whether every call is one graph; else it may break, or run in eager."""
 
 
 class Table:
@@ -58,10 +62,16 @@ class Table:
     def __init__(self) -> None:
         self.programs: dict[str, Program] = {}
 
-    def __call__(self, *args: Any, again: tuple[Any, ...] | None = None, change: str = "") -> Any:
+    def __call__(
+        self,
+        *args: Any,
+        again: tuple[Any, ...] | None = None,
+        change: str = "",
+        whole: bool = True,
+    ) -> Any:
         def listed(function: Any) -> Any:
             assert function.__name__ not in self.programs, f"{function.__name__} is listed twice"
-            self.programs[function.__name__] = Program(function, args, again, change)
+            self.programs[function.__name__] = Program(function, args, again, change, whole)
             return function
 
         return listed
@@ -128,12 +138,6 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
     if type(value) is dict:
         return {key: change(item) for key, item in value.items()}
     return value
-
-
-def strides_of(value: torch.Tensor) -> list[int]:
-    """A tensor's strides, but of dimensions that lead to no other element."""
-    sizes = zip(value.shape, value.stride(), strict=True)
-    return [step if size > 1 and value.numel() else 0 for size, step in sizes]
 
 
 class Recorder:

@@ -58,7 +58,7 @@ def alias_of_a_library(a):
     return getattr(lib, "F", F).relu(a)
 
 
-@program(x, change="os.environ['MC_TABLE'] = '5'")
+@program(x, change="os.environ['MC_TABLE'] = '5'", whole=False)
 def environment_variable(a):
     result = a * float(os.environ.get("MC_TABLE", "2"))
     os.environ.pop("MC_TABLE", None)
@@ -92,7 +92,7 @@ def autocast_around_the_call(a):
     return a @ a.T, torch.is_autocast_enabled("cpu")
 
 
-@program(x, change="modes.enter_context(torch.device('meta'))")
+@program(x, change="modes.enter_context(torch.device('meta'))", whole=False)
 def default_device_around_the_call(a):
     made = torch.zeros(3)
     return a, made.device
@@ -110,7 +110,7 @@ class Negating(torch.overrides.TorchFunctionMode):
         )
 
 
-@program(x, change="modes.enter_context(Negating())")
+@program(x, change="modes.enter_context(Negating())", whole=False)
 def function_mode_around_the_call(a):
     return torch.exp(a)
 
@@ -207,7 +207,9 @@ def equality_is_added(a):
 
 
 @program(
-    x, change="Child.__contains__ = lambda self, n: True; Child.__iter__ = lambda self: iter([7])"
+    x,
+    change="Child.__contains__ = lambda self, n: True; Child.__iter__ = lambda self: iter([7])",
+    whole=False,
 )
 def iteration_is_added(a):
     try:
@@ -382,7 +384,7 @@ def set_from_the_module(a):
     return a * len(names) if "r" in names else a
 
 
-@program(x, change="queue.append(8)")
+@program(x, change="queue.append(8)", whole=False)
 def deque_from_the_module(a):
     return a * queue[-1], len(queue)
 
@@ -392,7 +394,7 @@ def order_of_an_ordered_dict(a):
     return a * next(iter(order.values())), list(order)
 
 
-@program(x, change="counts['b'] += 5")
+@program(x, change="counts['b'] += 5", whole=False)
 def counter_from_the_module(a):
     return a * counts["b"], counts.most_common(1), counts["zz"]
 
@@ -424,7 +426,7 @@ class Couple(tuple):
 label, number, couple = "relu", 3, Couple((1, 2))
 
 
-@program(x, change="label = Text('relu')")
+@program(x, change="label = Text('relu')", whole=False)
 def text_becomes_a_subclass(a):
     return getattr(torch, label)(a), type(label).__name__
 
@@ -523,6 +525,6 @@ def class_of_a_submodule(a):
     return net[0](a)
 
 
-@program(x, change="net[0].register_full_backward_hook(lambda *_: None)")
+@program(x, change="net[0].register_full_backward_hook(lambda *_: None)", whole=False)
 def backward_hook_appears(a):
     return net[0](a).sum()

@@ -3,6 +3,7 @@
 # ruff: noqa
 # mypy: ignore-errors
 import abc
+import functools
 import types
 import weakref
 
@@ -87,12 +88,12 @@ class Counted:
         type(self).made += 1
 
 
-@program(x)
+@program(x, whole=False)
 def counts_instances(a):
     return a * Counted().made, Counted.made
 
 
-@program(x)
+@program(x, whole=False)
 def class_attribute_is_written(a):
     Scale.factor = Scale.factor + 1
     return a * Scale.factor
@@ -118,7 +119,7 @@ def object_as_context_manager(a):
     return a, scale.k
 
 
-@program(x)
+@program(x, whole=False)
 def bound_methods_as_values(a):
     apply = scale.__call__
     return [f(a) for f in (apply, shift.__call__, Scale.__call__.__get__(scale))]
@@ -178,7 +179,7 @@ class Knob:
 knob = Knob()
 
 
-@program(x, 9, again=(x, 3), change="knob._level = 1")
+@program(x, 9, again=(x, 3), change="knob._level = 1", whole=False)
 def data_descriptor(a, n):
     before = knob.level
     knob.level = n
@@ -296,7 +297,7 @@ class Base:
         return item
 
 
-@program(x)
+@program(x, whole=False)
 def init_subclass_and_class_getitem(a):
     class Local(Base, kind="local"):
         pass
@@ -399,7 +400,7 @@ class Polynomial:
         return self.c[0]
 
 
-@program(x)
+@program(x, whole=False)
 def operators_of_a_class(a):
     p, q = Polynomial(1, 2), Polynomial(0, 1)
     return (
@@ -421,7 +422,7 @@ def unsupported_operands(a):
         return a, str(error)
 
 
-@program(x)
+@program(x, whole=False)
 def reflected_operator_with_a_tensor(a):
     class Twice:
         def __rmul__(self, other):
@@ -452,7 +453,7 @@ def slots(a):
     return a * point.u, table.get(point, "lost"), hasattr(point, "__dict__")
 
 
-@program(x)
+@program(x, whole=False)
 def local_class_with_closure(a):
     k = a.shape[0]
 
@@ -473,20 +474,20 @@ def local_class_with_closure(a):
     return Local.make().run(), Local.__name__
 
 
-@program(x)
+@program(x, whole=False)
 def type_called_with_three_arguments(a):
     made = type("Made", (Scale,), {"factor": 7.0})
     return made(2)(a), made.__mro__[1] is Scale
 
 
-@program(x)
+@program(x, whole=False)
 def simple_namespace(a):
     space = types.SimpleNamespace(n=2, t=a)
     space.n += 1
     return space.t * space.n, vars(space)["n"]
 
 
-@program(x)
+@program(x, whole=False)
 def dunder_dict_and_setattr(a):
     made = Scale(1)
     made.__dict__["extra"] = a
@@ -494,7 +495,7 @@ def dunder_dict_and_setattr(a):
     return made.extra * made.k, sorted(vars(made)), getattr(made, "extra") is a
 
 
-@program(x)
+@program(x, whole=False)
 def weak_references(a):
     ref = weakref.ref(scale)
     return ref()(a), ref() is scale
@@ -511,7 +512,7 @@ class Number:
         return self.value / 2
 
 
-@program(x, Number(1), again=(x, Number(2)))
+@program(x, Number(1), again=(x, Number(2)), whole=False)
 def objects_as_numbers(a, number):
     return a * [10, 20, 30][number], (1, 2, 3)[:number], float(number), list(range(number))
 
@@ -521,10 +522,86 @@ class Dying:
         print("dead")
 
 
-@program(x)
+@program(x, whole=False)
 def finalizer(a):
     thing = Dying()
     b = a * 2
     print("alive")
     del thing
     return b
+
+
+class Quantity:
+    scale = 2.0
+
+    def __init__(self, k):
+        self.k = k
+
+    def go(self, a):
+        return a * self.k * self.scale
+
+    @classmethod
+    def make(cls, k):
+        return cls(k)
+
+    @staticmethod
+    def st(a):
+        return a + 1
+
+    def __call__(self, a):
+        return self.go(a)
+
+    def __getitem__(self, i):
+        return self.k + i
+
+    def __len__(self):
+        return 3
+
+    def __add__(self, o):
+        return Quantity(self.k + (o.k if isinstance(o, Quantity) else o))
+
+    __radd__ = __add__
+
+    def __eq__(self, o):
+        return self.k == o.k
+
+    def __hash__(self):
+        return 1
+
+
+class Tripled(Quantity):
+    scale = 3.0
+
+    def go(self, a):
+        return super().go(a) + Quantity.st(a)
+
+    @property
+    def prop(self):
+        return self.k
+
+    @prop.setter
+    def prop(self, v):
+        self.k = v
+
+
+@program(x)
+def methods_of_a_derived_class(a):
+    d = Tripled.make(2)
+    d.prop = 5
+    e = d + Quantity(1) + 3
+    return d(a), d[2], len(d), e.k, d == Quantity(5), 4 + Quantity(1) == Quantity(5)
+
+
+class Remembering:
+    def __init__(self, a):
+        self.a = a
+
+    @functools.cached_property
+    def z(self):
+        return self.a * 2
+
+
+@program(x)
+def cached_property(a):
+    k = Remembering(a)
+    return k.z, k.z is k.z

@@ -130,7 +130,7 @@ def list_errors(a, items):
     return a, seen
 
 
-@program(x, [1, 2, 3])
+@program(x, [1, 2, 3], whole=False)
 def changed_before_an_exception(a, items):
     items.append(4)
     a.mul_(2)
@@ -149,7 +149,7 @@ def dict_mutation(a, table):
     return a * table.pop("s"), table.pop("nothing", None), list(table)
 
 
-@program(x, {"p": 1, "q": 2})
+@program(x, {"p": 1, "q": 2}, whole=False)
 def dict_views_and_order(a, table):
     keys = table.keys()
     table["p"] = table.pop("p")
@@ -162,7 +162,7 @@ def dict_views_and_order(a, table):
     )
 
 
-@program(x, {"p": 1})
+@program(x, {"p": 1}, whole=False)
 def dict_union_and_popitem(a, table):
     table |= {"q": a}
     last = table.popitem()
@@ -198,7 +198,7 @@ def deep_nesting(tree):
     return tree["a"]["b"][1]["c"].sum()
 
 
-@program(x)
+@program(x, whole=False)
 def default_dict_and_counter(a):
     groups = collections.defaultdict(list)
     for n, word in enumerate(["p", "q", "p"]):
@@ -208,7 +208,7 @@ def default_dict_and_counter(a):
     return groups, count.most_common(2), count["z"]
 
 
-@program(x, collections.OrderedDict(p=1, q=2))
+@program(x, collections.OrderedDict(p=1, q=2), whole=False)
 def ordered_dict(a, table):
     table.move_to_end("p")
     table["r"] = a
@@ -256,7 +256,7 @@ def list_subclass(a, stack):
 # -- sets, deques and others
 
 
-@program(x, {1, 2})
+@program(x, {1, 2}, whole=False)
 def set_mutation(a, seen):
     seen.add(3)
     seen |= {4}
@@ -270,7 +270,7 @@ def frozen_set(a, given):
     return a * sum(given), 1 in given, given | {5}
 
 
-@program(x, collections.deque([1, 2], maxlen=3))
+@program(x, collections.deque([1, 2], maxlen=3), whole=False)
 def deque_mutation(a, queue):
     queue.append(3)
     queue.appendleft(0)
@@ -292,7 +292,7 @@ def heaps_and_bisection(a):
     return a * heapq.heappop(heap), heap, bisect.bisect_left([1, 3, 5], 3)
 
 
-@program(x)
+@program(x, whole=False)
 def bytes_and_arrays(a):
     return a, b"abc"[1], bytearray(b"xy") + b"z", array.array("i", [1, 2])[1], bytes([65]).decode()
 
@@ -344,7 +344,7 @@ def attribute_made_then_deleted(a):
     return result, hasattr(holder, "temporary")
 
 
-@program(x)
+@program(x, whole=False)
 def attribute_changed_in_a_loop_with_exception(a):
     for n in range(3):
         holder.count += n
@@ -360,7 +360,7 @@ def cyclic_objects(a, h):
     return a * h.me.me.count, h.items[0] is h
 
 
-@program(x)
+@program(x, whole=False)
 def cached_property_and_partial_method(a):
     class Cached:
         n = 0
@@ -379,7 +379,7 @@ def cached_property_and_partial_method(a):
     return made.value + made.value, Cached.n, made.cube(a)
 
 
-@program(x)
+@program(x, whole=False)
 def tensor_attributes(a):
     a.note = "kept"
     a.twice = a * 2
@@ -456,7 +456,7 @@ class OldStyle:
         return n * 10
 
 
-@program(x)
+@program(x, whole=False)
 def iteration_through_getitem(a):
     return a, list(OldStyle()), 20 in OldStyle(), [*zip(OldStyle(), "ab")]
 
@@ -469,3 +469,20 @@ class Sized:
 @program(x)
 def truth_of_objects(a):
     return a, bool(Sized()), bool(Scale()), not [], not {}, bool("0"), [] or "else", 0 and 1
+
+
+@program(x)
+def setoperators_of_tensors(a):
+    return (
+        {1, 2} | {3},
+        {1, 2} & {2},
+        [1] + [2],
+        (1,) * 3,
+        [0] * 2,
+        {1: 2} | {3: 4},
+        3 in [1, 3],
+        "b" not in "abc",
+        [1, 2] == [1, 2],
+        (1, 2) < (1, 3),
+        a,
+    )

@@ -133,7 +133,7 @@ def own_exception_class(a):
         return a * error.code, error.hint, str(error)
 
 
-@program(x, 1, again=(x, 5))
+@program(x, 1, again=(x, 5), whole=False)
 def raises_to_the_caller(a, n):
     if n == 5:
         raise Refused(n)
@@ -167,7 +167,7 @@ def loop_else_with_try(a):
     return a
 
 
-@program(x)
+@program(x, whole=False)
 def exception_groups(a):
     trail = []
     try:
@@ -179,7 +179,7 @@ def exception_groups(a):
     return a, trail
 
 
-@program(x)
+@program(x, whole=False)
 def shape_error_is_caught(a):
     try:
         return a @ a
@@ -187,7 +187,7 @@ def shape_error_is_caught(a):
         return a.sum(), "shapes" in str(error)
 
 
-@program(x)
+@program(x, whole=False)
 def index_error_is_caught(a):
     try:
         return a[a.shape[0] + 2]
@@ -195,7 +195,7 @@ def index_error_is_caught(a):
         return a, str(error)
 
 
-@program(x)
+@program(x, whole=False)
 def assertion(a):
     assert a.shape[0] == 3, f"got {a.shape[0]} rows"
     return a * 2
@@ -339,7 +339,7 @@ def return_from_with_in_loop(a):
     return f(), trail
 
 
-@program(x)
+@program(x, whole=False)
 def exit_stack(a):
     trail = []
     with contextlib.ExitStack() as stack:
@@ -362,7 +362,7 @@ def suppress(a):
 TRACE: list[str] = []
 
 
-@program(x, torch.tensor([0, 1]), again=(x, torch.tensor([0, 9])))
+@program(x, torch.tensor([0, 1]), again=(x, torch.tensor([0, 9])), whole=False)
 def data_raises_in_a_try_block(a, index):
     TRACE.append("begun")
     noise = torch.rand(2)
@@ -375,7 +375,7 @@ def data_raises_in_a_try_block(a, index):
     return noise, chosen
 
 
-@program(x, torch.tensor([0, 1]), again=(x, torch.tensor([0, 9])))
+@program(x, torch.tensor([0, 1]), again=(x, torch.tensor([0, 9])), whole=False)
 def data_raises_out_of_modes(a, index):
     TRACE.append("begun")
     print("break")
@@ -386,9 +386,27 @@ def data_raises_out_of_modes(a, index):
     return chosen
 
 
-@program(x)
+@program(x, whole=False)
 def text_of_a_native_exception(a):
     try:
         raise ValueError(a.sum().item())
     except ValueError as error:
         return a * 2, str(error)
+
+
+@program(x)
+def match_kinds(a):
+    r = []
+    for o in (1, "s", (1, 2), Refused(3), None):
+        match o:
+            case int():
+                r.append("int")
+            case str():
+                r.append("str")
+            case (p, q):
+                r.append(p + q)
+            case Refused(code=3):
+                r.append("refused")
+            case _:
+                r.append("none")
+    return r, a

@@ -87,7 +87,7 @@ def writes_a_global(a):
     return a, MODE
 
 
-@program(x)
+@program(x, whole=False)
 def makes_and_deletes_a_global(a):
     global BRIEF
     BRIEF = a * 2
@@ -112,7 +112,7 @@ def counter():
     return counts_its_calls
 
 
-counting = program(x, change="counting.__closure__[0].cell_contents = 'z'")(counter())
+counting = program(x, change="counting.__closure__[0].cell_contents = 'z'", whole=False)(counter())
 
 
 @program(x)
@@ -147,7 +147,7 @@ def unbound_local(a):
         return str(error)
 
 
-@program(x)
+@program(x, whole=False)
 def deleted_cell(a):
     n = 1
 
@@ -302,7 +302,7 @@ def mutual_recursion(a):
     return a if even(a.shape[1]) else -a
 
 
-@program(x)
+@program(x, whole=False)
 def endless_recursion(a):
     def again(t):
         return again(t + 1)
@@ -397,7 +397,7 @@ def windows(items, n):
             yield tuple(window)
 
 
-@program(x)
+@program(x, whole=False)
 def generator_from_the_module(a):
     return [p * q for p, q in windows([a, a + 1, a + 2], 2)]
 
@@ -431,7 +431,7 @@ def generator_close_runs_finally(a):
     return first, seen
 
 
-@program(x)
+@program(x, whole=False)
 def generator_throw(a):
     def careful():
         while True:
@@ -562,12 +562,12 @@ def multiplier(k):
     return multiply
 
 
-@program(multiplier(2), x, again=(multiplier(3), x))
+@program(multiplier(2), x, again=(multiplier(3), x), whole=False)
 def break_in_a_function_with_cells(function, a):
     return function(a) + 1
 
 
-@program(x)
+@program(x, whole=False)
 def cache_of_the_call(a):
     @functools.lru_cache
     def twice(n):
@@ -575,3 +575,17 @@ def cache_of_the_call(a):
         return n * 2
 
     return a * twice(2) + twice(2)
+
+
+@program(x)
+def errors_of_binding_arguments(a):
+    def f(p, /, q, *, r):
+        return p
+
+    log = []
+    for args, kwargs in [((), {}), ((1,), {}), ((1, 2, 3), {"r": 1}), ((1,), {"p": 1, "q": 2})]:
+        try:
+            f(*args, **kwargs)
+        except TypeError as error:
+            log.append(str(error))
+    return a, log

@@ -63,7 +63,7 @@ def names_from_strings(a):
     return [getattr(a, name)() for name in ("sum", "mean", "exp")], getattr(a, "nothing", None)
 
 
-@program(x)
+@program(x, whole=False)
 def prints_before_and_after(a):
     print("before", a.shape)
     b = a * 2
@@ -71,7 +71,7 @@ def prints_before_and_after(a):
     return b
 
 
-@program(x)
+@program(x, whole=False)
 def prints_then_raises(a):
     print("start")
     c = a + 1
@@ -88,7 +88,7 @@ def partials(a):
     return power(a), nested(a), nested.func is torch.add, nested.keywords
 
 
-@program(x)
+@program(x, whole=False)
 def reduce_and_operators(a):
     pick = operator.itemgetter(1, 0)
     rows = operator.attrgetter("shape")(a)
@@ -125,12 +125,12 @@ def _(value: list):
     return [doubled(v) for v in value]
 
 
-@program(x)
+@program(x, whole=False)
 def singledispatch(a):
     return a * doubled(3), doubled([1, "z"])
 
 
-@program(x)
+@program(x, whole=False)
 def cmp_to_key(a):
     order = sorted([3, 1, 2], key=functools.cmp_to_key(lambda p, q: q - p))
     return a * order[0], order
@@ -142,7 +142,7 @@ def sorted_with_key(a):
     return sorted(named, key=lambda item: item[0], reverse=True), sorted("bca")
 
 
-@program(x)
+@program(x, whole=False)
 def stable_sort_in_place(a):
     items = [(2, "p"), (1, "q"), (2, "r"), (1, "s")]
     items.sort(key=operator.itemgetter(0))
@@ -179,7 +179,7 @@ def filter_any_all(a):
     return a, list(filter(None, [0, 1, a.dim()])), any(n == 1 for n in shapes), all(shapes)
 
 
-@program(x)
+@program(x, whole=False)
 def itertools_tour(a):
     return (
         [list(g) for _, g in itertools.groupby([1, 1, 2, 3, 3])],
@@ -219,7 +219,7 @@ def slices_and_ranges(a):
     return a[steps], list(numbers), 5 in numbers, len(numbers), steps.indices(a.shape[0])
 
 
-@program(x)
+@program(x, whole=False)
 def iter_with_sentinel(a):
     items = [1, 2, 0, 3]
     return a, list(iter(lambda: items.pop(0), 0)), items
@@ -293,7 +293,7 @@ def int_and_float_are_different(a, n):
     return torch.full((2,), n), a * n
 
 
-@program(x)
+@program(x, whole=False)
 def random_module(a):
     return a * random.random(), random.randint(0, 9)
 
@@ -306,12 +306,12 @@ def copies(a):
     return shared, shallow, deep
 
 
-@program(x)
+@program(x, whole=False)
 def eval_of_text(a):
     return eval("a * n", {}, {"a": a, "n": 3})
 
 
-@program(x)
+@program(x, whole=False)
 def locals_and_vars(a):
     n = 2
     return a * n, sorted(locals())
@@ -358,3 +358,45 @@ def function_as_argument(a, f):
 @program(x, int, again=(x, float))
 def type_as_argument(a, kind):
     return a * kind("3"), kind
+
+
+@program(x)
+def builtins_in_one_graph(a):
+    l = [3, 1, 2]
+    return (
+        sorted(l, key=lambda q: -q),
+        max(l),
+        min(l, key=lambda q: -q),
+        list(map(lambda q: a * q, l)),
+        list(filter(lambda q: q > 1, l)),
+        list(reversed(l)),
+        any(q > 2 for q in l),
+        all(l),
+        sum(l, 10),
+        abs(-3),
+        divmod(7, 2),
+        round(2.567, 1),
+        isinstance(a, torch.Tensor),
+        isinstance(l, (list, tuple)),
+        type(a) is torch.Tensor,
+        list(enumerate(l, 1)),
+        dict(zip("ab", l)),
+        dict(a=1),
+        tuple(l),
+        set(l),
+        frozenset(l),
+        str(5),
+        int("7"),
+        float("1.5"),
+        bool([]),
+        chr(65),
+        ord("a"),
+        hex(10),
+        callable(a.sum),
+        pow(2, 3),
+        list(range(5))[::2],
+        math.sqrt(16),
+        math.pi,
+        isinstance(1, int),
+        issubclass(int, object),
+    )

@@ -93,7 +93,7 @@ def dataclass_with_slots(a):
     return slim.a * slim.n, slim
 
 
-@program(x)
+@program(x, whole=False)
 def dataclass_inheritance_and_repr(a):
     made = Named(a, title="z")
     return (
@@ -173,7 +173,7 @@ def enum_in_match(a, mode):
             return a.mean()
 
 
-@program(x, Level.LOW, again=(x, Level.HIGH))
+@program(x, Level.LOW, again=(x, Level.HIGH), whole=False)
 def int_enum(a, level):
     return a * level, level + 1, level < Level.HIGH, {level: "v"}[level]
 

@@ -80,7 +80,7 @@ def forward_hooks(a):
     return hooked(a), len(trace)
 
 
-@program(x, change="net.eval()")
+@program(x, change="net.eval()", whole=False)
 def hook_registered_in_the_frame(a):
     handle = net.first.register_forward_hook(lambda m, args, out: out + 1)
     result = net(a)
@@ -167,7 +167,7 @@ def module_as_argument(a, layer):
     return layer(a), layer.out_features
 
 
-@program(x)
+@program(x, whole=False)
 def module_made_in_the_frame(a):
     layer = nn.LayerNorm(4)
     return layer(a)
@@ -197,7 +197,7 @@ def frozen_weights(a):
     return net(a)
 
 
-@program(x)
+@program(x, whole=False)
 def functional_call(a):
     given = {"weight": weight * 2, "bias": a[0]}
     return torch.func.functional_call(net.first, given, (a,))
@@ -255,7 +255,7 @@ def set_grad_enabled_as_function(a):
     return b, a @ weight
 
 
-@program(x)
+@program(x, whole=False)
 def inference_mode_block(a):
     with torch.inference_mode():
         b = a @ weight
@@ -290,7 +290,7 @@ def default_dtype(a):
     return a + made, made.dtype
 
 
-@program(x)
+@program(x, whole=False)
 def default_dtype_set_in_the_frame(a):
     torch.set_default_dtype(torch.float64)
     made = torch.ones(4) * 0.1
@@ -298,14 +298,14 @@ def default_dtype_set_in_the_frame(a):
     return a + made, made.dtype
 
 
-@program(x)
+@program(x, whole=False)
 def default_device_context(a):
     with torch.device("meta"):
         made = torch.empty(3)
     return a, made.device, made.shape
 
 
-@program(x)
+@program(x, whole=False)
 def saved_tensor_hooks(a):
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(1) or t, lambda t: t):
@@ -313,7 +313,7 @@ def saved_tensor_hooks(a):
     return a * b, len(packed)
 
 
-@program(x)
+@program(x, whole=False)
 def function_mode(a):
     class Doubling(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -329,12 +329,12 @@ class Tagged(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-@program(x.as_subclass(Tagged))
+@program(x.as_subclass(Tagged), whole=False)
 def tensor_subclass(a):
     return a * 2, type(a + 1).__name__
 
 
-@program(x)
+@program(x, whole=False)
 def forked_random_state(a):
     with torch.random.fork_rng():
         noise = torch.rand(1)
@@ -362,7 +362,7 @@ def custom_function(a, k):
     return Cubed.apply(a, k)
 
 
-@program(w, change="w.grad = None")
+@program(w, change="w.grad = None", whole=False)
 def custom_function_backward(a):
     Cubed.apply(a, 1).sum().backward()
     return a.grad
@@ -376,14 +376,14 @@ def checkpointed(a):
     return checkpoint(block, a, use_reentrant=False)
 
 
-@program(x)
+@program(x, whole=False)
 def backward_in_the_frame(a):
     loss = (a @ weight).square().mean()
     loss.backward()
     return loss.detach(), weight.grad
 
 
-@program(x)
+@program(x, whole=False)
 def gradients_by_autograd_grad(a):
     (grad,) = torch.autograd.grad((a @ weight).sum(), weight)
     return grad * 2
@@ -395,7 +395,7 @@ def requires_grad_switched_on(a):
     return b * 2, b.requires_grad, (b * 2).is_leaf
 
 
-@program(x, w)
+@program(x, w, whole=False)
 def requires_grad_of_what_the_frame_makes(a, b):
     c, d = a[None], b.detach()
     c.requires_grad = True
@@ -403,13 +403,13 @@ def requires_grad_of_what_the_frame_makes(a, b):
     return c * 2, (b * d).requires_grad, (b * 2).requires_grad_(), c.is_leaf, (c * b).is_leaf
 
 
-@program(x)
+@program(x, whole=False)
 def requires_grad_of_an_argument(a):
     a.requires_grad_()
     return (a * 2).requires_grad
 
 
-@program(w)
+@program(w, whole=False)
 def requires_grad_of_a_computed_tensor(a):
     return (a * 2).requires_grad_(False)
 
@@ -420,7 +420,7 @@ def detached(a):
     return b, b * 2, a * b, b.requires_grad
 
 
-@program(w)
+@program(w, whole=False)
 def gradient_hooks(a):
     b = a * 2
     b.register_hook(lambda grad: grad * 100)
@@ -431,7 +431,7 @@ model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-@program(x, change="optimizer.param_groups[0]['lr'] = 0.5")
+@program(x, change="optimizer.param_groups[0]['lr'] = 0.5", whole=False)
 def training_step(a):
     optimizer.zero_grad()
     loss = model(a).square().mean()
@@ -440,7 +440,7 @@ def training_step(a):
     return loss.detach(), model.weight.detach().clone()
 
 
-@program(x)
+@program(x, whole=False)
 def functional_gradients(a):
     return torch.func.grad(lambda t: (t**2).sum())(a), torch.func.vmap(lambda r: r * 2)(a)
 
@@ -453,7 +453,7 @@ def parameter_updated_without_grad(a):
     return a @ model.weight.T
 
 
-@program(w)
+@program(w, whole=False)
 def in_place_on_a_leaf_is_an_error(a):
     try:
         a.add_(1)
@@ -467,7 +467,7 @@ def detached_and_back(a):
     return b, (b @ w).requires_grad
 
 
-@program(torch.ones(3), torch.ones(2, 3))
+@program(torch.ones(3), torch.ones(2, 3), whole=False)
 def lists_changed_in_place(a, b):
     torch._foreach_mul_([a, b], 2.0)
     torch._foreach_add_([b], [a])

@@ -149,7 +149,7 @@ def writes_through_views(a):
 base = torch.zeros(3, 4)
 
 
-@program(base[0], base)
+@program(base[0], base, whole=False)
 def inputs_share_memory(row, whole):
     row += 1
     return whole * 2, row
@@ -184,7 +184,7 @@ def masks_and_indexed_writes(a):
     return a.where(a > 0, -a)
 
 
-@program(x)
+@program(x, whole=False)
 def out_argument(a):
     made = torch.empty(a.shape)
     same = torch.add(a, 1, out=made)
@@ -205,14 +205,14 @@ def accumulates_into_an_input(total, a):
     return total.norm()
 
 
-@program(x.clone())
+@program(x.clone(), whole=False)
 def data_attribute(a):
     a.data.mul_(2)
     a.data = a.data + 1
     return a * 3
 
 
-@program(x.clone())
+@program(x.clone(), whole=False)
 def resized_in_place(a):
     a.unsqueeze_(0)
     return a.shape, a + 1
@@ -232,12 +232,12 @@ def state_in_a_global_dict(a):
 # -- values read back
 
 
-@program(x)
+@program(x, whole=False)
 def item(a):
     return a.sum().item() > 0, a * 2
 
 
-@program(x)
+@program(x, whole=False)
 def branch_on_data(a):
     b = a * 2
     if b.sum() > 0:
@@ -245,17 +245,17 @@ def branch_on_data(a):
     return b - 1
 
 
-@program(torch.tensor(3), x)
+@program(torch.tensor(3), x, whole=False)
 def item_as_size(n, a):
     return torch.ones(int(n)), a[: n.item()]
 
 
-@program(x)
+@program(x, whole=False)
 def tolist_and_format(a):
     return a[0].tolist(), f"{a[0, 0]:.3f}", len(str(a)) > 5
 
 
-@program(x)
+@program(x, whole=False)
 def loop_until_converged(a):
     steps = 0
     while a.abs().max() > 0.5:
@@ -264,29 +264,29 @@ def loop_until_converged(a):
     return a, steps
 
 
-@program(x)
+@program(x, whole=False)
 def nonzero_and_masks(a):
     return a[a > 0], torch.nonzero(a > 0), (a > 0).any()
 
 
-@program(x)
+@program(x, whole=False)
 def equality_of_tensors(a):
     return torch.equal(a, a), torch.allclose(a, a + 1e-9), bool((a == a).all())
 
 
-@program(x)
+@program(x, whole=False)
 def numpy_there_and_back(a):
     n = a.numpy()
     return torch.from_numpy(n * 2) + a, n.shape, float(np.mean(n)) == float(n.mean())
 
 
-@program(x)
+@program(x, whole=False)
 def numpy_scalars_and_arrays(a):
     k = np.float32(2.5)
     return a * float(k), np.arange(3) + 1, int(np.int64(3)) + a.shape[0]
 
 
-@program(x, np.ones(4, dtype=np.float32))
+@program(x, np.ones(4, dtype=np.float32), whole=False)
 def numpy_array_as_argument(a, array):
     return a + torch.as_tensor(array), array.sum()
 
@@ -321,13 +321,13 @@ def random_tensors(a):
     return a + noise * F.dropout(a, 0.5), torch.randint(0, 9, (2,)), torch.randperm(4)
 
 
-@program(x)
+@program(x, whole=False)
 def generator_object(a):
     g = torch.Generator().manual_seed(3)
     return a + torch.rand(4, generator=g)
 
 
-@program(x)
+@program(x, whole=False)
 def tensors_in_conditions(a):
     return a is None, a is not None, isinstance(a, torch.nn.Parameter), a.is_cuda, a.grad is None
 
@@ -353,7 +353,7 @@ def partial_of_torch_functions(a):
     return functools.reduce(lambda t, f: f(t), steps, a)
 
 
-@program(x)
+@program(x, whole=False)
 def caught_errors_of_operators(a):
     seen = []
     for f in (
@@ -367,3 +367,90 @@ def caught_errors_of_operators(a):
         except (RuntimeError, IndexError, ValueError) as error:
             seen.append(type(error).__name__)
     return seen, a
+
+
+@program(x)
+def methods_of_tensors(a):
+    return (
+        a.T,
+        a.mT.shape,
+        a.size(),
+        a.size(-1),
+        a.numel(),
+        a.dim(),
+        a.is_contiguous(),
+        a.stride(),
+        a.dtype.is_floating_point,
+        a.device.type,
+        a.to(torch.float64),
+        a.type_as(a),
+        a.view(-1),
+        a.reshape(2, -1),
+        a.permute(1, 0),
+        a.chunk(2, 1),
+        a.split([1, a.shape[0] - 1]),
+        a.max(dim=1),
+        a.max(dim=1).values,
+        a.sort(),
+        a.unbind(0),
+        a.is_floating_point(),
+        a.element_size(),
+        a.new_zeros(2),
+        a.expand(2, *a.shape),
+        a.unsqueeze(0).squeeze(0),
+        torch.is_tensor(a),
+    )
+
+
+@program(x)
+def new_tensors(a):
+    return (
+        torch.arange(5),
+        torch.zeros(2, 3, dtype=torch.int64),
+        torch.tensor([1.0, 2.0]),
+        torch.ones_like(a),
+        torch.full((2,), 3.0),
+        torch.eye(3),
+        torch.linspace(0, 1, 4),
+        torch.empty(0),
+        torch.tensor(3),
+    )
+
+
+@program(x)
+def functions_of_nn(a):
+    F = torch.nn.functional
+    return (
+        F.relu(a),
+        F.softmax(a, -1),
+        F.layer_norm(a, (4,)),
+        F.gelu(a),
+        F.pad(a, (1, 1)),
+        F.linear(a, a),
+        F.cross_entropy(a, torch.arange(a.shape[0]) % 4),
+        F.one_hot(torch.tensor([0, 1, 2]), 3),
+        torch.einsum("ij,kj->ik", a, a),
+        F.dropout(a, 0.5, False),
+    )
+
+
+@program(x)
+def operators_of_tensors(a):
+    return (
+        a @ a.T,
+        -a,
+        ~torch.tensor([True]),
+        a**2,
+        a // 2,
+        a % 2,
+        2 - a,
+        2 / a.abs(),
+        a > 0,
+        a == a,
+        (a > 0) & (a < 1),
+        1 < a,
+        a != a,
+        2**a,
+        a is None,
+        a is not a,
+    )

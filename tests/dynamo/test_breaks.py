@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import time
@@ -147,28 +146,6 @@ def test_unsupported_python_gives_eagers_result_and_says_why(function: Any, reas
         compiled(function)(x.clone())
 
 
-def test_nothing_happens_twice_when_a_capture_is_given_up() -> None:
-    seen: list[int] = []
-
-    def function(a: torch.Tensor) -> Any:
-        seen.append(1)
-        a.add_(1)
-        return a.sum().item()
-
-    a = torch.zeros(2)
-    assert lenient(function)(a) == 2.0
-    assert seen == [1]
-
-
-def test_a_break_calls_eagers_method_of_a_generator() -> None:
-    def program(a: torch.Tensor) -> Any:
-        a = a * 2
-        generator = (i for i in ())
-        return generator.throw(ValueError(a.shape))
-
-    assert outcome(lenient(program), x) == outcome(program, x)
-
-
 def test_a_generator_function_compiled_directly() -> None:
     def function(a: torch.Tensor) -> Iterator[torch.Tensor]:
         yield a
@@ -190,17 +167,6 @@ def test_a_shape_error_is_eagers_exception_at_the_users_line(fullgraph: bool) ->
         compiled(function, fullgraph=fullgraph)(x)
     last = traceback.extract_tb(caught.value.__traceback__)[-1]
     assert last.filename == __file__ and last.line is not None and "torch.randn(5, 5)" in last.line
-
-
-def test_an_exception_raised_by_the_user_is_eagers() -> None:
-    def function(a: torch.Tensor) -> torch.Tensor:
-        if a.shape[0] == 3:
-            raise ValueError("three rows")
-        return a
-
-    for run in (compiled(function), lenient(function)):
-        with pytest.raises(ValueError, match="three rows"):
-            run(x)
 
 
 def test_a_refusal_of_one_input_leaves_others_compiled() -> None:
@@ -258,60 +224,6 @@ def test_a_frame_goes_on_in_a_graph_after_the_instruction_that_python_runs() -> 
     assert first is not None and "largest = b.max().item()" in first.text
 
 
-def test_gradients_flow_through_both_halves() -> None:
-    def function(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        b = a @ w
-        print(end="")
-        return b.relu().sum()
-
-    ours, theirs = (torch.nn.Parameter(torch.ones(4, 2)) for _ in range(2))
-    mc.compile(function)(x, ours).backward()
-    function(x, theirs).backward()
-    torch.testing.assert_close(ours.grad, theirs.grad)
-
-
-@contextlib.contextmanager
-def noted(log: list[str], name: str) -> Iterator[None]:
-    log.append(f"enter {name}")
-    try:
-        yield
-    finally:
-        log.append(f"leave {name}")
-
-
-class Noted:
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def __enter__(self) -> None:
-        self.log.append("enter")
-
-    def __exit__(self, *error: object) -> None:
-        self.log.append(f"leave {error[0]}")
-
-
-def test_with_and_finally_end_once_and_in_order() -> None:
-    def function(a: torch.Tensor, log: list[str], fail: bool) -> torch.Tensor:
-        try:
-            with Noted(log):
-                a = a * 2
-                print(end="")
-                log.append("after")
-                if fail:
-                    raise KeyError("asked for")
-                a = a + 1
-        finally:
-            log.append("finally")
-        return a * 3
-
-    run = lenient(function)
-    for fail in (False, True, False):
-        logs: tuple[list[str], list[str]] = ([], [])
-        outcomes = [outcome(f, x, log, fail) for f, log in zip((run, function), logs)]
-        assert equal(*outcomes) and logs[0] == logs[1]
-    assert explained(run).graph_count >= 2
-
-
 def test_a_break_in_a_callee_cuts_both_frames() -> None:
     def helper(a: torch.Tensor) -> torch.Tensor:
         b = a.exp()
@@ -344,24 +256,6 @@ def test_locals_that_only_a_tool_could_name_stay_where_they_are() -> None:
     run = lenient(function)
     assert equal(run(x), x * 2 + 1)
     assert "print" in explained(run).breaks[0].reason
-
-
-def test_what_the_frame_shares_with_nested_functions_stays_shared() -> None:
-    def function(a: torch.Tensor) -> Any:
-        count = 0
-
-        def more() -> int:
-            nonlocal count
-            count += 1
-            return count
-
-        more()
-        print(end="")
-        count += 10
-        return a * more(), count
-
-    run = lenient(function)
-    assert equal(run(x), function(x)) and equal(run(x), function(x))
 
 
 def test_breaks_in_a_loop_reuse_their_graphs_and_nest_nothing() -> None:
@@ -432,38 +326,6 @@ def test_modes_hold_across_a_break_and_end_with_their_block(fail: bool) -> None:
         assert equal(outcome(run, a), outcome(function, a))
         assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
     assert explained(run).eager_calls == 0
-
-
-def test_a_generator_based_context_manager_is_entered_natively() -> None:
-    def function(a: torch.Tensor, log: list[str]) -> torch.Tensor:
-        b = a.sin()
-        with noted(log, "block"):
-            b = b * 2
-            print(end="")
-            b = b.cos()
-        return b
-
-    logs: tuple[list[str], list[str]] = ([], [])
-    run = lenient(function)
-    assert equal(run(x, logs[0]), function(x, logs[1])) and logs[0] == logs[1]
-    assert explained(run).eager_calls == 0 and explained(run).graph_count >= 3
-
-
-def test_under_an_active_function_mode_nothing_of_ours_is_seen() -> None:
-    class Counting(torch.overrides.TorchFunctionMode):
-        seen = 0
-
-        def __torch_function__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            Counting.seen += 1
-            return function(*args, **(kwargs or {}))
-
-    def function(a: torch.Tensor) -> torch.Tensor:
-        with Counting():
-            return torch.add(a, 1)
-
-    assert equal(lenient(function)(x), x + 1) and Counting.seen == 1
 
 
 def test_what_a_resumed_frame_only_passes_on_is_not_guarded() -> None:

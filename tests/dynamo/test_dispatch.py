@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import inspect
-import pickle
 import threading
 import warnings
 import weakref
@@ -188,60 +186,6 @@ def test_a_compiled_version_keeps_no_input_alive() -> None:
     del a
     gc.collect()
     assert alive() is None and graphs(run) == 1
-
-
-def test_explain_counts_and_prints() -> None:
-    def function(a: torch.Tensor) -> torch.Tensor:
-        return torch.relu(a + 1) * 2
-
-    found = mc.explain(function)(x)
-    assert (found.graph_count, found.op_count, len(found.breaks)) == (1, 3, 0)
-    assert found.guard_count > 0 and found.compiled_calls == 1
-    assert "relu" in found.code[0] and "1 graph, 3 operations" in str(found)
-    assert "0x" not in str(found) and "0x" not in str(found.captures[0])
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("offset", torch.ones(4))
-
-    @property
-    def width(self) -> int:
-        return self.linear.in_features
-
-    def forward(self, a: torch.Tensor, *, twice: bool = False) -> torch.Tensor:
-        out = self.linear(a) + self.offset
-        return out * 2 if twice else out
-
-
-def test_a_compiled_module_is_the_module_in_everything_else() -> None:
-    m = Model()
-    run = compiled(m)
-    assert equal(run(x, twice=True), m(x, twice=True))
-    assert isinstance(run, Model) and run.width == 4 and run.linear is m.linear
-    assert list(run.state_dict()) == list(m.state_dict())
-    assert [name for name, _ in run.named_parameters()] == ["linear.weight", "linear.bias"]
-    assert run.eval() is run and not m.training and not m.linear.training
-    run.note = 3
-    assert m.note == 3
-    run.double()
-    assert m.linear.weight.dtype is torch.float64
-    run.load_state_dict(m.state_dict())
-    assert [name for name, _ in nn.Sequential(run).named_parameters()] == [
-        "0.linear.weight",
-        "0.linear.bias",
-    ]
-    assert equal(run(x.double()), m(x.double()))
-
-
-def test_a_compiled_module_can_be_copied_and_pickled() -> None:
-    run = compiled(Model())
-    for other in (copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
-        assert isinstance(other, Model) and other.linear.weight is not run.linear.weight
-        assert equal(other.linear.weight, run.linear.weight)
-    assert equal(copy.deepcopy(run)(x), run(x))
 
 
 def test_compiled_functions_and_modules_inside_a_captured_function_join_its_graph() -> None:

@@ -101,20 +101,6 @@ class Flattened(Function):
         return grad.view(ctx.shape) * 3
 
 
-class Closing(Function):
-    """Uses a tensor of the module."""
-
-    @staticmethod
-    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
-        scaled = Cubed.apply(a) * WEIGHT
-        ctx.scaled = scaled
-        return scaled
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad * ctx.scaled
-
-
 class Scaled(Function):
     """Its backward reads a global."""
 
@@ -165,16 +151,12 @@ class InPlace(Function):
 
 PROGRAMS: dict[str, Callable[..., Any]] = {
     "constants": lambda a, b: Cubed.apply(a * 2, 2).sin() + b,
-    "default": lambda a, b: Cubed.apply(a) @ b.T,
     "twice the same": lambda a, b: Staged.apply(a, a) * b,
     "two": lambda a, b: Staged.apply(a, b),
     "marked": lambda a, b: LargestAndWhere.apply(a, b),
-    "marked, one unused": lambda a, b: LargestAndWhere.apply(a, b)[0] * 2,
     "input given back": lambda a, b: (Reversed.apply(a).sin(), Reversed.apply(a + b)),
     "view": lambda a, b: Flattened.apply(a + b) * 2,
     "gradient of another layout": lambda a, b: Flattened.apply(a * b).T.contiguous().sum(1),
-    "gradient that is expanded": lambda a, b: Flattened.apply(a * b).sum(),
-    "closure": lambda a, b: Closing.apply(a) + b,
     "global": lambda a, b: Scaled.apply(a) + b,
     "inside no_grad": lambda a, b: quietly(Cubed.apply, a) + a,
     "in a loop": lambda a, b: sum(Cubed.apply(a, k) for k in range(3)),
@@ -255,37 +237,11 @@ def test_its_graphs_are_shown() -> None:
     assert "def Cubed_backward(gradient: 'f32[3, 4]', mul: 'f32[3, 4]'):" in str(capture)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_what_backward_reads_may_not_change_in_between(
-    backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = compiled(lambda a: Scaled.apply(a), backend=backend)
-    a = X.clone().requires_grad_()
-    out = run(a)
-    monkeypatch.setitem(globals(), "SCALE", 3.0)
-    with pytest.raises(RuntimeError, match="changed since forward"):
-        out.sum().backward()
-    run(a).sum().backward()  # captured again
-    assert torch.equal(a.grad, torch.full_like(a, 3.0))
-
-
 def test_second_derivatives_are_refused() -> None:
     a = X.clone().requires_grad_()
     out = compiled(PROGRAMS["constants"])(a, Y)
     with pytest.raises(RuntimeError, match="second derivatives"):
         torch.autograd.grad(out.sum(), a, create_graph=True)
-
-
-def made_a_leaf(a: torch.Tensor) -> Any:
-    leaf = a.detach().clone().requires_grad_()
-    return leaf, leaf * 2
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_leaf_that_the_frame_makes_gets_its_gradient(backend: str) -> None:
-    leaf, doubled = lenient(made_a_leaf, backend=backend)(X)
-    doubled.sum().backward()
-    assert leaf.is_leaf and torch.equal(leaf.grad, torch.full_like(X, 2.0))
 
 
 @pytest.mark.parametrize("function", [Counting, InPlace, Strided])
@@ -299,24 +255,6 @@ def test_what_runs_in_eager(function: Any) -> None:
         assert equal(both(X, Y, run), both(X, Y, program))
         assert len(CALLS) == (2 if function is Counting else 0), expected
     assert explained(run).breaks
-
-
-def test_function_that_the_frame_leaks_a_tensor_of() -> None:
-    kept: list[Any] = []
-
-    class Leaking(Function):
-        @staticmethod
-        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
-            kept.append(a * 2)
-            return a * 3
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad
-
-    run = lenient(lambda a: Leaking.apply(a) + kept[-1])
-    a = X.clone().requires_grad_()
-    assert equal(run(a), Leaking.apply(a) + kept[-1]) and len(kept) == 2
 
 
 # -- checkpoint
@@ -450,14 +388,7 @@ def test_vmap_that_torch_refuses() -> None:
     assert ours[0] == theirs[0] == "raised" and equal(ours[1][1], theirs[1][1])
 
 
-def test_mapped_function_is_returned() -> None:
-    run = lenient(lambda a: (a * 2, torch.vmap(torch.sum)))
-    doubled, mapped = run(X)
-    assert equal(doubled, X * 2) and equal(mapped(X), torch.vmap(torch.sum)(X))
-
-
-@pytest.mark.parametrize("length", [1, 5, 8])
-def test_associative_scan(length: int) -> None:
+def test_associative_scan() -> None:
     from torch._higher_order_ops.associative_scan import associative_scan
 
     def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -466,7 +397,7 @@ def test_associative_scan(length: int) -> None:
 
         return associative_scan(combine, (a, b), dim=1, combine_mode="generic")[1]
 
-    a, b = torch.randn(2, length), torch.randn(2, length)
+    a, b = torch.randn(2, 5), torch.randn(2, 5)
     run = compiled(program)
     assert equal(both(a, b, run), both(a, b, program))
     assert explained(run).graph_count == 1

@@ -104,8 +104,6 @@ def mathematics(a: torch.Tensor) -> Any:
 
 CASES: dict[str, tuple[Program, int, int]] = {
     "random": (drawn(random.random), 2, 1),
-    "gauss": (drawn(lambda: random.gauss(0, 1)), 2, 1),
-    "choice": (drawn(lambda: random.choice([1.5, 2.5])), 2, 1),
     "sample": (drawn(lambda: random.sample([1.5, 2.5], 1)[0]), 2, 1),
     "shuffle": (shuffled, 1, 1),
     "record_function": (lambda a: recorded(a * 2) + 1, 1, 0),

@@ -50,16 +50,6 @@ def assign(name: str, value: Any) -> Callable[[], None]:
     return lambda: globals().__setitem__(name, value)
 
 
-def test_global_value_and_type() -> None:
-    run = follows(
-        lambda a: a * NUMBER,
-        assign("NUMBER", 3),
-        assign("NUMBER", 3.0),
-        assign("NUMBER", torch.ones(4)),
-    )
-    assert graphs(run) == 4
-
-
 def test_global_tensor_changed_in_place_or_replaced() -> None:
     run = follows(
         lambda a: a + TENSOR,
@@ -104,27 +94,17 @@ def module_changes(m: nn.Sequential) -> list[Callable[[], Any]]:
     ]
 
 
+@pytest.mark.parametrize("itself", [True, False])
 @pytest.mark.parametrize("with_compiler", [True, False])
-def test_everything_about_a_module(with_compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_about_a_module(
+    with_compiler: bool, itself: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled itself, or called by a compiled function."""
     if not with_compiler:
         monkeypatch.setattr(facts, "load_extension", lambda source: None)
     torch.manual_seed(0)
     m = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.Sigmoid())
-    follows(lambda a: m(a), *module_changes(m))
-
-
-@pytest.mark.parametrize("with_compiler", [True, False])
-def test_everything_about_the_compiled_module_itself(
-    with_compiler: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not with_compiler:
-        monkeypatch.setattr(facts, "load_extension", lambda source: None)
-    m = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.Sigmoid())
-    run = compiled(m, options={"recompile_limit": 32})
-    for change in [lambda: None, *module_changes(m)]:
-        change()
-        assert equal(run(x), m(x))
-        assert equal(run(x), m(x))
+    follows(m if itself else lambda a: m(a), *module_changes(m))
 
 
 class Buffered:
@@ -147,64 +127,9 @@ def test_a_table_called_buffers_that_is_no_modules() -> None:
     assert equal(run(x), x * 5)
 
 
-def test_two_arguments_that_are_one_tensor() -> None:
-    y = torch.randn(3, 4)
-    function = lambda a, b: a + b if a is b else a * b  # noqa: E731
-    run = compiled(function)
-    for args in ((x, y), (x, x), (y, x), (y, y)):
-        assert equal(run(*args), function(*args))
-    assert graphs(run) == 2
-
-
 def test_whether_two_tensors_are_one_place_in_memory() -> None:
     run, a, b = lenient(lambda a, b: a.is_set_to(b)), torch.ones(3), torch.ones(3)
     assert run(a, a) and not run(a, b) and run(a[:], a) and not run(b, a)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        (0.0, -0.0, 1.0, 1),
-        (2, True, 3),
-        (float("nan"), float("nan"), 1.5),
-        ("a", None, b"a"),
-        ((1,), (True,), (1.0,)),
-    ],
-)
-def test_constants_by_type_and_value(values: tuple[Any, ...]) -> None:
-    seen: list[str] = []
-
-    def function(a: torch.Tensor, k: Any) -> Any:
-        return a, repr(k)
-
-    run = compiled(function)
-    for value in values:
-        assert run(x, value)[1] == repr(value)
-        seen.append(repr(value))
-    assert graphs(run) == len(set(seen))
-
-
-def test_global_state() -> None:
-    function = lambda a: (a @ a.t(), torch.zeros(2), torch.is_grad_enabled())  # noqa: E731
-    run = compiled(function)
-    contexts = [
-        lambda: torch.no_grad(),
-        lambda: torch.inference_mode(),
-        lambda: torch.autocast("cpu", torch.bfloat16),
-        lambda: torch.autocast("cpu", torch.float16),
-    ]
-    a = x.clone().requires_grad_()
-    assert equal(run(a), function(a))
-    for context in contexts:
-        with context():
-            assert equal(run(a), function(a))
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert equal(run(a), function(a))
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert equal(run(a), function(a))
-    assert graphs(run) == 6
 
 
 def test_function_modes_run_in_eager() -> None:
@@ -213,32 +138,6 @@ def test_function_modes_run_in_eager() -> None:
     with torch.device("meta"):
         assert run(x.to("meta")).device.type == "meta"
     assert "mode is active" in explained(run).breaks[0].reason
-
-
-def test_inputs_that_share_memory_while_one_is_changed() -> None:
-    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        a.add_(1)
-        return a + b
-
-    run = lenient(function)
-    for _ in range(2):
-        assert equal(run(torch.zeros(3), torch.zeros(3)), torch.ones(3))
-    ours, theirs = torch.zeros(4), torch.zeros(4)
-    assert equal(run(ours[:3], ours[1:]), function(theirs[:3], theirs[1:]))
-    assert not explained(run).breaks and graphs(run) == 2
-
-
-def test_lists_that_become_one_list() -> None:
-    def function(first: list[int], second: list[int], a: torch.Tensor) -> Any:
-        first.append(1)
-        second.append(2)
-        return len(first) + len(second), a
-
-    run = compiled(function)
-    run([], [], x)
-    shared: list[int] = []
-    assert run(shared, shared, x)[0] == 4
-    assert shared == [1, 2]
 
 
 def heard(answer: Any) -> Callable[..., Any]:
@@ -389,15 +288,6 @@ def test_every_version_says_why_it_does_not_fit() -> None:
     text = str(explained(run))
     assert "call 3: no version fits; made version 3" in text
     assert "version 1: k == 2 failed: found 3" in text and "version 2: m == 2 failed" in text
-
-
-def test_explain_tells_the_recompiles_of_a_compiled_function() -> None:
-    run = compiled(lambda a, k: a * k)
-    run(x, 2)
-    explanation = mc.explain(run)(x, 3)
-    assert explanation.graph_count == 2 and explanation.compiled_calls == 2
-    assert [failure.found for failure in explanation.failures] == [3]
-    assert [failure.found for failure in mc.explain(run)(x, 3).failures] == [3]
 
 
 def test_a_failed_guard_on_a_tensor_or_on_global_state_says_what_is_different() -> None:

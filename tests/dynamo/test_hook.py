@@ -7,7 +7,6 @@ import functools
 import gc
 import re
 import subprocess
-import sys
 import traceback
 import warnings
 import weakref
@@ -293,32 +292,6 @@ def test_closures_of_one_code_are_told_apart() -> None:
     assert len(frames_of(run).dispatchers) <= MAX_CLOSURES
 
 
-@needs_hook
-def test_state_that_a_nested_function_changes_is_changed_once() -> None:
-    class Counter:
-        def __init__(self) -> None:
-            self.calls, self.kept = 0, list[Any]()
-
-        def note(self, a: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            self.kept.append(a.sum())
-            a.add_(1)
-            return a * self.calls
-
-    def function(counter: Counter, a: torch.Tensor) -> Any:
-        a.frac()
-        for _ in range(3):
-            a = counter.note(a)
-        return a
-
-    run = in_eager(function, recompile_limit=16)
-    ours, theirs = Counter(), Counter()
-    for _ in range(3):
-        mine, other = x.clone(), x.clone()
-        assert equal(run(ours, mine), function(theirs, other)) and equal(mine, other)
-        assert ours.calls == theirs.calls and equal(ours.kept, theirs.kept)
-
-
 class Base:
     def scale(self, a: torch.Tensor) -> torch.Tensor:
         return a * 2
@@ -428,18 +401,6 @@ def test_programs_below_an_eager_frame(table: str, name: str) -> None:
 
 
 @needs_hook
-def test_two_compiled_functions_share_a_nested_one() -> None:
-    def other(a: torch.Tensor) -> Any:
-        a.frac()
-        return [helper(a).cos() for _ in (1, 2)]
-
-    one, two = in_eager(eager_loop), in_eager(other)
-    for _ in range(3):
-        assert equal(one(x), eager_loop(x)) and equal(two(x), other(x))
-    assert nested(one)["helper"][1] == 6
-
-
-@needs_hook
 def test_reset_forgets_nested_frames_too() -> None:
     run = in_eager(eager_loop)
     run(x)
@@ -490,23 +451,3 @@ def test_a_compiled_function_below_an_eager_frame_keeps_its_own_backend() -> Non
     run = in_eager(function)
     assert equal(run(x), function(x)) and used == ["own"]
     assert nested(run) == {}
-
-
-@needs_hook
-def test_a_debugger_sees_the_users_frames() -> None:
-    lines: list[str] = []
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        lines.append(frame.f_code.co_name)
-
-    def function(a: torch.Tensor) -> Any:
-        a.frac()
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            return helper(a)
-        finally:
-            sys.settrace(before)
-
-    run = in_eager(function)
-    assert equal(run(x), helper(x)) and "helper" in lines

@@ -112,21 +112,6 @@ def test_every_way_into_inference_mode_is_one_graph(
     assert found.op_count >= 4
 
 
-@pytest.mark.parametrize("wrap", ["decorator outside", "with outside", "compiled module"])
-def test_a_compiled_function_below_a_decorator_or_block_is_one_graph(wrap: str) -> None:
-    run = mc.compile(MODEL if wrap == "compiled module" else forward, backend="aot_eager")
-    called = torch.inference_mode()(run) if wrap == "decorator outside" else run
-    (a,) = normal()
-    for _ in range(2):
-        with torch.inference_mode():
-            result, expected = called(a), MODEL(a)
-        torch.testing.assert_close(result, expected)
-        assert result.is_inference()
-    found = dispatcher(run).explanation()
-    assert (found.graph_count, len(found.breaks), found.eager_calls) == (1, 0, 0)
-    assert found.op_count
-
-
 def test_modes_and_inference_tensors_each_have_a_graph_of_their_own() -> None:
     run = mc.compile(lambda a: (a * 2, a.view(-1), a), backend="aot_eager", fullgraph=True)
     (a,), (b,) = normal(), inference()
@@ -167,14 +152,6 @@ def asks(a: torch.Tensor) -> Any:
     return b + sum(known), known
 
 
-def constants(a: torch.Tensor) -> Any:
-    return torch.tensor([1.0, 2.0]), torch.zeros(2), torch.arange(3) + 1, a.new_ones(2)
-
-
-def random_numbers(a: torch.Tensor) -> Any:
-    return torch.rand_like(a), torch.nn.functional.dropout(a, 0.5)
-
-
 def nothing_but_views_of_a_block(a: torch.Tensor) -> Any:
     with torch.inference_mode():
         return a.view(-1), a[1:]
@@ -182,24 +159,6 @@ def nothing_but_views_of_a_block(a: torch.Tensor) -> Any:
 
 def version_of_result(a: torch.Tensor) -> Any:
     return (a * 2)._version
-
-
-def inside_no_grad(a: torch.Tensor) -> Any:
-    with torch.no_grad(), torch.inference_mode():
-        b = a * 2
-    return b
-
-
-def no_grad_inside(a: torch.Tensor) -> Any:
-    with torch.inference_mode(), torch.no_grad():
-        return a * 2, torch.is_grad_enabled()
-
-
-def nested_blocks(a: torch.Tensor) -> Any:
-    with torch.inference_mode():
-        with torch.inference_mode():
-            b = a * 2
-        return b + 1, torch.is_inference_mode_enabled()
 
 
 def false_block(a: torch.Tensor) -> Any:
@@ -222,20 +181,6 @@ def breaks_inside(a: torch.Tensor) -> Any:
     return b, b + 1
 
 
-def raises_inside(a: torch.Tensor) -> Any:
-    try:
-        with torch.inference_mode():
-            a = a * 2
-            raise ValueError
-    except ValueError:
-        return a, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-
-
-def enables_grad_inside(a: torch.Tensor) -> Any:
-    with torch.inference_mode(), torch.enable_grad():
-        return a * 2, torch.is_grad_enabled()
-
-
 def enters_by_hand(a: torch.Tensor) -> Any:
     block = torch.inference_mode()
     block.__enter__()
@@ -249,25 +194,10 @@ def requires_grad_inside(a: torch.Tensor) -> Any:
         return (a * 2).requires_grad_()
 
 
-def generator_inside(a: torch.Tensor) -> Any:
-    with torch.inference_mode():
-        return tuple(a * k for k in range(3))
-
-
-def cat_of_both(a: torch.Tensor) -> Any:
-    return torch.cat([a, MODEL[0].weight])
-
-
-def autocast_inside(a: torch.Tensor) -> Any:
-    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
-        return MODEL[0](a)
-
-
 PROGRAMS: list[Any] = [
-    views, fresh_and_views, writes, asks, constants, random_numbers, nothing_but_views_of_a_block,
-    version_of_result, inside_no_grad, no_grad_inside, nested_blocks, false_block, before_inside_after,
-    breaks_inside, raises_inside, enables_grad_inside, enters_by_hand, requires_grad_inside,
-    generator_inside, cat_of_both, autocast_inside, forward, decorated, with_block, with_inference_parameters,
+    views, fresh_and_views, writes, asks, nothing_but_views_of_a_block, version_of_result, false_block,
+    before_inside_after, breaks_inside, enters_by_hand, requires_grad_inside, forward, decorated, with_block,
+    with_inference_parameters,
 ]  # fmt: skip
 
 
@@ -347,31 +277,6 @@ def test_a_decode_loop_with_a_cache_is_one_graph(made_under_the_mode: bool) -> N
     assert model.cache.is_inference() == made_under_the_mode
     found = dispatcher(run).explanation()
     assert (found.graph_count, len(found.breaks), found.eager_calls) == (1, 0, 0)
-
-
-def test_a_vision_transformer_under_the_mode_is_one_graph() -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
-
-    class ViT(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.patches = nn.Conv2d(3, 16, 4, 4)
-            self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-            self.head = nn.Linear(16, 5)
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            tokens = self.patches(images).flatten(2).transpose(1, 2)
-            return self.head(self.layers(tokens).mean(1))
-
-    plain = ViT().eval()
-    run, images = mc.compile(plain), torch.randn(2, 3, 16, 16)
-    with torch.inference_mode():
-        for _ in range(2):
-            torch.testing.assert_close(run(images), plain(images))
-    found = dispatcher(run).explanation()
-    assert (found.graph_count, len(found.breaks), found.eager_calls) == (1, 0, 0)
-    assert found.op_count > 5
 
 
 @pytest.mark.long

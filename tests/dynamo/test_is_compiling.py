@@ -37,12 +37,6 @@ def caught(a: torch.Tensor) -> Any:
         return a
 
 
-def flag_kept(a: torch.Tensor) -> Any:
-    flag = is_compiling()
-    print(end="")
-    return a + flag, flag
-
-
 def asked_in_a_callee(a: torch.Tensor) -> Any:
     def chosen() -> torch.Tensor | None:
         return None if is_compiling() else torch.ones(3, 4)
@@ -50,12 +44,6 @@ def asked_in_a_callee(a: torch.Tensor) -> Any:
     mask = chosen()
     print(end="")
     return a * mask, mask is None  # type: ignore[operator]
-
-
-def asked_on_both_sides(a: torch.Tensor) -> Any:
-    before = is_compiling()
-    print(end="")
-    return a + 1, before, is_compiling() == before
 
 
 def asked_in_a_loop(a: torch.Tensor) -> Any:
@@ -67,12 +55,6 @@ def asked_in_a_loop(a: torch.Tensor) -> Any:
     return a, flags
 
 
-def written_outside(a: torch.Tensor) -> Any:
-    box = {"mask": None if is_compiling() else 2}
-    print(end="")
-    return a * box["mask"]  # type: ignore[operator]
-
-
 def data_dependent(a: torch.Tensor) -> Any:
     if not is_compiling() and a.sum() > 100:
         return a
@@ -81,23 +63,8 @@ def data_dependent(a: torch.Tensor) -> Any:
     return a * scale
 
 
-def asked_in_a_generator(a: torch.Tensor) -> Any:
-    masks = list(map(bool, (is_compiling() for _ in range(2))))
-    print(end="")
-    return a + sum(masks), masks
-
-
-def asked_in_a_block(a: torch.Tensor) -> Any:
-    with torch.no_grad():
-        mask = None if is_compiling() else 3
-        print(end="")
-        a = a * mask  # type: ignore[operator]
-    return a
-
-
 CUT: list[Callable[..., Any]] = [
-    no_mask_for_compilers, raises_for_compilers, caught, flag_kept, asked_in_a_callee, asked_on_both_sides,
-    asked_in_a_loop, written_outside, data_dependent, asked_in_a_generator, asked_in_a_block,
+    no_mask_for_compilers, raises_for_compilers, caught, asked_in_a_callee, asked_in_a_loop, data_dependent,
 ]  # fmt: skip
 
 

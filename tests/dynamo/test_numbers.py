@@ -165,24 +165,6 @@ def test_what_a_module_counts_is_symbolic_and_written_back() -> None:
     assert graphs(run) == 3  # step 0, step 1, others
 
 
-def counting() -> Callable[[torch.Tensor], torch.Tensor]:
-    count = 0
-
-    def count_up(x: torch.Tensor) -> torch.Tensor:
-        nonlocal count
-        count += 1
-        return x * count
-
-    return count_up
-
-
-def test_what_a_closure_counts_is_symbolic() -> None:
-    run, theirs = lenient(counting()), counting()
-    for _ in range(10):
-        assert equal(run(X), theirs(X))
-    assert graphs(run) == 3
-
-
 def adam(params: list[torch.Tensor], lr: float, betas: Any, step: int) -> list[torch.Tensor]:
     return [p - lr * (1 - betas[0] ** step) * p for p in params]
 

@@ -1,4 +1,7 @@
-"""Small programs, compiled and not: twice, with other values, after a change of globals, with more rows."""
+"""Small programs, compiled and not: twice, with other values, after a change of globals, with more rows.
+
+A program is one graph at every call, unless its listing says `whole=False`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 
 import minicompile as mc
 from tests.dynamo.helpers import explained
-from tests.dynamo.program_table import STEPS, names, run
+from tests.dynamo.program_table import STEPS, fresh, names, run
 
 PROGRAMS = names()
 FLOOR = 94
@@ -23,10 +26,12 @@ def compile_eager(function: Any, dynamic: bool | None = None) -> Any:
 @pytest.mark.parametrize(("table", "name"), PROGRAMS, ids=[name for _, name in PROGRAMS])
 def test_program_gives_what_python_gives(table: str, name: str, dynamic: bool | None) -> None:
     theirs, _ = run(table, name, lambda function: function)
-    ours, _ = run(table, name, lambda function: compile_eager(function, dynamic))
+    ours, compiled = run(table, name, lambda function: compile_eager(function, dynamic))
     assert theirs.keys() == ours.keys()
     for step, shown in theirs.items():
         assert ours[step] == shown, step
+    if fresh(table).program.programs[name].whole:
+        assert not explained(compiled).breaks
 
 
 @pytest.mark.parametrize("mistake", [lambda a: a.add_(1), lambda a: print(1), lambda a: a + 1])

@@ -1,26 +1,19 @@
 """Threads that compile and call the same and different functions.
 
-    python -m tests.dynamo.threads --seconds 60 --threads 4
-    python -m tests.dynamo.threads --calls 50000 --seconds 7200 --threads 8 --backends inductor aot_eager
-
 Every result is compared with eager's. Each thread draws from programs that recompile, break, run whole frames
 in eager with captured functions below, train modules and change objects; from shared compiled functions and
-fresh ones, whose global it changes; now and then one resets everything. Prints calls, graphs, wrong results
-and errors.
+fresh ones, whose global it changes; now and then one resets everything.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import random
 import sys
 import threading
-import time
 import traceback
 import types
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -249,28 +242,3 @@ def run(threads: int, backends: list[str], more: Callable[[int], bool]) -> Repor
         whole.wrong += report.wrong
         whole.errors += report.errors
     return whole
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument(
-        "--calls",
-        type=int,
-        default=0,
-        help="all threads' together; without: as many as there is time for",
-    )
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--backends", nargs="*", default=["eager", "aot_eager"])
-    chosen = parser.parse_args()
-    warnings.simplefilter("ignore")  # that recompile limits are reached
-    end = time.monotonic() + chosen.seconds
-    begun, each = time.monotonic(), -(-chosen.calls // chosen.threads) or float("inf")
-    more = lambda number: number < each and time.monotonic() < end  # noqa: E731
-    report = run(chosen.threads, chosen.backends, more)
-    print(f"{chosen.threads} threads, {time.monotonic() - begun:.0f} s: {report}")
-    return 1 if report.wrong or report.errors else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,7 @@
-"""Small functions to cut anywhere: (function, argument lists). They write what they do to `LOG`."""
+"""Functions without tensors, to run by the plain machine and to cut anywhere: (function, argument lists).
+
+They write what they do to `LOG`.
+"""
 
 # ruff: noqa
 from __future__ import annotations
@@ -93,29 +96,6 @@ def loops(n):
     else:
         total = -total
     return total
-
-
-@program((4,), (0,))
-def while_loop(a):
-    while a > -3:
-        a -= 1
-        if a < 0 and (a < -2 or not a):
-            break
-        LOG.append(a)
-    else:
-        a = "else"
-    return a
-
-
-@program((1,), (5,))
-def nested_with(a):
-    with Manager("a"):
-        with Manager("b") as q:
-            z = a + 1
-            if z > 3:
-                LOG.append((q.name, z))
-            w = z * 2
-    return w
 
 
 @program((0,), (1,), (2,), (5,))
@@ -324,15 +304,6 @@ def comprehension_raises(n):
         return [10 // (i - 1) for i in range(n)], i
     except ZeroDivisionError:
         return "caught", i
-
-
-@program((2,))
-def comprehension_unbound(n):
-    out = [x for x in range(n)]
-    try:
-        return x
-    except NameError as e:
-        return type(e).__name__, str(e), out
 
 
 def numbers(n):

@@ -1,4 +1,4 @@
-"""More functions to cut anywhere: exceptions, cells, objects, and functions that can't be cut."""
+"""Functions without tensors: exceptions, scopes and cells, and functions that can't be cut."""
 
 # ruff: noqa
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from break_programs import (
+from plain_programs import (
     LOG,
     Base,
     Derived,
@@ -212,11 +212,6 @@ def local_names(n):
     return names, locals()["a"], [sorted(vars()) for _ in range(1)] and "vars"
 
 
-@program((5,), (1,))
-def recursion(n):
-    return 1 if n < 2 else n * recursion(n - 1)
-
-
 @program((3,), (-1,))
 def asserting(n):
     assert n > 0, f"not {n}"
@@ -230,47 +225,6 @@ def chained(n):
     b = n if n > 5 else None
     c = b is None and n != 3 or b
     return a, b, c, not (a and c), n in (3, 4), n not in [10]
-
-
-@program((3,))
-def decorated(n):
-    @functools.lru_cache(maxsize=None)
-    def cached(k, *, extra=n):
-        LOG.append(k)
-        return k + extra
-
-    @staticmethod
-    def plain(x: int, y: "str" = "d") -> int:
-        return x, y
-
-    return (
-        cached(1),
-        cached(1),
-        plain(2),
-        plain.__func__.__annotations__,
-        functools.reduce(max, [1, n]),
-    )
-
-
-@contextlib.contextmanager
-def managed(name):
-    LOG.append(("in", name))
-    try:
-        yield name * 2
-    except ValueError:
-        LOG.append("swallowed")
-    finally:
-        LOG.append(("out", name))
-
-
-@program((1,), (0,))
-def generator_manager(n):
-    with managed("m") as got, contextlib.suppress(KeyError):
-        LOG.append(got)
-        if n:
-            raise KeyError
-        raise ValueError
-    return got
 
 
 @program((2,), (4,))
@@ -299,56 +253,6 @@ def iterators(n):
     return a, rest, pairs, [v for v in calls][:4], [*reversed([1, 2])], dict(enumerate("xy"))
 
 
-class Descriptor:
-    def __get__(self, owner, kind):
-        LOG.append("get")
-        return lambda *a, **k: (a, k, owner is None)
-
-    def __set__(self, owner, value):
-        LOG.append(("set", value))
-
-
-class Dynamic:
-    described = Descriptor()
-
-    def __getattr__(self, name):
-        LOG.append(name)
-        if name.startswith("no"):
-            raise AttributeError(name)
-        return lambda *a: (name, a)
-
-    def __call__(self, *args, **kwargs):
-        return args, kwargs
-
-    def __bool__(self):
-        LOG.append("bool")
-        return False
-
-    def __iter__(self):
-        return iter("it")
-
-    def __lt__(self, other):
-        LOG.append("lt")
-        return self
-
-    def __contains__(self, item):
-        LOG.append("contains")
-        return item == 1
-
-
-@program(())
-def dynamic_attributes():
-    d = Dynamic()
-    d.described = 3
-    out = [d.described(1, k=2), d.anything(4), d(5, z=6), Dynamic.described()]
-    if d < 3:
-        out.append("true")
-    if not d or d.x:
-        out.append("false")
-    a, b = d
-    return out, 1 in d, a, b, d.nothing(1)
-
-
 @program((1,), (2,))
 def positional_only(a, /, b=2, *, c=3):
     a, b = b, a
@@ -363,43 +267,10 @@ def many_kinds(*args, **kwargs):
     return args, kwargs, [*args, *kwargs], {**kwargs, "a": 1}
 
 
-@program((3,))
-def long_chain(n):
-    return (
-        "-".join(str(i) for i in sorted({n, 1, 2}, reverse=True)).replace("-", "+").encode().hex()
-    )
-
-
 @program((2,))
 def lambdas(n):
     make = lambda k: lambda v=k: v * n
     return [make(i)() for i in range(2)], (lambda *a, **k: (a, k))(1, z=2), make(3)(4)
-
-
-@program((1,), (0,))
-def unpack_errors(n):
-    try:
-        a, b = [1] * (n + 2)
-        return a, b
-    except ValueError as e:
-        return str(e)
-
-
-@program(())
-def wrong_call():
-    LOG.append("before")
-    return weighted(1, 2, bad=1, **{"bad": 2})
-
-
-@program((4,))
-def prints(n):
-    print("a", n, sep=":", file=Writer())
-    return [print(i, end="", file=Writer()) for i in range(2)]
-
-
-class Writer:
-    def write(self, text):
-        LOG.append(text)
 
 
 @program((0,), (3,))
@@ -422,19 +293,6 @@ def nested_functions(n):
     return even(n), Holder().bump().bump(by=2).value, n
 
 
-@program((1,), (0,))
-def loop_over_closure(n):
-    fs = []
-    for i in range(3):
-
-        def f(x, i=i):
-            return x + i + j
-
-        fs.append(f)
-        j = i * n
-    return [f(1) for f in fs]
-
-
 @program((3,))
 def inner_exception_variable(n):
     e = "kept"
@@ -447,54 +305,6 @@ def inner_exception_variable(n):
         return e
     except UnboundLocalError:
         return "gone"
-
-
-@program((2,), (11,))
-def conditional_expressions(n):
-    x = None if n > 10 else n
-    if x is None:
-        return "none"
-    if x is not None and (y := x * 2) and y != 3:
-        x = y
-    return x if x else -1, x and y, x or y
-
-
-class Meta(type):
-    def __call__(cls, *args):
-        LOG.append(("make", cls.__name__))
-        return super().__call__(*args)
-
-    def __getitem__(cls, item):
-        return item
-
-
-@program((2,), (0,))
-def metaclasses(n):
-    class Counted(metaclass=Meta):
-        total = 0
-
-        def __init_subclass__(cls, /, step=1, **kwargs):
-            super().__init_subclass__(**kwargs)
-            cls.step = step
-
-        def __init__(self, count):
-            self.count = count * self.step
-
-        def __setattr__(self, name, value):
-            LOG.append(("setattr", name))
-            super().__setattr__(name, value)
-
-        step = 1
-
-    class Doubled(Counted, step=2):
-        __slots__ = ()
-
-    return (
-        Doubled(n).count,
-        Counted[n : n + 1, ...],
-        Doubled.step,
-        [Counted(i).count for i in range(n)],
-    )
 
 
 async def awaited(n):
