@@ -52,10 +52,15 @@ def choose_tiles(plan: CppPlan, options: Options) -> str | None:
         if not plan.body.scans and plan.rows < FEW_ROWS and plan.row_length >= LONG_ROW:
             plan.tiles = chunks(plan, CHUNK, MOST_CHUNKS)
         return f"threads share {plan.rows} rows of {plan.row_length} elements"
+    _choose_squares(plan)
+    return "loads that jump along the inner loop are turned in the cache"
+
+
+def _choose_squares(plan: CppPlan) -> None:
+    """Loads that jump along the inner loop are read in squares, which fit into the cache, and turned."""
     found = turned(plan.body, plan.hints, TURNED)
     if found is not None and found[2] <= MOST_SQUARES:
         plan.tiles = {str(var): SQUARE for var in found[:2]}
-    return "loads that jump along the inner loop are turned in the cache"
 
 
 def chunks(plan: CppPlan, least: int, most: int) -> dict[str, int]:

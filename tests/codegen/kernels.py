@@ -85,6 +85,10 @@ def force(reduction: str) -> None:
         if plan.reduction_ranges and reduction:
             plan.reduction = reduction
 
+    @plan_rule("triton:split")
+    def whole(plan: Any, options: Options) -> None:
+        """One program takes a row."""
+
 
 def run_cpp(plan: KernelPlan, tensors: Mapping[str, Tensor], *sizes: int) -> None:
     """Build one kernel in C and call it."""
