@@ -36,90 +36,83 @@ def floats(*size: int) -> torch.Tensor:
     return torch.randn(*size)
 
 
-def test_pointwise_reads_and_writes_every_element_once():
-    assert costs(lambda x, y: (x + y) * y, floats(8, 16), floats(8, 16)) == [
-        Cost(2 * 128 * 4, 128 * 4, 2 * 128)
-    ]
+def put(x: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.index_add(x, 0, rows, values)
 
 
-def test_a_row_that_is_broadcast_is_read_once():
-    assert costs(lambda x, row: x * row, floats(8, 16), floats(16)) == [
-        Cost((128 + 16) * 4, 128 * 4, 128)
-    ]
+X = floats(8, 16)
+SOFTMAX = 1 + ops(sub=1, exp=1) + 1 + ops(truediv=1)
+PADDING = ops(ge=1, lt=1, logical_and=1, where=1)
+"""Two comparisons, their conjunction and the choice."""
+ROWS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], list[Cost]]] = {
+    "every element is read and written once": (
+        lambda x, y: (x + y) * y, (X, floats(8, 16)), [Cost(2 * 128 * 4, 128 * 4, 2 * 128)],
+    ),
+    "a broadcast row is read once": (
+        lambda x, row: x * row, (X, X[0]), [Cost((128 + 16) * 4, 128 * 4, 128)],
+    ),
+    "a transpose is the same elements": (
+        lambda x: x + x.t(), (floats(16, 16),), [Cost(256 * 4, 256 * 4, 256)],
+    ),
+    "what stays inside a kernel is no traffic": (
+        lambda x: torch.softmax(x, -1), (X,), [Cost(128 * 4, 128 * 4, 128 * SOFTMAX)],
+    ),
+    "a reduction": (
+        lambda x: (x * 2).sum(1) + 1, (X,), [Cost(128 * 4, 8 * 4, 128 * (1 + 1) + 8)],
+    ),
+    "a scan": (lambda x: x.cumsum(1), (X,), [Cost(128 * 4, 128 * 4, 128)]),
+    "a gather of few rows": (
+        lambda t, i: t[i], (X, torch.tensor([1, 0])), [Cost(2 * 16 * 4 + 2 * 8, 2 * 16 * 4, 0)],
+    ),
+    "a gather reads at most its table": (
+        lambda t, i: t[i],
+        (X, torch.arange(100) % 8),
+        [Cost(128 * 4 + 100 * 8, 100 * 16 * 4, 0)],
+    ),
+    "an addition reads where it writes": (
+        put,
+        (floats(50, 4), torch.tensor([1, 2, 3]), floats(3, 4)),
+        [Cost(200 * 4, 200 * 4, 0), Cost((12 + 12) * 4 + 3 * 8, 12 * 4, 12)],
+    ),
+    "a strided slice": (lambda x: x[:, ::2] * 2, (X,), [Cost(64 * 4, 64 * 4, 64)]),
+    "two slices": (lambda x: x[2:4] + x[6:8], (X,), [Cost(64 * 4, 32 * 4, 32)]),
+    "slices beside each other": (
+        lambda x: x[:, ::2] + x[:, 1::2], (X,), [Cost(128 * 4, 64 * 4, 64)],
+    ),
+    "a stencil reads once": (
+        lambda x: x[:-2] + x[1:-1] + x[2:], (floats(100),), [Cost(100 * 4, 98 * 4, 2 * 98)],
+    ),
+    "overlapping windows": (
+        lambda x: x.unfold(0, 3, 1).sum(1), (floats(100),), [Cost(400, 98 * 4, 98 * 3)],
+    ),
+    "a reversed tensor is the same elements": (
+        lambda x: x + x.flip(0), (floats(64),), [Cost(64 * 4, 64 * 4, 64)],
+    ),
+    "an element read twice moves once": (
+        lambda x: x.repeat_interleave(2) * 2, (floats(64),), [Cost(64 * 4, 128 * 4, 128)],
+    ),
+    "tiles": (lambda x: x.repeat(3) * 2, (floats(64),), [Cost(64 * 4, 192 * 4, 192)]),
+    "padding reads no more than there is": (
+        lambda x: F.pad(x, (1, 1)), (floats(8, 6),), [Cost(48 * 4, 64 * 4, 64 * PADDING)],
+    ),
+    "dtypes have their own width": (
+        lambda x: (x > 0).to(torch.uint8),
+        (floats(64).to(torch.bfloat16),),
+        [Cost(64 * 2, 64, 64 * ops(gt=1))],
+    ),
+    "what two results need counts once": (
+        lambda x: (torch.exp(x) + 1, torch.exp(x) + 2),
+        (floats(64),),
+        [Cost(64 * 4, 2 * 64 * 4, 64 * ops(exp=1, add=2))],
+    ),
+    "nothing is moved for empty tensors": (lambda x: x[:0] * 2, (X,), [Cost(0, 0, 0)]),
+}  # fmt: skip
 
 
-def test_a_tensor_and_its_transpose_are_the_same_elements():
-    assert costs(lambda x: x + x.t(), floats(16, 16)) == [Cost(256 * 4, 256 * 4, 256)]
-
-
-def test_what_a_kernel_hands_on_inside_is_no_traffic():
-    """softmax: the largest element, the exponentials and their sum stay in the kernel."""
-    (found,) = costs(lambda x: torch.softmax(x, -1), floats(8, 16))
-    row, element = ops(), 1 + ops(sub=1, exp=1) + 1 + ops(truediv=1)
-    assert found == Cost(128 * 4, 128 * 4, 8 * row + 128 * element)
-
-
-def test_a_reduction_is_one_operation_for_each_element():
-    assert costs(lambda x: (x * 2).sum(1) + 1, floats(8, 16)) == [
-        Cost(128 * 4, 8 * 4, 128 * (1 + 1) + 8)
-    ]
-
-
-def test_a_scan_is_one_operation_for_each_element():
-    assert costs(lambda x: x.cumsum(1), floats(8, 16)) == [Cost(128 * 4, 128 * 4, 128)]
-
-
-def test_a_gather_reads_at_most_its_table():
-    few, many = torch.tensor([1, 0]), torch.arange(100) % 5
-    table = floats(5, 16)
-    (found,) = costs(lambda t, i: t[i], table, few)
-    assert found == Cost(2 * 16 * 4 + 2 * 8, 2 * 16 * 4, 0)
-    (found,) = costs(lambda t, i: t[i], table, many)
-    assert found == Cost(5 * 16 * 4 + 100 * 8, 100 * 16 * 4, 0)
-
-
-def test_a_scatter_writes_what_it_touches():
-    def put(x: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return torch.index_add(x, 0, rows, values)
-
-    copy, add = costs(put, floats(50, 4), torch.tensor([1, 2, 3]), floats(3, 4))
-    assert copy == Cost(200 * 4, 200 * 4, 0)
-    assert add == Cost((12 + 12) * 4 + 3 * 8, 12 * 4, 12), "an addition reads where it writes"
-
-
-def test_a_strided_slice_counts_the_elements_it_touches():
-    assert costs(lambda x: x[:, ::2] * 2, floats(8, 16)) == [Cost(64 * 4, 64 * 4, 64)]
-    assert costs(lambda x: x[2:4] + x[6:8], floats(8, 16)) == [Cost(64 * 4, 32 * 4, 32)]
-    assert costs(lambda x: x[:, ::2] + x[:, 1::2], floats(8, 16)) == [Cost(128 * 4, 64 * 4, 64)]
-
-
-def test_overlapping_windows_are_read_once():
-    found = costs(lambda x: x[:-2] + x[1:-1] + x[2:], floats(100))
-    assert found == [Cost(100 * 4, 98 * 4, 2 * 98)]
-    assert costs(lambda x: x.unfold(0, 3, 1).sum(1), floats(100)) == [Cost(400, 98 * 4, 98 * 3)]
-
-
-def test_a_reversed_tensor_is_the_same_elements():
-    assert costs(lambda x: x + x.flip(0), floats(64)) == [Cost(64 * 4, 64 * 4, 64)]
-
-
-def test_indices_with_divisions():
-    """Reading an element twice, or three times, moves it once."""
-    repeated = costs(lambda x: x.repeat_interleave(2) * 2, floats(64))
-    assert repeated == [Cost(64 * 4, 128 * 4, 128)]
-    tiled = costs(lambda x: x.repeat(3) * 2, floats(64))
-    assert tiled == [Cost(64 * 4, 192 * 4, 192)]
-
-
-def test_padding_reads_no_more_than_there_is():
-    assert costs(lambda x: F.pad(x, (1, 1)), floats(8, 6)) == [
-        Cost(48 * 4, 64 * 4, pad_operations())
-    ]
-
-
-def pad_operations() -> int:
-    """Two comparisons, their conjunction and the choice, for each of 64 elements."""
-    return 64 * ops(ge=1, lt=1, logical_and=1, where=1)
+@pytest.mark.parametrize("row", ROWS)
+def test_bytes_and_operations_are_those_counted_by_hand(row: str) -> None:
+    fn, args, expected = ROWS[row]
+    assert costs(fn, *args) == expected
 
 
 def test_a_tensor_that_is_updated_in_place_is_read_and_written():
@@ -129,21 +122,6 @@ def test_a_tensor_that_is_updated_in_place_is_read_and_written():
     found = costs(step, floats(64), floats(64))
     assert sum(c.bytes_written for c in found) == 64 * 4 * len(found)
     assert found[0] == Cost(2 * 64 * 4, 64 * 4, 2 * 64)
-
-
-def test_dtypes_count_in_their_own_width():
-    (found,) = costs(lambda x: (x > 0).to(torch.uint8), floats(64).to(torch.bfloat16))
-    assert (found.bytes_read, found.bytes_written) == (64 * 2, 64)
-
-
-def test_an_inner_expression_that_two_results_need_counts_once():
-    (found,) = costs(lambda x: (torch.exp(x) + 1, torch.exp(x) + 2), floats(64))
-    assert found == Cost(64 * 4, 2 * 64 * 4, 64 * ops(exp=1, add=2))
-
-
-def test_nothing_is_moved_for_empty_tensors():
-    for cost in costs(lambda x: x[:0] * 2, floats(8, 4)):
-        assert cost == Cost(0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,10 @@ import torch
 import minicompile as mc
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.ops.display import to_html
-from minicompile.ops.registry import scoped
 from minicompile.options import Options
-from minicompile.scheduling.fusion import FusionPolicy, fusion_rule
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
-from tests.scheduling.building import F64, GraphBuilder, check, compiled, example_inputs
+from tests.scheduling.building import F64, GraphBuilder, check, compiled
 from tests.scheduling.claims import (
     check_answer,
     check_fused,
@@ -111,39 +109,6 @@ def test_beyond_the_nearest_neighbours_nobody_asks_but_there_is_an_answer() -> N
     assert not answer.asked and answer.decision.cause == "off" and not answer.same_kernel
 
 
-def test_the_reference_documents_relu_add_sum() -> None:
-    """Three nodes. Its scheduler keeps a reduction apart: two kernels; ours fuses what comes before it."""
-
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        return x.relu().add(1).sum(dim=-1)
-
-    x = torch.randn(10, 100)
-    options = {"inline": "never"}
-    found = mc.trace(mc.compile(fn, options=options), x).schedule
-    assert [(n.name, n.kind) for n in found.before] == [
-        ("buf0", "pointwise"),
-        ("buf1", "pointwise"),
-        ("buf2", "reduction"),
-    ]
-    assert [d.kind for d in found.decisions if d.fused] == ["vertical", "reduction_prologue"]
-    assert [k.name for k in found.kernels] == ["buf0_buf1_buf2"]
-    with scoped():
-
-        @fusion_rule("policy")
-        class SameLoops(FusionPolicy):
-            def can_fuse(self, producer: Any, consumer: Any, context: Any) -> Any:
-                if bool(producer.r) == bool(consumer.r):
-                    return super().can_fuse(producer, consumer, context)
-                return False, "different iteration structure"
-
-        document = mc.trace(mc.compile(fn, options=options), x).schedule
-        torch.testing.assert_close(mc.compile(fn, options=options)(x), fn(x))
-    assert [k.name for k in document.kernels] == ["buf0_buf1", "buf2"]
-    assert document.why("buf1", "buf2").decision.reason == "different iteration structure"
-    asked = found.what_if(forbid=[("buf1", "buf2")])
-    assert [k.name for k in asked.after.kernels] == ["buf0_buf1", "buf2"]
-
-
 def test_what_if_keeps_a_pair_apart_and_shows_both_sides() -> None:
     b = GraphBuilder()
     graph = b.finish(b.softmax(b.input((8, 64))))
@@ -191,27 +156,6 @@ def test_wishes_never_change_a_result(seed: int) -> None:
     assert {a.a + a.b for a in asked.refused} == {
         p for p in fuse if not asked.after.why(*p).same_kernel
     }
-
-
-@pytest.mark.parametrize("language", ("cpp", "triton"))
-def test_what_comes_after_compiles_and_runs(language: str) -> None:
-    from minicompile.codegen.generate import by_position, generate_kernels, make_plans
-    from minicompile.codegen.wrapper import generate_wrapper
-    from minicompile.runtime.load import start_loading
-
-    if language == "triton":
-        pytest.importorskip("triton")
-    b = GraphBuilder()
-    graph = b.finish(b.softmax(b.input((8, 64))))
-    options = Options(verify=True, device_codegen=language)
-    after = schedule(graph, options).what_if(forbid=[("buf1", "buf2")]).after
-    plans = make_plans(after, options)
-    modules = generate_kernels(plans)
-    wrapper = generate_wrapper(after, by_position(plans, modules), options)
-    run = start_loading(modules, options)(wrapper, graph.constants)
-    (given,) = example_inputs(graph)
-    assert len(plans) > 1
-    torch.testing.assert_close(run([given])[0], given.softmax(-1))
 
 
 def test_answers_steps_and_what_ifs_have_pictures() -> None:
