@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -70,7 +70,12 @@ def assemble(
         compute = inference_call(forward)
     else:
         compute = training_call(metadata, forward, backward, graph, name)
-    return partial(without_casts, with_epilogue(compute, metadata))
+    call = with_epilogue(compute, metadata)
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        return without_casts(call, inputs)
+
+    return run
 
 
 def without_casts(call: BoxedCallable, inputs: list[Any]) -> Sequence[Any]:
