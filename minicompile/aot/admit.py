@@ -12,7 +12,8 @@ one more input (a synthetic base): torch/_functorch/_aot_autograd/runtime_wrappe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -21,14 +22,29 @@ from torch.autograd.function import BackwardCFunction
 
 from minicompile import compat
 from minicompile.aot.layout import collide, is_dense, overlaps
-from minicompile.errors import Unsupported
+from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.nodes import is_inplace_view
+from minicompile.ops.origin import SourceLine
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
 MOVES = {
     f"aten::{name}_" for name in ("index_put", "index_add", "index_copy", "scatter", "scatter_add")
 }
 """They put what they read into other places; eager refuses to read there what they write."""
+
+
+@contextlib.contextmanager
+def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
+    """Whatever goes wrong inside is a reason not to compile, but for a user's rule that is wrong."""
+    try:
+        yield
+    except OptionError:
+        raise
+    except Unsupported as error:
+        raise Unsupported(error.reason, error.where or where, error.hint) from error
+    except Exception as error:
+        reason = f"{what} can't be traced: {type(error).__name__}: {error}"
+        raise Unsupported(reason, where) from error
 
 
 def admit_inputs(fakes: Collection[Any]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import types
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,13 @@ from torch import fx
 from torch.autograd.graph import GradientEdge, increment_version
 
 from minicompile import compat
-from minicompile.aot.admit import admit_call, admit_inputs, admit_operator, admit_write
+from minicompile.aot.admit import (
+    admit_call,
+    admit_inputs,
+    admit_operator,
+    admit_write,
+    refusing,
+)
 from minicompile.aot.layout import empty_dense, empty_like_layout
 from minicompile.aot.missing import results_that_reach
 from minicompile.aot.outputs import classify, history
@@ -28,10 +33,10 @@ from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.vjps import own_gradients
 from minicompile.compat import settings
-from minicompile.errors import OptionError, Unsupported
+from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.nodes import aten_ops, is_inplace_view, writes, written_arguments
-from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
+from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.shapes.symnode import hint
 
 FACTORIES = aten_ops("zeros_like ones_like full_like new_zeros new_ones new_full")
@@ -207,20 +212,6 @@ def new_contents(value: torch.Tensor, before: Any) -> torch.Tensor:
 
 def requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-@contextlib.contextmanager
-def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
-    """Whatever goes wrong inside is a reason not to compile, but for a user's rule that is wrong."""
-    try:
-        yield
-    except OptionError:
-        raise
-    except Unsupported as error:
-        raise Unsupported(error.reason, error.where or where, error.hint) from error
-    except Exception as error:
-        reason = f"{what} can't be traced: {type(error).__name__}: {error}"
-        raise Unsupported(reason, where) from error
 
 
 class CapturedRun(fx.Interpreter):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.aot.admit import admit_base, admit_output, admit_view
+from minicompile.aot.admit import admit_base, admit_output, admit_view, refusing
 from minicompile.aot.layout import geometry, is_dense
 from minicompile.aot.result import OutputSpec
 from minicompile.aot.tracer import Tracer
@@ -59,7 +59,7 @@ def classify(
             specs.append(OutputSpec("constant", value=value))
             continue
         storage, node = compat.storage_id(value), tracer.argument(value)
-        with at_line_of(node):
+        with refusing("an output", user_line(node)):
             if id(value) in input_itself:
                 spec = OutputSpec("input", input_itself[id(value)])
             elif first_place[id(value)] != position:
@@ -83,16 +83,6 @@ def classify(
                         spec = view_of(OutputSpec("view", number), value, base, linked)
         specs.append(replace(spec, requires_grad=history(value) is not None))
     return specs, results, list(bases.values())
-
-
-@contextlib.contextmanager
-def at_line_of(node: fx.Node) -> Iterator[None]:
-    """Let a refusal name the user's line that a node comes from."""
-    try:
-        yield
-    except Unsupported as error:
-        error.where = error.where or user_line(node)
-        raise
 
 
 def base_of(views: list[torch.Tensor], tracer: Tracer) -> torch.Tensor:

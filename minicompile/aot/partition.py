@@ -18,7 +18,6 @@ import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, compress
-from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -310,7 +309,7 @@ class Cut:
         parts: JointParts,
         bans: Saved,
         free: Collection[fx.Node],
-        extra: Mapping[fx.Node, float] = MappingProxyType({}),
+        extra: Mapping[fx.Node, float],
     ) -> None:
         self.network, self.bans = FlowNetwork(), bans
         for index, (node, ban) in enumerate(bans.items()):
@@ -375,7 +374,7 @@ def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
         return work / max(bytes_of(node), 1)
 
     bans = {node: why_never_recomputed(node, parts) for node in parts.candidates}
-    cut = Cut(parts, bans, parts.primals)
+    cut = Cut(parts, bans, parts.primals, {})
     least, most = cut.width // ONE_BYTE, sum(map(bytes_of, naive.keys() - set(parts.primals)))
     limit = least + budget * (most - least)
     for node in sorted(naive, key=work_per_byte, reverse=True):

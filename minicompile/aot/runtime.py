@@ -73,7 +73,7 @@ def assemble(
     call = with_epilogue(compute, metadata)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
-        return without_casts(call, inputs) if any_autocast_enabled() else call(inputs)
+        return without_casts(call, inputs)
 
     return run
 

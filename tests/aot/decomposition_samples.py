@@ -1,8 +1,5 @@
 """Each decomposition against eager, on the samples of torch's operator database and some of our own.
 
-    python -m tests.aot.decomposition_samples            every operator, every kind of dtype
-    python -m tests.aot.decomposition_samples add var    some operators
-
 A sample is traced forward and backward. Wherever the graph calls an operator that has a rule, the operator
 and the rule are both run on the real arguments, and on these arguments with NaN, infinities and zeros of both
 signs. Then the graphs at "core" and "prims" are run: values, dtypes and strides of results and gradients are
@@ -11,10 +8,7 @@ those of the graph at "full", and (where an output is a tensor of its own) those
 
 from __future__ import annotations
 
-import logging
 import math
-import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -409,27 +403,3 @@ def own_samples() -> dict[str, Sample]:
             ),
         ]
     )
-
-
-def main() -> None:
-    warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
-    torch.set_num_threads(1)
-    names = sys.argv[1:] or list(dict.fromkeys(op.name for op in operators()))
-    total = 0
-    for name in names:
-        report = Report()
-        try:
-            run_database(name, 6 if len(names) > 5 else 100, report)
-        except Exception as error:
-            report.refused[f"{name}: {type(error).__name__}: {str(error)[:60]}"] += 1
-        total += report.samples
-        for line in dict.fromkeys(report.wrong):
-            print("WRONG", line, flush=True)
-        if len(names) <= 5:
-            print(report.refused, report.checked)
-    print(f"{total} samples")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,7 @@
-"""The operator levels of whole models: `python -m tests.aot.level_models` verifies those of all models in the
-zoos, and prints the library calls that are left.
-"""
+"""The operator levels of whole models, and the library calls that are left."""
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -59,20 +55,3 @@ def check(make: Callable[[], Any]) -> tuple[Counter[str], list[str]]:
             except VerifyError as error:
                 wrong.append(str(error))
     return externs, wrong
-
-
-def main() -> None:
-    warnings.simplefilter("ignore")
-    total: Counter[str] = Counter()
-    for name in sys.argv[1:] or MODELS:
-        externs, wrong = check(MODELS[name])
-        total.update(externs)
-        print(
-            f"{name:<16} {sum(externs.values()):>4} library calls  {'; '.join(wrong) or 'ok'}",
-            flush=True,
-        )
-    print("\n".join(f"{n:>6} {op}" for op, n in total.most_common()))
-
-
-if __name__ == "__main__":
-    main()

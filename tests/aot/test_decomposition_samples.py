@@ -1,5 +1,5 @@
 """Every decomposition equals eager on samples of torch's operator database; one that no sample reaches
-fails. `python -m tests.aot.decomposition_samples` runs the whole database.
+fails.
 """
 
 from __future__ import annotations

@@ -1,25 +1,20 @@
-"""Random programs of views and writes, compiled and plain: `python -m tests.aot.view_programs --seed 0`.
+"""Random programs of views and writes, compiled and plain.
 
 A program is made statement by statement while it runs in eager, so that each statement is one that eager
 takes. Compared are all outputs and all inputs afterwards: values, strides, who is the same object, who shares
 memory and where, requires_grad, is_leaf, the gradients of the leaves, and what writes to the outputs then
-change. Prints the programs that differ, and why others were not compiled in one graph. Exit code 1 if any
-differs.
+change.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import linecache
-import multiprocessing
 import random
-import sys
 import textwrap
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -437,56 +432,3 @@ def run(seed: int, backend: str = "aot_eager", dynamic: bool | None = None) -> O
         if not reasons and found.graph_count == 0 and "=" in text.partition("def program")[2]:
             reasons = ("no graph",)
     return Outcome(seed, difference, reasons, excused, text)
-
-
-def run_all(seeds: range, jobs: int, backend: str, dynamic: bool | None) -> Iterator[Outcome]:
-    if jobs == 1:
-        yield from (run(seed, backend, dynamic) for seed in seeds)
-        return
-    with multiprocessing.get_context("spawn").Pool(jobs, torch.set_num_threads, (1,)) as pool:
-        given = [(seed, backend, dynamic) for seed in seeds]
-        yield from (
-            pool.istarmap(run, given)
-            if hasattr(pool, "istarmap")
-            else pool.imap(_run_one, given, chunksize=16)
-        )
-
-
-def _run_one(given: tuple[int, str, bool | None]) -> Outcome:
-    return run(*given)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs", type=int, default=3000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--backend", choices=sorted(TOLERANCES), default="aot_eager")
-    parser.add_argument("--dynamic", action="store_true")
-    parser.add_argument("--show", action="store_true", help="print the first program, run nothing")
-    options = parser.parse_args()
-    if options.show:
-        print(program_for(options.seed))
-        return 0
-    torch.set_num_threads(1)
-    seeds = range(options.seed, options.seed + options.programs)
-    wrong, refused, excused, reasons = 0, 0, 0, Counter[str]()
-    for outcome in run_all(seeds, options.jobs, options.backend, options.dynamic or None):
-        if outcome.difference:
-            wrong += 1
-            print(f"\nseed {outcome.seed}: {outcome.difference}\n{outcome.text}", flush=True)
-        if outcome.reasons and outcome.excused:
-            excused += 1
-        elif outcome.reasons:
-            refused += 1
-            reasons[outcome.reasons[0][:160]] += 1
-    compiled = len(seeds) - refused - excused
-    print(f"{len(seeds)} programs: {compiled} in one graph, {refused} not, {wrong} wrong")
-    print(f"  {excused:5}  not, and eager's own backward raises")
-    for reason, count in reasons.most_common():
-        print(f"  {count:5}  {reason}")
-    return bool(wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
