@@ -60,7 +60,7 @@ NOT_COMPUTED = object()
 class EagerLayouts(Unwrapped, FakeTensorMode):
     """Fake tensors with the strides that eager's results have.
 
-    A mode computes a call once. It remembers how the results of an operator lie for arguments of the same
+    A call is computed once. The mode remembers how the results of an operator lie for arguments of the same
     types and layouts, so the passes after capture may run a graph again for the price of a lookup.
     """
 
@@ -74,7 +74,9 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         self.static_shapes, self.cache_enabled = not symbolic, False
         self.written: set[int] = set()
         """Storages that operators wrote to, since somebody emptied the set."""
-        self.layouts: dict[Any, Any] = {}
+        if len(NUMERIC_LAYOUTS) > MOST_LAYOUTS:
+            NUMERIC_LAYOUTS.clear()
+        self.layouts: dict[Any, Any] = {} if symbolic else NUMERIC_LAYOUTS
         """Calls as `key` writes them -> a Layout; a list of them if there are several results."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,7 +108,8 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         if func.namespace not in ("aten", "prims") or func in UNKEYED:
             return None
         try:
-            key = func, self.frozen(args), self.frozen(tuple(sorted((kwargs or {}).items())))
+            given = self.frozen(args), self.frozen(tuple(sorted((kwargs or {}).items())))
+            key = func, torch.get_default_dtype(), *given
             hash(key)
         except TypeError:
             return None
@@ -155,6 +158,10 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
             return torch.empty_like(args[0])
         return laid_out_as_eager(func, args, run(func, types, args, kwargs))
 
+
+MOST_LAYOUTS = 8192
+NUMERIC_LAYOUTS: dict[Any, Any] = {}
+"""`EagerLayouts.layouts` of all modes whose sizes are numbers: a later compilation knows them already."""
 
 UNKEYED = {torch.ops.aten.as_strided.default}
 """Their results depend on more of their arguments than type and layout: here on the size of the storage."""

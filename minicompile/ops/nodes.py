@@ -53,13 +53,6 @@ def is_view(node: fx.Node) -> bool:
     return known or target is aten._unsafe_view.default
 
 
-@functools.cache
-def gives_tensor(op: OpOverload) -> bool:
-    """Is the operator's result one tensor, new or a view, and nothing written, by its schema?"""
-    schema = op._schema
-    return not schema.is_mutable and [str(r.type) for r in schema.returns] == ["Tensor"]
-
-
 def alias_root(node: fx.Node) -> fx.Node:
     """The node whose memory a view (of views) shows; the node itself if it isn't a view."""
     while is_view(node):
