@@ -35,6 +35,7 @@ from minicompile.ops.display import Shown, listed
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines
+from minicompile.ops.overloads import aten_ops
 from minicompile.ops.table import ReductionKind, ScanKind
 from minicompile.shapes.expr import (
     Expr,
@@ -267,9 +268,7 @@ class ExternKernel(Shown):
         return f"{outputs} = extern {self.op}({', '.join(arguments)})  # {self.reason}"
 
 
-PRODUCTS = frozenset(
-    getattr(torch.ops.aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm")
-) | {torch.ops.aten.addmm.dtype}
+PRODUCTS = frozenset(aten_ops("mm.default bmm.default addmm.default addmm.dtype baddbmm.default"))
 """Matrix products: they take `out=`, and their result lies the same way however their operands do."""
 LIBRARY_PRODUCTS = PRODUCTS | {compat.onednn_linear()}
 """With oneDNN's, which has no `out=`."""

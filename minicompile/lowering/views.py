@@ -118,12 +118,12 @@ def bound_candidates(bound: Size | None, extent: Size, default: Size) -> list[Si
     """What a slice bound may mean as eager reads it: from the end if negative, cut to the dimension."""
     if bound is None:
         return [default]
-    if isinstance(bound, int) and isinstance(extent, int):
-        return [min(max(bound + extent if bound < 0 else bound, 0), extent)]
     if isinstance(bound, int) and bound >= 2**62:
         return [extent]
     if isinstance(bound, int) and bound < 0:
         bound = to_size(extent + bound)
+    if isinstance(bound, int) and isinstance(extent, int):
+        return [min(max(bound, 0), extent)]
     if is_nonnegative(bound) and is_nonnegative(extent - bound):
         return [bound]
     return [bound, extent, 0]

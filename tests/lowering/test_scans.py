@@ -14,7 +14,6 @@ from minicompile.errors import VerifyError
 from minicompile.lowering.context import LoweringContext, lowering
 from minicompile.lowering.ir import ComputedBuffer, Layout, LoopGraph, Pointwise, Scan, verify
 from minicompile.lowering.lower import lower
-from minicompile.lowering.rules.common import elementwise
 from minicompile.lowering.rules.scans import scan
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.graph import Graph
@@ -141,15 +140,3 @@ def test_loops_scan_only_in_dtypes_that_they_compute_in(dtype: torch.dtype) -> N
         lowering(aten.cumsum.default)(rule)
         with pytest.raises(VerifyError, match=f"loops can't scan in {dtype}"):
             lower(Graph(fx.GraphModule({}, graph), "f", "test"), Options())
-
-
-def test_a_rule_from_outside_takes_the_place_of_the_built_in_one() -> None:
-    def from_the_end(ctx: LoweringContext, x: TensorValue, dim: int) -> TensorValue:
-        doubled = elementwise(ctx, lambda ops, v: ops.add(v, v), x)
-        return scan(ctx, "sum", doubled, dim, torch.float64)
-
-    x = torch.randn(3, 4)
-    with scoped():
-        lowering(aten.cumsum.default)(from_the_end)
-        text = str(lowered(lambda x: x.cumsum(1), x))
-    assert "Scan([3, 4], 1, 'sum', f64(add(arg0_1[" in text

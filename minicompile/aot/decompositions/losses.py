@@ -93,10 +93,12 @@ def nll_loss_backward(
 @decompose(aten.binary_cross_entropy.default, to="core", wide=True)
 def bce(x: Tensor, y: Tensor, weight: Maybe = None, reduction: int = MEAN) -> Tensor:
     """torch's formula, and the check that eager makes of the probabilities."""
+    formula = torch_decompositions.get(aten.binary_cross_entropy.default)
+    if formula is None:
+        return NotImplemented
     for name, value in (("input", x), ("target", y)):
         text = f"all elements of {name} should be between 0 and 1"
         aten._assert_async.msg(((value >= 0) & (value <= 1)).all(), text)
-    formula = torch_decompositions[aten.binary_cross_entropy.default]
     return formula(x, y, weight, reduction)
 
 
