@@ -10,6 +10,8 @@ import torch
 from minicompile.ops.events import Event, observer
 from tests.codegen.races import shared_writes
 
+SLOW_SECONDS = 20
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # torch.compile that raised leaves its frame evaluator in the process, and then ours is not used
@@ -20,6 +22,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List tests of over 20 s that don't say why by the mark `slow`. A list, no failure: machines differ."""
+    reports = [r for kind in ("passed", "failed") for r in terminalreporter.getreports(kind)]
+    slow = [r for r in reports if r.duration > SLOW_SECONDS and "slow" not in r.keywords]
+    for report in sorted(slow, key=lambda report: -report.duration):
+        terminalreporter.line(f"{report.duration:.0f} s without a reason: {report.nodeid}")
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from minicompile.codegen.plan import CodeLine
 from minicompile.ops.display import Shown, to_html
 from minicompile.ops.origin import Origin
 from minicompile.pipeline_result import Trace
-from minicompile.show.explorer import Explorer
+from minicompile.show.explorer import Explorer, is_weak
 from minicompile.show.syntax import highlight
 from tests.browser.pages import Pages
 from tests.show import example
@@ -25,7 +25,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return example.trace()
+    return example.trace(training=False)
 
 
 @pytest.fixture
@@ -72,6 +72,17 @@ def sharing(explorer: Explorer, pane: str, number: int) -> set[tuple[str, int]]:
     return {at for at, piece in lines.items() if piece.origins & asked} | {(pane, number)}
 
 
+def number(trace: Trace, pane: str, text: str) -> int:
+    """The number of the first line of a pane that holds a text."""
+    pieces = (p for section in trace.explore().pane(pane).sections for p in section.pieces)
+    return next(n for n, piece in enumerate(pieces) if text in piece.text)
+
+
+def operation(trace: Trace, name: str) -> frozenset[Origin]:
+    """The origins of a node of the captured graph."""
+    return next(n.meta["origins"] for n in trace.capture.graph.nodes if n.name == name)
+
+
 def test_pointing_lights_exactly_what_shares_an_operation(show: Open, trace: Trace) -> None:
     explorer, page = trace.explore(), show(trace)
     for pane in explorer.open:
@@ -85,23 +96,21 @@ def test_pointing_lights_exactly_what_shares_an_operation(show: Open, trace: Tra
     assert drawn == {at for at in lit(page) if at[0] in explorer.open}
 
 
-def test_lines_that_compute_nothing_are_lit_weakly(show: Open) -> None:
-    trace = example.trace()
-    kernel = trace.kernels[0]
-    for number in (1, 2):
-        kernel.lines[number] = CodeLine(kernel.lines[number].text, example.of(example.RELU), True)
-    page = show(trace)
+def test_lines_that_compute_nothing_are_lit_weakly(show: Open, trace: Trace) -> None:
+    page, relu = show(trace), operation(trace, "relu")
+    lines = [code for code in enumerate(trace.kernels[0].lines) if code[1].origins & relu]
     line(page, "source", 2).hover()
-    weak = page.locator(".pane[data-p=kernels] .ln.warm")
-    assert [int(found.get_attribute("data-n")) for found in weak.all()] == [1, 2]
-    assert {("kernels", 1), ("kernels", 4)} <= lit(page)
-    line(page, "kernels", 1).hover()
-    assert "hot" in line(page, "kernels", 1).get_attribute("class")
+    for css, scaffold in (("warm", True), ("hot", False)):
+        drawn = page.locator(f".pane[data-p=kernels] .ln.{css}").all()
+        found = [int(shown.get_attribute("data-n")) for shown in drawn]
+        assert found == [n for n, code in lines if code.scaffold == scaffold] != []
+    line(page, "kernels", found[0] - 1).hover()
+    assert "hot" in line(page, "kernels", found[0] - 1).get_attribute("class")
 
 
 def test_lines_that_only_call_are_lit_weakly(show: Open, trace: Trace) -> None:
     page = show(trace.explore(["source", "wrapper"]))
-    line(page, "wrapper", 4).hover()
+    line(page, "wrapper", number(trace, "wrapper", "mm")).hover()
     assert {("source", 1), ("source", 5)} <= lit(page)
     assert "warm" in line(page, "source", 1).get_attribute("class"), "h = scores(x, w)"
     assert "hot" in line(page, "source", 5).get_attribute("class"), "return x @ w"
@@ -109,19 +118,20 @@ def test_lines_that_only_call_are_lit_weakly(show: Open, trace: Trace) -> None:
 
 def test_two_copies_live_side_by_side(show: Open, trace: Trace) -> None:
     page = show(trace, trace)
+    relu, softmax = (("kernels", number(trace, "kernels", text)) for text in ("tmp2 =", "tmp7 ="))
     line(page, "source", 2, copy=1).hover()
-    assert lit(page, 0) == set() and ("kernels", 4) in lit(page, 1)
+    assert lit(page, 0) == set() and relu in lit(page, 1)
     line(page, "source", 3, copy=0).click()
     line(page, "source", 2, copy=1).hover()
-    assert ("kernels", 10) in lit(page, 0) and ("kernels", 10) not in lit(page, 1)
+    assert softmax in lit(page, 0) and softmax not in lit(page, 1)
 
 
 @pytest.fixture
 def long() -> Trace:
     """A trace whose wrapper has 3,000 lines, the last of which has the operation of source line 13."""
-    trace = example.trace()
+    trace = example.trace(training=False)
     trace.forward.wrapper.lines[:] = [CodeLine(f"    pass  # {n}") for n in range(2999)]
-    trace.forward.wrapper.lines.append(CodeLine("    last = 1", example.of(example.SOFTMAX)))
+    trace.forward.wrapper.lines.append(CodeLine("    last = 1", operation(trace, "softmax")))
     return trace
 
 
@@ -167,24 +177,29 @@ def focused(page: Any) -> tuple[str, int]:
 
 
 def test_arrow_keys_move_within_and_across_panes(show: Open, trace: Trace) -> None:
-    page = show(trace)
+    page, explorer = show(trace), trace.explore()
     line(page, "source", 1).focus()
-    for key, at in (
-        ("ArrowDown", ("source", 2)),
-        ("ArrowRight", ("aot", 3)),
-        ("ArrowRight", ("loops", 1)),
-        ("ArrowRight", ("kernels", 4)),
-        ("ArrowDown", ("kernels", 5)),
-        ("ArrowLeft", ("loops", 1)),
-        ("ArrowUp", ("loops", 0)),
+    at = ("source", 1)
+    for key, pane, down in (
+        ("ArrowDown", "source", 1),
+        ("ArrowRight", "aot", 0),
+        ("ArrowRight", "loops", 0),
+        ("ArrowRight", "kernels", 0),
+        ("ArrowDown", "kernels", 1),
+        ("ArrowLeft", "loops", 0),
+        ("ArrowUp", "loops", -1),
     ):
         page.keyboard.press(key)
+        linked = sorted(n for there, n in sharing(explorer, *at) if there == pane)
+        pieces = [p for section in explorer.pane(pane).sections for p in section.pieces]
+        first = next(n for n in linked if not is_weak(pieces[n]))
+        at = (pane, at[1] + down if down else first)
         assert focused(page) == at, key
-        assert lit(page) == sharing(trace.explore(), *at)
+        assert lit(page) == sharing(explorer, *at)
     style = "getComputedStyle(document.activeElement).outlineStyle"
     assert page.evaluate(style) == "solid", "where the focus is can be seen"
     page.keyboard.press("Enter")
-    assert "pinned" in line(page, "loops", 0).get_attribute("class")
+    assert "pinned" in line(page, *at).get_attribute("class")
 
 
 def test_search_jumps_from_match_to_match(show: Open, long: Trace) -> None:
@@ -204,7 +219,9 @@ def test_the_filter_hides_what_does_not_match(show: Open, long: Trace) -> None:
     page.locator("input[aria-label=filter]").fill("RELU")
     shown = [found.inner_text() for found in page.locator(".ln").all()]
     assert shown and all("relu" in found.lower() for found in shown)
-    assert page.locator(".pane[data-p=wrapper] h4").inner_text().endswith("1 of 3008 lines")
+    wrapped = [line.text for graph in long.graphs.values() for line in graph.wrapper.lines]
+    told = f"{sum('relu' in text for text in wrapped)} of {len(wrapped)} lines"
+    assert page.locator(".pane[data-p=wrapper] h4").inner_text().endswith(told)
     page.locator("input[aria-label=filter]").fill("")
     assert line(page, "source", 3).is_visible() and line(page, "wrapper", 3).is_visible()
 
@@ -234,7 +251,7 @@ def test_rooms_and_menus_choose_up_to_four_panes(show: Open, trace: Trace) -> No
 
 
 def test_colours_in_the_browser_are_those_of_python(show: Open, trace: Trace) -> None:
-    trace = example.trace()
+    trace = example.trace(training=False)
     code = 'for (float x0 = 1e-5f; x0 < 8; ++x0) y[x0] = f("a<b>"); // end', "#pragma omp simd"
     trace.kernels[0].lines[:] = [CodeLine(text) for text in code]
     trace.kernels[0].language = "cpp"
@@ -250,7 +267,10 @@ def test_colours_in_the_browser_are_those_of_python(show: Open, trace: Trace) ->
 def test_a_trace_of_36000_lines_opens_in_three_seconds(pages: Pages, tmp_path: Path) -> None:
     """As many as a training step of a 12-layer GPT-2 has, all different."""
     trace = example.trace()
-    origins = [Origin(f"op{n}", "torch.relu", example.RELU.stack) for n in range(600)]
+    origins = [
+        Origin(f"op{n}", "torch.relu", next(iter(operation(trace, "relu"))).stack)
+        for n in range(600)
+    ]
     for graph in trace.graphs.values():
         graph.kernels[0].lines[:] = [
             CodeLine(
@@ -279,7 +299,7 @@ def test_without_scripts_colours_and_titles_stay(pages: Pages, long: Trace, tmp_
     page = pages.context.browser.new_page(java_script_enabled=False)
     page.goto(file.as_uri())
     assert page.locator(".pane[data-p=wrapper] .ln").count() == 40
-    assert page.get_by_text("and 2968 more lines").is_visible()
+    assert page.get_by_text("and 2960 more lines").is_visible()
     softmax = page.locator(".pane[data-p=source] .ln").nth(3)
     assert "1 operation: torch.softmax" in softmax.get_attribute("title")
     page.close()

@@ -26,7 +26,7 @@ from tests.imports import PACKAGE, core_files
 VARIABLE = "MINICOMPILE_MARKS"
 """The environment variable that names the file of marks."""
 
-CAPTURED = {"Context", "call_module"}
+CAPTURED = {"Context", "call_module", "calling"}
 """Classes and functions of dynamo that are captured as a user's are: marks would break the graph."""
 
 

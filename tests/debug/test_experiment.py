@@ -16,8 +16,7 @@ from minicompile.debug import variant
 from minicompile.debug.experiment import Experiment, Outcome, tile_refusal
 from minicompile.debug.why import totals
 from minicompile.errors import OptionError
-from minicompile.extension import FusionPolicy, fusion_rule, lowering, plan_rule
-from minicompile.lowering.rules.common import elementwise
+from minicompile.extension import FusionPolicy, fusion_rule, plan_rule
 from minicompile.ops.display import to_html
 from minicompile.options import Options
 
@@ -200,16 +199,6 @@ def test_tiles_that_a_kernel_can_take_are_taken_and_others_refused(
         assert f"tile {axis} = {size}: " in refused and good(outcome)
 
 
-@pytest.mark.long
-def test_a_tile_of_all_kernels_and_one_that_nobody_has() -> None:
-    found = mc.what_if(lambda x: (x.softmax(0), x.exp().softmax(0).sum(1)), torch.randn(70, 301))
-    tiled = [p for p in found.run().before.graphs["forward"].plans if "x" in p.tiles]
-    outcome = found.run(tiles={"x": 33, "q": 4})
-    new = {plan.name: plan.tiles for plan in outcome.after.graphs["forward"].plans}
-    assert tiled and all(new[p.name]["x"] == 33 for p in tiled)
-    assert outcome.refused == ["tile q: no kernel has one"]
-
-
 def triton_plan(fn: Any, x: torch.Tensor) -> KernelPlan:
     """As for a GPU: the plan alone, which nobody runs."""
     plan: KernelPlan = mc.trace(mc.compile(fn, options={"device_codegen": "triton"}), x).plans[0]
@@ -228,12 +217,6 @@ def test_tiles_of_triton_kernels_have_limits_of_their_own() -> None:
         mc.what_if(lambda x: x + 1, X).run(tiles={"x": 64}, device_codegen="triton").refused
     )
     assert "interpreter takes tiles of its own" in refused
-
-
-def test_a_language_of_the_users_own_keeps_its_tiles() -> None:
-    plan: KernelPlan = mc.trace(columns, torch.randn(70, 301)).plans[0]
-    told = tile_refusal(replace(plan, language="mine"), "x", 8)
-    assert told == "what mine kernels can take is not known here"
 
 
 def test_backends_and_sizes_can_be_chosen() -> None:
@@ -295,17 +278,6 @@ def test_a_wrong_answer_is_called_wrong() -> None:
         outcome = mc.what_if(columns, torch.randn(70, 301)).run(inline="never")
     assert outcome.before.accuracy.verdict != "wrong" and outcome.after.accuracy.verdict == "wrong"
     assert "wrong" in outcome.rows[0][2]
-
-
-def test_a_planted_lowering_is_wrong_on_both_sides() -> None:
-    with mc.scoped():
-
-        @lowering(torch.ops.aten.relu.default)
-        def planted(ctx: Any, x: Any) -> Any:
-            return elementwise(ctx, lambda ops, v: ops.neg(v), x)
-
-        outcome = mc.what_if(scores, X).run()
-    assert [s.accuracy.verdict for s in (outcome.before, outcome.after)] == ["wrong", "wrong"]
 
 
 def test_neither_the_target_nor_the_arguments_change() -> None:

@@ -19,10 +19,10 @@ FILE = str(Path(__file__).with_name("model.py"))
 CALL = SourceLine(FILE, 11, "block")
 
 
-def trace() -> Trace:
-    """A new one each time: tests change what is in it."""
+def trace(training: bool = True) -> Trace:
+    """Return a new trace, which a test may change; without training it is short."""
     mc.reset()
-    return mc.trace(block, torch.ones(512, 64), torch.ones(64, 128, requires_grad=True))
+    return mc.trace(block, torch.ones(512, 64), torch.ones(64, 128, requires_grad=training))
 
 
 class GraphMaker:
