@@ -17,7 +17,7 @@ from minicompile.errors import VerifyError
 from minicompile.ops.handler import Index
 from minicompile.scheduling.body import LoopBody, Value, drop_dead
 from minicompile.scheduling.nodes import FusedSchedulerNode
-from minicompile.scheduling.rewrite import Rewriter, Rules
+from minicompile.codegen.rewrite import Rewriter, Rules
 from minicompile.shapes.expr import loop_symbol, same
 
 

@@ -12,7 +12,7 @@ from minicompile.codegen.merge import merge
 from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.registry import scoped, without
 from minicompile.scheduling.body import LoopBody, verify
-from minicompile.scheduling.rewrite import SIMPLIFY
+from minicompile.codegen.rewrite import SIMPLIFY
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program, softmax
 

@@ -46,7 +46,7 @@ from minicompile.ops.table import EAGER
 from minicompile.options import Options
 from minicompile.plugins.flash_attention.operators import function_of
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead, names
-from minicompile.scheduling.rewrite import SIMPLIFY, Rewriter, Rules, first_is_constant
+from minicompile.codegen.rewrite import SIMPLIFY, Rewriter, Rules, first_is_constant
 from minicompile.shapes.expr import bounds, contiguous_strides, simplify_index
 from minicompile.shapes.symnode import evaluate
 

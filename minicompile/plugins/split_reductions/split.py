@@ -29,7 +29,7 @@ from minicompile.lowering.ir import Layout
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead, loop_level
 from minicompile.scheduling.cost import Cost, touched_by_loops
-from minicompile.scheduling.rewrite import Rewriter, Rules
+from minicompile.codegen.rewrite import Rewriter, Rules
 from minicompile.shapes.expr import (
     Ranges,
     Size,
