@@ -422,15 +422,6 @@ def unsupported_operands(a):
         return a, str(error)
 
 
-@program(x, whole=False)
-def reflected_operator_with_a_tensor(a):
-    class Twice:
-        def __rmul__(self, other):
-            return "reflected"
-
-    return a + 1, [1] == [1], 3 * Twice()
-
-
 class Point:
     __slots__ = ("u", "v")
 
