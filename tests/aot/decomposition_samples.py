@@ -376,6 +376,7 @@ def own_samples() -> dict[str, Sample]:
             own("triangles", lambda x: x.tril(1) + 2 * x.triu(-1), leaf(3, 4)),
             own("lerp", torch.lerp, leaf(3, 4), leaf(3, 4), leaf(3, 4)),
             own("dot", torch.dot, leaf(4), leaf(4)),
+            own("count_nonzero", lambda x: x.count_nonzero() + x.count_nonzero([1]), torch.eye(3)),
             own("smooth_l1", F.smooth_l1_loss, leaf(3, 5), leaf(3, 5)),
             own("cross_entropy", F.cross_entropy, images, classes, ignore_index=2),
             own("instance_norm", F.instance_norm, images),
