@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.aot.admit import admit_base, admit_output, admit_view, refusing
+from minicompile.aot.admit import admit_base, admit_output, admit_view, creation_of, refusing
 from minicompile.aot.layout import geometry, is_dense
 from minicompile.aot.result import OutputSpec
 from minicompile.aot.tracer import Tracer
@@ -68,18 +68,22 @@ def classify(
                 admit_output(value, storage in input_memory)
                 linked = links[id(compat.autograd_base(value))] > 1
                 alone = len(in_storage[storage]) == 1 and is_dense(value)
+                creation = creation_of(value)
                 if storage in input_memory:
                     number = viewed_input(node, of_input)
                     spec = view_of(OutputSpec("input_view", number), value, inputs[number], linked)
-                elif alone:
+                elif alone and creation in (None, compat.VIEW_AS_USUAL):
                     results.append(value)
                     spec = OutputSpec("fresh")
                 else:
-                    base = bases.setdefault(storage, base_of(in_storage[storage], tracer))
+                    # what a custom Function gives is its own base: its gradient is not a view's
+                    own = alone and creation == compat.VIEW_OF_FUNCTION
+                    base = value if own else base_of(in_storage[storage], tracer)
+                    base = bases.setdefault(storage, base)
                     admit_base(base)
                     number = list(bases).index(storage)
                     spec = OutputSpec("base", number)
-                    if value is not base:
+                    if value is not base or creation is not None:
                         spec = view_of(OutputSpec("view", number), value, base, linked)
         specs.append(replace(spec, requires_grad=history(value) is not None))
     return specs, results, list(bases.values())
@@ -115,6 +119,7 @@ def view_of(spec: OutputSpec, view: torch.Tensor, base: torch.Tensor, linked: bo
         stride=stride,
         offset=size_expr(view.storage_offset() - base.storage_offset()),
         detached=not known and not view.requires_grad,
+        creation=compat.creation_meta(view) if known else None,
     )
 
 

@@ -54,6 +54,8 @@ class OutputSpec:
     requires_grad: bool = False
     detached: bool = True
     """A view that requires no grad: autograd does not know it as one."""
+    creation: Any = None
+    """What autograd forbids to be done in place to a view (`torch._C._autograd.CreationMeta`)."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.base}: sizes {list(self.size)}, strides {list(self.stride)}"

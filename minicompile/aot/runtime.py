@@ -333,9 +333,16 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
         found: Sequence[Any] = numbers
         if positions:
             found = [results[positions[n]] if n in positions else n for n in numbers]
-        # autograd takes what is viewed under no_grad for a view that may not be written to
-        with torch.set_grad_enabled(spec.requires_grad or not base.requires_grad):
+        creation = spec.creation
+        if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
+            creation = compat.creation_meta(base)
+        with torch.set_grad_enabled(spec.requires_grad):
             view = base.as_strided(found[:rank], found[rank:-1], base.storage_offset() + found[-1])
-        return view.detach() if spec.detached else view
+            view = view.detach() if spec.detached else view
+        # in inference mode torch notes that on views, or the view is none to autograd
+        plain = compat.is_view(view) and not torch.is_inference_mode_enabled()
+        if creation is not None and plain and compat.creation_meta(view) != creation:
+            compat.set_creation_meta(view, creation)
+        return view
 
     return make

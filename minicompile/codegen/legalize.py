@@ -31,10 +31,10 @@ from typing import Any
 import torch
 
 from minicompile.codegen.printing import index_dtype
+from minicompile.codegen.rewrite import SIMPLIFY, Rewriter, Rules
 from minicompile.ops.dtypes import HALF_TYPES, computation_dtype, is_int
 from minicompile.ops.table import BOOL_AS_LOGIC, POINTWISE, POSITIONS
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
-from minicompile.codegen.rewrite import SIMPLIFY, Rewriter, Rules
 from minicompile.shapes.expr import is_float
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})

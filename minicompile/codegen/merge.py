@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Mapping
 import sympy
 import torch
 
+from minicompile.codegen.rewrite import Rewriter, Rules
 from minicompile.errors import VerifyError
 from minicompile.ops.handler import Index
 from minicompile.scheduling.body import LoopBody, Value, drop_dead
 from minicompile.scheduling.nodes import FusedSchedulerNode
-from minicompile.codegen.rewrite import Rewriter, Rules
 from minicompile.shapes.expr import loop_symbol, same
 
 

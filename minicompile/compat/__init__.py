@@ -79,6 +79,7 @@ from minicompile.compat.settings import AUTOCAST_DEVICES, any_autocast_enabled, 
 from minicompile.compat.versions import PYTHON_UNKNOWN, TESTED, check_capture, warn_if_untested
 from minicompile.compat.views import (
     VIEW_AS_USUAL,
+    VIEW_OF_FUNCTION,
     autograd_base,
     creation_meta,
     has_forgotten_history,

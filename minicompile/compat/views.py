@@ -17,6 +17,7 @@ creation_meta = take("torch._C._autograd._get_creation_meta", "capture")
 set_creation_meta = take("torch._C._autograd._set_creation_meta", "capture")
 CreationMeta = take("torch._C._autograd.CreationMeta", "capture")
 VIEW_AS_USUAL = CreationMeta.DEFAULT
+VIEW_OF_FUNCTION = CreationMeta.IN_CUSTOM_FUNCTION
 
 
 def autograd_base(tensor: torch.Tensor) -> torch.Tensor:

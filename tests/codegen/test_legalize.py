@@ -9,10 +9,10 @@ import torch
 
 from minicompile.codegen.legalize import LEGALIZE, legalize
 from minicompile.codegen.merge import merge
+from minicompile.codegen.rewrite import SIMPLIFY
 from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.registry import scoped, without
 from minicompile.scheduling.body import LoopBody, verify
-from minicompile.codegen.rewrite import SIMPLIFY
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program, softmax
 

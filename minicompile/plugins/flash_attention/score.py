@@ -28,6 +28,7 @@ from minicompile.aot.passes.rewriting import trace_function
 from minicompile.codegen.legalize import COMPARISONS, legalize
 from minicompile.codegen.phases import cone
 from minicompile.codegen.plan import INT32_END
+from minicompile.codegen.rewrite import SIMPLIFY, Rewriter, Rules, first_is_constant
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
     TritonIndex,
@@ -46,7 +47,6 @@ from minicompile.ops.table import EAGER
 from minicompile.options import Options
 from minicompile.plugins.flash_attention.operators import function_of
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead, names
-from minicompile.codegen.rewrite import SIMPLIFY, Rewriter, Rules, first_is_constant
 from minicompile.shapes.expr import bounds, contiguous_strides, simplify_index
 from minicompile.shapes.symnode import evaluate
 

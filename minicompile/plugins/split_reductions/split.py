@@ -25,11 +25,11 @@ import torch
 from minicompile.codegen.phases import middle, stages
 from minicompile.codegen.plan import KernelArgument, TritonPlan
 from minicompile.codegen.printing import index_dtype
+from minicompile.codegen.rewrite import Rewriter, Rules
 from minicompile.lowering.ir import Layout
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead, loop_level
 from minicompile.scheduling.cost import Cost, touched_by_loops
-from minicompile.codegen.rewrite import Rewriter, Rules
 from minicompile.shapes.expr import (
     Ranges,
     Size,
