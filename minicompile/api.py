@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minicompile import compat
+from minicompile.dynamo.breaks import graph_break
 from minicompile.dynamo.dispatch import (
     Backend,
     Dispatcher,
@@ -22,7 +23,6 @@ from minicompile.dynamo.dispatch import (
 )
 from minicompile.dynamo.history import Explanation, Timeline
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
-from minicompile.dynamo.reasons import graph_break
 from minicompile.dynamo.result import Capture
 from minicompile.dynamo.sizes import mark_dynamic
 from minicompile.errors import BackendError, OptionError, RejectedKernel, Unsupported, unknown

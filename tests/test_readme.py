@@ -30,7 +30,7 @@ def blocks(section: str) -> list[str]:
 )
 def test_how_to_add_things_works_as_written(tmp_path: Path):
     code = [*blocks("Docs: how to add ..."), *blocks("Plug-ins")]
-    assert len(code) == 10
+    assert len(code) == 11
     names: dict[str, object] = {"__name__": "readme"}
     file = tmp_path / "readme.py"
     file.write_text("\n".join(code), encoding="utf-8")

@@ -109,10 +109,11 @@ class Liveness:
             dies[target] = max(dies[target], dies[name])
         self.lives: list[Life] = []
         """Memory of our own, in the order in which it is allocated."""
+        buffers = graph.buffers
         for name, born in born_at.items():
             if name in self.internal or name in self.aliases:
                 continue
-            layout, planned = graph.buffers[name].layout, calls[born] in (None, *PRODUCTS)
+            layout, planned = buffers[name].layout, calls[born] in (None, *PRODUCTS)
             key = layout.device, layout.dtype, layout.storage_size
             size = size_hint(layout.storage_size, graph.size_hints) * layout.dtype.itemsize
             self.lives.append(Life(name, key, size, born, dies[name], planned, name in self.lent))
