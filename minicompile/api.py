@@ -22,7 +22,8 @@ from minicompile.dynamo.dispatch import (
 )
 from minicompile.dynamo.history import Explanation, Timeline
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
-from minicompile.dynamo.result import Capture, GraphBreak
+from minicompile.dynamo.reasons import graph_break
+from minicompile.dynamo.result import Capture
 from minicompile.dynamo.sizes import mark_dynamic
 from minicompile.errors import BackendError, OptionError, RejectedKernel, Unsupported, unknown
 from minicompile.ops.display import Several
@@ -233,7 +234,7 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
         if error.id not in LOST:
             raise
         _tell_once(f"this trace is empty: {error}")
-        return Trace.refused(plain, GraphBreak.of(error))
+        return Trace.refused(plain, graph_break(error))
     raise Unsupported(f"{plain!r} was not captured: it never reached the compiler")
 
 

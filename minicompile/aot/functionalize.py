@@ -42,9 +42,9 @@ from minicompile.ops.nodes import (
     is_inplace_view,
     results_of,
     writes,
-    written_arguments,
 )
 from minicompile.ops.registry import Registry
+from minicompile.ops.writes import written_arguments
 
 aten = torch.ops.aten
 

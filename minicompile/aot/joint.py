@@ -35,8 +35,9 @@ from minicompile.aot.vjps import own_gradients
 from minicompile.compat import settings
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
-from minicompile.ops.nodes import aten_ops, is_inplace_view, writes, written_arguments
+from minicompile.ops.nodes import aten_ops, is_inplace_view, writes
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
+from minicompile.ops.writes import written_arguments
 from minicompile.shapes.symnode import hint
 
 FACTORIES = aten_ops("zeros_like ones_like full_like new_zeros new_ones new_full")

@@ -28,9 +28,10 @@ from minicompile import compat
 from minicompile.errors import OptionError
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.gates import allowed
-from minicompile.ops.nodes import arguments, gives_view
+from minicompile.ops.nodes import gives_view
 from minicompile.ops.origin import place_of
 from minicompile.ops.registry import Registry
+from minicompile.ops.writes import arguments
 
 Vjp = Callable[..., Any]
 

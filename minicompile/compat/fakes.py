@@ -18,7 +18,6 @@ from minicompile.compat.memory import storage_id
 from minicompile.compat.private import lookup, relies_on, take
 from minicompile.errors import Unsupported
 from minicompile.ops.eager_checks import check_arguments
-from minicompile.ops.nodes import WRITES_STATISTICS, written_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
     as_row_major_view,
@@ -27,6 +26,7 @@ from minicompile.ops.strides import (
     laid_out_as_eager,
     upsampled_gradient,
 )
+from minicompile.ops.writes import WRITES_STATISTICS, written_arguments
 from minicompile.shapes.symnode import size_expr
 from minicompile.versions import release
 

@@ -37,10 +37,10 @@ from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Raised, changed, raised, random_states
-from minicompile.dynamo.reasons import refusal
+from minicompile.dynamo.reasons import graph_break, refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import CHECK, Recorder
-from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphBreak, GraphInput
+from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput
 from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
 from minicompile.dynamo.variables import (
     CONTAINERS,
@@ -162,7 +162,7 @@ def capture_frame(
             except Unsupported as again:
                 waiting = [*again.places, *waiting]
                 continue
-            captured.capture.stopped_by = GraphBreak.of(error, "instruction")
+            captured.capture.stopped_by = graph_break(error, "instruction")
             return captured
         raise
 

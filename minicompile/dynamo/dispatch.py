@@ -37,7 +37,7 @@ from minicompile.dynamo.guards import generate, quick_checks
 from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.modes import Raised
-from minicompile.dynamo.reasons import REASONS, refusal
+from minicompile.dynamo.reasons import REASONS, graph_break, refusal
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError
@@ -224,7 +224,7 @@ class Dispatcher:
                 "guards-changed", f"the guards changed while capturing: {failure}"
             )
             self.entries.remove(made)
-            self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=GraphBreak.of(why))
+            self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=graph_break(why))
             if dropped:
                 self.refuse(fingerprint(arguments), why)
                 return MISS
@@ -266,7 +266,7 @@ class Dispatcher:
         self.eager_calls += 1
         kind, text = raised
         reason = f"a graph raised {kind}: calls that raise run the frame again in eager"
-        self.breaks[GraphBreak.of(refusal("exception", reason))] = None
+        self.breaks[graph_break(refusal("exception", reason))] = None
         try:
             return self.eager(arguments)
         except Exception as error:
@@ -410,7 +410,7 @@ class Dispatcher:
 
     def note(self, why: Unsupported) -> None:
         """Keep why no version was made."""
-        self.last_refusal = GraphBreak.of(why)
+        self.last_refusal = graph_break(why)
         self.breaks[self.last_refusal] = None
 
     def stop(self, why: Unsupported, failures: Sequence[GuardFailure] = ()) -> None:

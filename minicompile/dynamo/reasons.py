@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from minicompile.dynamo.result import GraphBreak
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
 
@@ -186,3 +187,9 @@ def refusal(
     made = kind(what, where, hint or REASONS[id].fix, id)
     made.places = places
     return made
+
+
+def graph_break(why: Unsupported, kind: str = "frame") -> GraphBreak:
+    """Return the break that an exception is the reason for."""
+    explanation = REASONS[why.id].explanation
+    return GraphBreak(why.reason, why.where, why.hint, kind, why.id, explanation)

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minicompile.dynamo.reasons import REASONS
-from minicompile.errors import Unsupported, refusal_text
+from minicompile.errors import refusal_text
 from minicompile.ops.display import Several, Shown, listed
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.events import Compilation, Watch
@@ -296,15 +295,8 @@ class GraphBreak(Shown):
     kind: str = "frame"
     id: str = ""
 
-    @classmethod
-    def of(cls, why: Unsupported, kind: str = "frame") -> GraphBreak:
-        """The break that an exception is the reason for."""
-        return cls(why.reason, why.where, why.hint, kind, why.id)
-
-    @property
-    def explanation(self) -> str:
-        """What this kind of break means, for somebody who has not met it before."""
-        return REASONS[self.id].explanation if self.id in REASONS else ""
+    explanation: str = ""
+    """What this kind of break means, for somebody who has not met it before."""
 
     def __str__(self) -> str:
         what = refusal_text(self.reason, self.user_line, self.hint, self.id)

@@ -40,7 +40,8 @@ from minicompile.exporting.results import Structure
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, copied, origins_of, output_node, placeholders, user_line
-from minicompile.ops.nodes import writes, written_arguments
+from minicompile.ops.nodes import writes
+from minicompile.ops.writes import written_arguments
 
 aten = torch.ops.aten
 

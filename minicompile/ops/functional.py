@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from minicompile.errors import Unsupported
-from minicompile.ops.nodes import written_arguments
+from minicompile.ops.writes import written_arguments
 
 _library = torch.library.Library("minicompile", "FRAGMENT")
 ALIAS = re.compile(r"\([\w*|]+!?(?: -> [\w*|]+)?\)(?=[?\s])")

@@ -207,22 +207,6 @@ def test_a_backend(model, batch):
     assert seen
 
 
-def test_a_bytecode_handler_and_a_call_rule(model, batch):
-    from minicompile.dynamo.interpreter import bytecode
-
-    counted = []
-    with mc.scoped():
-        plain = bytecode["BINARY_OP"]
-
-        @bytecode("BINARY_OP")
-        def counting(frame, instruction):
-            counted.append(instruction)
-            return plain(frame, instruction)
-
-        mc.trace(model, *batch)
-    assert counted
-
-
 def test_a_rule_stays_that_was_there_before_the_built_in_ones_were_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,19 +11,6 @@ import minicompile as mc
 from minicompile.errors import BackendError, OptionError
 
 
-def test_a_generator_function_gives_eagers_result_and_explain_says_why():
-    def steps(x):
-        yield x + 1
-        yield x * 2
-
-    x = torch.randn(4)
-    found = list(mc.compile(steps)(x))
-    assert all(torch.equal(a, b) for a, b in zip(found, steps(x), strict=True))
-    report = mc.explain(steps)(x)
-    assert report.graph_count == 0
-    assert "generator" in report.breaks[0].reason
-
-
 def test_a_shape_error_is_eagers_and_names_the_users_line():
     def f(x, y):
         z = x + 1
@@ -92,20 +79,6 @@ def test_without_a_compiler_other_backends_still_work(backend):
 def test_a_wrong_argument_is_refused_with_what_exists(arguments, says):
     with pytest.raises(OptionError, match=says):
         mc.compile(lambda x: x + 1, **arguments)(torch.randn(2))
-
-
-def test_data_dependent_control_flow_runs_in_eager_with_line_and_way_out():
-    def f(x):
-        if x.sum() > 0:
-            return x + 1
-        return x - 1
-
-    compiled = mc.compile(f)
-    for x in (torch.ones(3), -torch.ones(3)):
-        assert torch.equal(compiled(x), f(x))
-    [reason] = mc.explain(f)(torch.ones(3)).breaks
-    assert reason.user_line is not None and "x.sum() > 0" in reason.user_line.text
-    assert reason.hint
 
 
 def loss(w, x):

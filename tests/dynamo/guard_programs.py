@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 import minicompile as mc
 
@@ -90,21 +89,6 @@ def one_class_or_another_with_the_same_attributes() -> Any:
     yield run, lambda: (x, Second())
     thing.__class__ = Second
     yield run, lambda: (x, thing)
-
-
-@program("equals")
-def another_module_of_the_same_class() -> Any:
-    class Scale(nn.Module):
-        def __init__(self, k: int) -> None:
-            super().__init__()
-            self.k = k
-
-        def forward(self, a: torch.Tensor) -> torch.Tensor:
-            return a * self.k
-
-    first, second = Scale(2), Scale(3)
-    yield lambda a, m: m(a), lambda: (x, first)
-    yield lambda a, m: m(a), lambda: (x, second)
 
 
 @program("absent")

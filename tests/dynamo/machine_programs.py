@@ -36,7 +36,7 @@ LIBRARY = [
 OTHERWISE = {
     *("exceptions", "context_of_exceptions", "exception_in_handler"),
     *("local_names", "walrus", "deleted_self", "free_variables", "reads"),
-    *("groups", "drives_coroutine", "unbound_cell", "try_in_loop"),
+    *("groups", "drives_coroutine", "typed", "unbound_cell", "try_in_loop"),
 }
 """They ask for the frame, which is the machine's own, read an exception's words, or are refused."""
 REFUSED = {

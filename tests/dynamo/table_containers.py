@@ -59,13 +59,6 @@ def list_repeated_in_place(a, items):
     return a * len(same), items is same
 
 
-@program(x, [1, 2])
-def list_is_rebound(a, items):
-    items = items + [3]
-    items += [4]
-    return a, items
-
-
 @program([x, y])
 def tensors_in_a_list_are_replaced(items):
     for n, t in enumerate(items):
@@ -407,15 +400,6 @@ def deep_copy_of_objects(a):
     shallow = copy.copy(holder)
     shallow.count = 77
     return made.items, holder.items, shallow.items is holder.items, holder.count
-
-
-@program(x)
-def swap_and_alias(a):
-    first = [a]
-    second = first
-    second.append(1)
-    first, second = second, first + [2]
-    return first, second
 
 
 @program(x)

@@ -226,46 +226,11 @@ def positional_only(a, /, b=2):
 
 
 @program(x)
-def missing_argument(a):
-    def needs_two(p, q):
-        return p + q
-
-    try:
-        return needs_two(a)
-    except TypeError as error:
-        return str(error).rpartition(".")[2]
-
-
-@program(x)
-def unexpected_keyword(a):
-    try:
-        return with_default(a, colour=1)
-    except TypeError as error:
-        return str(error)
-
-
-@program(x)
-def argument_given_twice(a):
-    try:
-        return with_default(a, **{"a": a})
-    except TypeError as error:
-        return str(error)
-
-
-@program(x)
 def unpacking_in_calls(a):
     def show(*args, **kwargs):
         return args, kwargs
 
     return show(*[a, 1], *(2,), k=3, **{"z": 4}, **dict(w=a + 1))
-
-
-@program(x)
-def forwarded_arguments(a):
-    def outer(*args, **kwargs):
-        return with_default(*args, **kwargs)
-
-    return outer(a, bias=[2]), outer(a, 5)
 
 
 @program(x)
@@ -289,17 +254,6 @@ def recursion_with_tensors(a):
         return t if n == 0 else t * power(t, n - 1)
 
     return power(a, 4)
-
-
-@program(x)
-def mutual_recursion(a):
-    def even(n):
-        return n == 0 or odd(n - 1)
-
-    def odd(n):
-        return n != 0 and even(n - 1)
-
-    return a if even(a.shape[1]) else -a
 
 
 @program(x, whole=False)

@@ -136,12 +136,6 @@ def cmp_to_key(a):
     return a * order[0], order
 
 
-@program(x)
-def sorted_with_key(a):
-    named = [("b", a), ("a", a * 2), ("c", 3)]
-    return sorted(named, key=lambda item: item[0], reverse=True), sorted("bca")
-
-
 @program(x, whole=False)
 def stable_sort_in_place(a):
     items = [(2, "p"), (1, "q"), (2, "r"), (1, "s")]
@@ -225,19 +219,6 @@ def iter_with_sentinel(a):
     return a, list(iter(lambda: items.pop(0), 0)), items
 
 
-@program(x)
-def isinstance_and_type(a):
-    kinds = [isinstance(v, (int, float)) for v in (1, 2.0, "z", True, a)]
-    return (
-        a,
-        kinds,
-        type(a.shape).__name__,
-        issubclass(bool, int),
-        callable(len),
-        type(a) is torch.Tensor,
-    )
-
-
 @program(x, 7, again=(x, -7))
 def integer_arithmetic(a, n):
     return (
@@ -257,20 +238,6 @@ def integer_arithmetic(a, n):
 @program(x, 2.5, again=(x, float("nan")))
 def float_arithmetic(a, f):
     return a * f, f // 1, f % 1, math.isnan(f), f == f, round(2.5), math.floor(-0.5), 1e300 * 1e10
-
-
-@program(x)
-def integer_conversions(a):
-    return (
-        a,
-        int("0x1f", 16),
-        bin(5),
-        float("1e3"),
-        int(-2.7),
-        bool(""),
-        complex(1, 2),
-        (3).bit_length(),
-    )
 
 
 @program(x)

@@ -43,17 +43,6 @@ def break_inside(x: torch.Tensor) -> Any:
     return x + LEVEL.get()
 
 
-def break_inside_other(x: torch.Tensor) -> Any:
-    with level(7):
-        print(end="")
-        x = x * LEVEL.get()
-    return x + LEVEL.get()
-
-
-def token_returned(x: torch.Tensor) -> Any:
-    return x, LEVEL.set(2).var is LEVEL
-
-
 def left_set(x: torch.Tensor) -> Any:
     LEVEL.set(9)
     return x * LEVEL.get()
@@ -71,12 +60,6 @@ def old_value(x: torch.Tensor) -> Any:
     return x + 1, unset
 
 
-def nested(x: torch.Tensor) -> Any:
-    with level(2), level(4):
-        x = x * LEVEL.get()
-    return x * LEVEL.get()
-
-
 def without_a_value(x: torch.Tensor) -> Any:
     try:
         return x * EMPTY.get()
@@ -85,9 +68,7 @@ def without_a_value(x: torch.Tensor) -> Any:
 
 
 FUNCTIONS = (
-    same_value, other_value, break_inside, break_inside_other, token_returned, left_set,
-    left_as_it_was, old_value,
-    nested, without_a_value,
+    same_value, other_value, break_inside, left_set, left_as_it_was, old_value, without_a_value,
 )  # fmt: skip
 
 

@@ -361,11 +361,9 @@ def rows(a: torch.Tensor, b: torch.Tensor) -> Any:
 
 MAPPED: dict[str, Callable[..., Any]] = {
     "dictionary": lambda a, b: tuple(rows(a, b).values()),
-    "columns": lambda a, b: torch.vmap(torch.dot, (1, 1))(a, b),
     "columns out": lambda a, b: torch.vmap(lambda x: (x * 2, x.sum()), -1, (1, 0))(a)[0] + b,
     "nested": lambda a, b: torch.vmap(torch.vmap(lambda x, y: x * y + a.sum()))(a, b),
     "pairs": lambda a, b: torch.vmap(lambda p: p[0] @ p[1], in_dims=((0, 1),))((a, b.T)),
-    "shapes inside": lambda a, b: torch.vmap(lambda x: x.reshape(2, -1) * x.shape[0])(a),
 }
 
 

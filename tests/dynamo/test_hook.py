@@ -23,7 +23,6 @@ import minicompile as mc
 from minicompile.dynamo import hook
 from minicompile.plugins.nested_frames.frames import MAX_CLOSURES
 from tests.dynamo.helpers import (
-    compiled,
     dispatcher,
     equal,
     explained,
@@ -290,29 +289,6 @@ def test_closures_of_one_code_are_told_apart() -> None:
         assert equal(run(x, 0), function(x, 0))
         assert equal(run(x, 20), function(x, 20))
     assert len(frames_of(run).dispatchers) <= MAX_CLOSURES
-
-
-class Base:
-    def scale(self, a: torch.Tensor) -> torch.Tensor:
-        return a * 2
-
-
-class Derived(Base):
-    def scale(self, a: torch.Tensor) -> torch.Tensor:
-        return super().scale(a).sin()
-
-
-@needs_hook
-def test_a_method_that_calls_super() -> None:
-    def function(thing: Base, a: torch.Tensor) -> Any:
-        a.frac()
-        return [thing.scale(a) for _ in (1, 2)]
-
-    run = in_eager(function)
-    for _ in range(2):
-        assert equal(run(Derived(), x), function(Derived(), x))
-    assert nested(run)["Derived.scale"] == (2, 4, 0)
-    assert equal(compiled(Derived.scale)(Derived(), x), Derived().scale(x))
 
 
 class Block(nn.Module):

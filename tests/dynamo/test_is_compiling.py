@@ -28,15 +28,6 @@ def raises_for_compilers(a: torch.Tensor, mask: torch.Tensor | None = None) -> t
     return a * mask[:, :]  # type: ignore[index]
 
 
-def caught(a: torch.Tensor) -> Any:
-    mask = None if is_compiling() else torch.ones(3, 4)
-    try:
-        return a * mask[:, :]  # type: ignore[index]
-    except TypeError:
-        print(end="")
-        return a
-
-
 def asked_in_a_callee(a: torch.Tensor) -> Any:
     def chosen() -> torch.Tensor | None:
         return None if is_compiling() else torch.ones(3, 4)
@@ -64,7 +55,7 @@ def data_dependent(a: torch.Tensor) -> Any:
 
 
 CUT: list[Callable[..., Any]] = [
-    no_mask_for_compilers, raises_for_compilers, caught, asked_in_a_callee, asked_in_a_loop, data_dependent,
+    no_mask_for_compilers, raises_for_compilers, asked_in_a_callee, asked_in_a_loop, data_dependent,
 ]  # fmt: skip
 
 

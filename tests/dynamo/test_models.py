@@ -1,41 +1,14 @@
-"""Real models, unmodified, are one graph each and give what eager gives: values, gradients, inference."""
+"""Layers of torch that run Python of their own are one graph each and give what eager gives."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from tests.dynamo.helpers import compiled, equal, explained, graphs
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-
-class UNet(nn.Module):
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.down = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.SiLU())
-            for a, b in [(3, width), (width, 2 * width)]
-        )
-        self.up = nn.ModuleDict({"last": nn.ConvTranspose2d(2 * width, width, 2, 2)})
-        self.out = nn.Conv2d(2 * width, 1, 1)
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        skips = []
-        for block in self.down:
-            image = block(image)
-            skips.append(image)
-            image = functional.max_pool2d(image, 2)
-        for _, layer in self.up.items():
-            image = layer(image)
-        return self.out(
-            torch.cat([image, functional.adaptive_avg_pool2d(skips[0], image.shape[-2:])], 1)
-        )
 
 
 class Cells(nn.Module):
@@ -54,7 +27,6 @@ class Cells(nn.Module):
 
 STEPS = torch.randn(2, 5, 8)
 SMALL: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "unet": (UNet, (torch.randn(2, 3, 16, 16),)),
     "cells": (Cells, (STEPS,)),
     "lstm": (lambda: nn.LSTM(8, 8, 2, batch_first=True), (STEPS,)),
     "attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), (STEPS, STEPS, STEPS)),

@@ -76,21 +76,17 @@ def linear(i: int) -> nn.Module:
 
 PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[int], Any], int]] = {
     "linear": (plain_call, linear, 1),
-    "sequence": (plain_call, lambda i: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), 1),
     "counter": (lambda m, a: (m(a), m.calls), lambda i: Counter(), 2),
     "batch norm": (plain_call, lambda i: nn.BatchNorm1d(4), 1),
     "training or not": (plain_call, lambda i: nn.Dropout().train(i % 2 == 0), 2),
     "tied or not": (plain_call, lambda i: Pair(i % 2 == 0), 2),
     "sizes": (plain_call, lambda i: nn.Linear(4, 4 + i % 2), 2),
-    "bias or none": (plain_call, lambda i: nn.Linear(4, 4, bias=i % 2 == 0), 2),
     "frozen or not": (plain_call, lambda i: nn.Linear(4, 4).requires_grad_(i % 2 == 0), 2),
     "list": (lambda m, a: m[0](a) + m[1](a), lambda i: [nn.Linear(4, 4) for _ in range(2)], 1),
-    "dict": (lambda m, a: m["a"](a), lambda i: {"a": nn.Linear(4, 4)}, 1),
     "all parameters": (
         lambda m, a: a + sum(p.sum() for p in m.parameters()),
         lambda i: nn.Sequential(linear(i), linear(i)), 1,
     ),
-    "module dict": (lambda m, a: m["a"](a), lambda i: nn.ModuleDict({"a": nn.Linear(4, 4)}), 1),
     "written": (marks, lambda i: Marked(4, 4), 2),
     "given back": (lambda m, a: (m.weight, m(a)), linear, 1),
     "one module or two": (compares, lambda i: [m := nn.Linear(4, 4), m if i % 2 else nn.Linear(4, 4)], 3),

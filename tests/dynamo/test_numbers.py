@@ -320,12 +320,3 @@ def test_where_memory_starts_is_guarded_if_as_strided_counts_from_there(backend:
     for start in (0, 2, 1, 0):
         x = torch.arange(24.0).reshape(6, 4)[start : start + 3]
         assert equal(run(x), f(x)), start
-
-
-def test_windows_whose_number_a_guard_knows() -> None:
-    f = lambda x, n, m: x.unfold(0, n, m) * 2  # noqa: E731
-    run = lenient(f, backend="inductor", dynamic=True)
-    for rows, n, m in ((8, 6, 3), (8, 3, 2), (9, 3, 2), (12, 5, 9)):
-        given = torch.arange(8.0 * rows).reshape(rows, 8), n, m
-        assert equal(run(*given), f(*given))
-    assert explained(run).eager_calls == 0

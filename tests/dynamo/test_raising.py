@@ -369,26 +369,3 @@ def test_a_view_of_a_custom_function_is_refused_writes_where_it_was_returned(fun
         with pytest.raises(RuntimeError, match="custom Function"):
             first.mul_(2)
     torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("made", [lambda t: t.t(), lambda t: t.chunk(3)[0], lambda t: t[1:, ::2]])
-@pytest.mark.parametrize("where", ["frame", "after a break", "caller"])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_view_made_without_grad_is_refused_writes_with_it(
-    made: Any, where: str, dynamic: bool
-) -> None:
-    """Of a tensor that the graph makes: it is no tensor of its own, wherever the graph ends."""
-
-    def f(x: torch.Tensor, numbers: list[float]) -> torch.Tensor:
-        with torch.no_grad():
-            view = made(x * 2)
-        if where == "after a break":
-            numbers.append(x.sum().item())
-        return view if where == "caller" else view.mul_(x.sum())
-
-    for call in (f, mc.compile(f, backend="aot_eager", dynamic=dynamic)):
-        for _ in range(2):
-            x = torch.ones(3, 3, requires_grad=True)
-            with pytest.raises(RuntimeError, match="no_grad"):
-                view = call(x, [])
-                view.mul_(x.sum())

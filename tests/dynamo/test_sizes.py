@@ -51,31 +51,6 @@ def test_sizes_zero_and_one_are_compiled_apart(size: int) -> None:
     assert "a.size(0) >= 2 failed: found" in str(explained(run).failures[0])
 
 
-def test_a_branch_on_a_size_becomes_a_guard() -> None:
-    function = lambda a: a * 2 if a.shape[0] > 3 else a * 3  # noqa: E731
-    run = compiled(function, dynamic=True)
-    for size in (5, 9, 2, 3, 4):
-        assert equal(run(torch.ones(size, 3)), function(torch.ones(size, 3)))
-    assert graphs(run) == 2
-
-
-def test_dimensions_that_were_equal_must_stay_equal() -> None:
-    function = lambda a, b: (a.sum(0) + b.sum(0)) * a.shape[0]  # noqa: E731
-    run = compiled(function, dynamic=True)
-    for sizes in ((5, 5), (7, 7), (5, 6)):
-        args = [torch.ones(size, 3) for size in sizes]
-        assert equal(run(*args), function(*args))
-    assert graphs(run) == 2
-
-
-def test_another_memory_layout_is_another_graph() -> None:
-    function = lambda a: a * 2 + a.stride(0)  # noqa: E731
-    run = compiled(function, dynamic=True)
-    for a in (torch.ones(6, 5).t(), torch.ones(9, 5).t(), torch.ones(5, 6)):
-        assert equal(run(a), function(a))
-    assert graphs(run) == 2
-
-
 def test_a_batch_dimension_of_a_module() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 5)

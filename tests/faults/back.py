@@ -44,18 +44,6 @@ def maximum_forgets_nan(patch):
         return elementwise(ctx, lambda ops, a, b: ops.where(ops.gt(a, b), a, b), x, y)
 
 
-@fault("lowering", "aten.relu.default", lambda x: torch.relu(x + 1).exp() * 2, [WITH_NAN])
-def relu_forgets_nan(patch):
-    """max(x, 0) by comparison."""
-    bugs["lost nan"]()
-
-
-@fault("lowering", "aten.sigmoid.default", lambda x: torch.sigmoid(x * 90) + x, [X])
-def sigmoid_overflows(patch):
-    """exp of a large number."""
-    bugs["hot sigmoid"]()
-
-
 @fault("lowering", "aten.neg.default", lambda x: (-(x.sin())).exp() + 1, [X])
 def the_tail_is_masked_out(patch):
     """A wrong mask: the last elements of each row are not computed."""
@@ -162,25 +150,6 @@ def writes_that_meet_are_lost(patch):
     )
 
 
-@fault("lowering", "sum", lambda n: (n * 7).to(torch.int8).sum(1) + 1, [NUMBERS])
-def sums_stay_narrow(patch):
-    """A dtype promotion is forgotten: bytes are added in 8 bits."""
-
-    def narrow(right: Any, ctx: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        found = right(ctx, x, *args, **kwargs)
-        if x.dtype.is_floating_point or found.dtype is not torch.int64:
-            return found
-
-        def cut(ops: Any, v: Any) -> Any:
-            return ops.to_dtype(ops.to_dtype(v, torch.int8), torch.int64)
-
-        return elementwise(ctx, cut, found)
-
-    for op in list(lowering):
-        if "sum" in str(op) and "cum" not in str(op):
-            wrapped(op, narrow)
-
-
 @fault(
     "lowering",
     "aten.slice_scatter.default",
@@ -196,23 +165,6 @@ def a_step_is_ignored(patch):
         return right(ctx, x, src, dim, low, low + src.size[dim], 1)
 
     wrapped(aten.slice_scatter.default, dense)
-
-
-@fault("lowering", "aten.cat.default", lambda x: torch.cat([x.sin(), x.cos()], 1) + 1, [X])
-def the_second_part_repeats_the_first(patch):
-    """A wrong index: the parts are taken in the wrong order."""
-    wrapped(aten.cat.default, lambda right, ctx, parts, dim=0: right(ctx, [*parts][::-1], dim))
-
-
-@fault("lowering", "amax", lambda x: (x.exp() - 90).amax(1) * 2, [X])
-def the_identity_of_a_maximum_is_zero(patch):
-    """A reduction over negative numbers begins with 0."""
-
-    def from_zero(right: Any, ctx: Any, x: Any, *args: Any) -> Any:
-        found = right(ctx, x, *args)
-        return elementwise(ctx, lambda ops, a, b: ops.maximum(a, b), found, 0)
-
-    wrapped(aten.amax.default, from_zero)
 
 
 # -- fusion
@@ -267,15 +219,6 @@ def rounding_to_zero(patch):
     """floor becomes trunc."""
 
     mistaken("any:rounding", "floor", "trunc")
-
-
-@fault(
-    "plan rule", "any:limits", lambda x: torch.where(x >= 3, x.sin(), x.cos()) + 1, [X], options=CPP
-)
-def a_limit_is_left_out(patch):
-    """A wrong mask: at least becomes more than."""
-
-    mistaken("any:limits", "ge", "gt")
 
 
 # -- code generators
