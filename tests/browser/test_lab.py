@@ -146,7 +146,7 @@ def test_the_notebook_takes_no_keys_of_the_view_but_those_with_ctrl(
     live.keyboard.type("bamdd y")  # insert below, above, to Markdown, delete, to code
     assert first.filter.input_value() == "bamdd y"
     first.filter.fill("")
-    first.line("kernels", 20).click()
+    first.bring("kernels", 20).click()
     live.keyboard.type("bamdd y")
     assert live.locator(f"{PANEL} .jp-Cell").count() == cells
     assert live.locator(f"{PANEL} .jp-MarkdownCell").count() == 0
