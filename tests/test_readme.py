@@ -25,9 +25,6 @@ def blocks(section: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, flags=re.S)
 
 
-@pytest.mark.skipif(
-    not (ROOT / "minicompile" / "api.py").exists(), reason="minicompile.compile is not there yet"
-)
 def test_how_to_add_things_works_as_written(tmp_path: Path):
     code = [*blocks("Docs: how to add ..."), *blocks("Plug-ins")]
     assert len(code) == 11
@@ -37,9 +34,6 @@ def test_how_to_add_things_works_as_written(tmp_path: Path):
     exec(compile("\n".join(code), str(file), "exec"), names)
 
 
-@pytest.mark.skipif(
-    not (ROOT / "minicompile" / "api.py").exists(), reason="minicompile.compile is not there yet"
-)
 def test_how_to_use_it_works_as_written():
     import torch
 

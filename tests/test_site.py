@@ -121,13 +121,6 @@ def test_workflows_take_the_pythons_and_torches_that_are_supported():
     assert pythons == ", ".join(f'"3.{minor}"' for minor in range(first, last + 1))
 
 
-def test_badges_are_of_workflows_that_exist():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    badges = re.findall(r"actions/workflows/([\w.]+)/badge\.svg\)\]\(\S+/([\w.]+)\)", readme)
-    assert [name for name, _ in badges] == [name for _, name in badges]
-    assert {name for name, _ in badges} == set(WORKFLOWS)
-
-
 def test_the_development_container_sets_up_what_make_does():
     container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -42,19 +42,11 @@ class Explorer:
         """All panes, open or not."""
         return self.root.locator(".room").evaluate_all("(all) => all.map((room) => room.dataset.p)")
 
-    def shown(self) -> list[str]:
-        """The open panes, from left to right."""
-        panes = self.root.locator(".pane:visible")
-        return panes.evaluate_all("(all) => all.map((pane) => pane.dataset.p)")
-
     def pane(self, pane: str) -> Any:
         return self.root.locator(f".pane[data-p={pane}]")
 
     def line(self, pane: str, number: int) -> Any:
         return self.pane(pane).locator(f'.ln[data-n="{number}"]')
-
-    def room(self, pane: str) -> Any:
-        return self.root.locator(f".room[data-p={pane}]")
 
     @property
     def filter(self) -> Any:
@@ -62,7 +54,7 @@ class Explorer:
 
     def open(self, pane: str) -> None:
         if not self.pane(pane).is_visible():
-            self.room(pane).click()
+            self.root.locator(f".room[data-p={pane}]").click()
 
     def bring(self, pane: str, number: int) -> Any:
         """Scroll to a line, which is drawn only where it can be seen."""
@@ -83,17 +75,11 @@ class Explorer:
     def point(self, pane: str, number: int) -> None:
         self.bring(pane, number).hover()
 
-    def leave(self) -> None:
-        """Point at nothing."""
-        self.filter.hover()
-
     def reset(self) -> None:
-        """Nothing lit, pinned or filtered."""
-        if self.filter.input_value():
-            self.filter.fill("")
+        """Nothing lit or pinned."""
         if self.lit():
             self.filter.press("Escape")
-            self.leave()
+            self.filter.hover()
 
 
 @dataclass

@@ -108,14 +108,6 @@ def test_lines_that_compute_nothing_are_lit_weakly(show: Open, trace: Trace) -> 
     assert "hot" in line(page, "kernels", found[0] - 1).get_attribute("class")
 
 
-def test_lines_that_only_call_are_lit_weakly(show: Open, trace: Trace) -> None:
-    page = show(trace.explore(["source", "wrapper"]))
-    line(page, "wrapper", number(trace, "wrapper", "mm")).hover()
-    assert {("source", 1), ("source", 5)} <= lit(page)
-    assert "warm" in line(page, "source", 1).get_attribute("class"), "h = scores(x, w)"
-    assert "hot" in line(page, "source", 5).get_attribute("class"), "return x @ w"
-
-
 def test_two_copies_live_side_by_side(show: Open, trace: Trace) -> None:
     page = show(trace, trace)
     relu, softmax = (("kernels", number(trace, "kernels", text)) for text in ("tmp2 =", "tmp7 ="))
@@ -159,7 +151,7 @@ def test_only_lines_in_sight_are_drawn_and_none_is_missing(show: Open, long: Tra
 def test_a_click_pins_and_brings_the_lines_into_sight(show: Open, long: Trace) -> None:
     page = show(long.explore(["source", "wrapper"]))
     line(page, "source", 3).click()
-    assert line(page, "wrapper", 2999).is_visible()
+    assert line(page, "wrapper", 2999).is_visible(), "every pane scrolls to a lit line"
     assert "pinned" in line(page, "source", 3).get_attribute("class")
     before = lit(page)
     line(page, "source", 2).hover()
@@ -243,11 +235,8 @@ def test_rooms_and_menus_choose_up_to_four_panes(show: Open, trace: Trace) -> No
     page.locator(".pane[data-p=wrapper] select").select_option("kernels")  # they change places
     assert opened(page) == ["bytecode", "kernels", "loops", "wrapper"]
     page.locator(".room[data-p=loops]").press("Enter")
-    assert opened(page) == ["bytecode", "kernels", "wrapper"]
-    pressed = page.locator(".room[aria-pressed=true]").evaluate_all(
-        "(r) => r.map((x) => x.dataset.p)"
-    )
-    assert pressed == ["bytecode", "kernels", "wrapper"]
+    pressed = page.locator(".room[aria-pressed=true]")
+    assert pressed.count() == 3 and opened(page) == ["bytecode", "kernels", "wrapper"]
 
 
 def test_colours_in_the_browser_are_those_of_python(show: Open, trace: Trace) -> None:
@@ -289,17 +278,3 @@ def test_a_trace_of_36000_lines_opens_in_three_seconds(pages: Pages, tmp_path: P
     assert len([at for at in lit(window) if at[0] == "kernels"]) == 60
     window.close()
     assert seconds < 3
-
-
-def test_without_scripts_colours_and_titles_stay(pages: Pages, long: Trace, tmp_path: Path) -> None:
-    file = tmp_path / "still.html"
-    file.write_text(
-        f"<!doctype html><meta charset='utf-8'>{to_html(long.explore(['source', 'wrapper']))}"
-    )
-    page = pages.context.browser.new_page(java_script_enabled=False)
-    page.goto(file.as_uri())
-    assert page.locator(".pane[data-p=wrapper] .ln").count() == 40
-    assert page.get_by_text("and 2960 more lines").is_visible()
-    softmax = page.locator(".pane[data-p=source] .ln").nth(3)
-    assert "1 operation: torch.softmax" in softmax.get_attribute("title")
-    page.close()

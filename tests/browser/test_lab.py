@@ -120,16 +120,6 @@ def test_pointing_at_a_line_lights_what_shares_an_origin_in_every_pane(
     assert second.lit() == {} and second.drawn()[0] == {}
 
 
-def test_a_second_copy_lights_on_its_own(
-    first: Explorer, second: Explorer, oracle: Oracle, pages: Pages, live: Any
-) -> None:
-    number = oracle.find("kernels", "mc_exp(", "forward")
-    second.point("kernels", number)
-    assert second.lit() == oracle.shares("kernels", number)
-    assert first.lit() == {}
-    pages.shot(live, "second_copy")
-
-
 def test_the_saved_file_lights_the_same_lines(saved: Any, oracle: Oracle, pages: Pages) -> None:
     view = fresh(saved, 0)
     for pane, code, graph in PLACES:
@@ -148,35 +138,6 @@ def test_pointing_moves_nothing(first: Explorer, oracle: Oracle) -> None:
         assert first.root.bounding_box()["height"] == before, (pane, code)
 
 
-def test_a_click_pins_until_escape(first: Explorer, oracle: Oracle, live: Any) -> None:
-    number = oracle.find("kernels", "mc_exp(", "forward")
-    wanted = oracle.shares("kernels", number)
-    other = oracle.find("aot", "aten.mm")
-    assert oracle.shares("aot", other) != wanted
-    first.point("kernels", number)
-    first.line("kernels", number).click()
-    assert set(first.drawn()[0]) == set(first.shown()), "every pane scrolls to a lit line"
-    first.point("aot", other)
-    assert first.lit() == wanted, "pointing elsewhere does not unpin"
-    live.keyboard.press("Escape")
-    first.leave()
-    assert first.lit() == {}
-    first.point("aot", other)
-    assert first.lit() == oracle.shares("aot", other)
-
-
-def test_the_filter_hides_all_other_lines(first: Explorer, oracle: Oracle) -> None:
-    first.filter.fill("tmp3")
-    for pane in ("aot", "kernels"):
-        first.open(pane)
-        shown = first.pane(pane).locator(".ln:visible")
-        code = [line for line in oracle.code(pane) if "tmp3" in line]
-        assert len(code) < len(oracle.code(pane))
-        assert shown.count() == len(code)
-    first.filter.fill("")
-    assert first.pane("aot").locator(".ln:visible").count() > 0
-
-
 def test_the_notebook_takes_no_keys_of_the_view_but_those_with_ctrl(
     first: Explorer, live: Any, lab: Lab
 ) -> None:
@@ -185,36 +146,11 @@ def test_the_notebook_takes_no_keys_of_the_view_but_those_with_ctrl(
     live.keyboard.type("bamdd y")  # insert below, above, to Markdown, delete, to code
     assert first.filter.input_value() == "bamdd y"
     first.filter.fill("")
-    first.line("kernels", 20).click()
+    first.bring("kernels", 20).click()
     live.keyboard.type("bamdd y")
     assert live.locator(f"{PANEL} .jp-Cell").count() == cells
     assert live.locator(f"{PANEL} .jp-MarkdownCell").count() == 0
     lab.save(live, "live.ipynb")
-
-
-def test_a_room_opens_and_closes_its_pane(first: Explorer) -> None:
-    for pane in ("bytecode", "kernels"):
-        before = first.pane(pane).is_visible()
-        first.room(pane).click()
-        assert first.pane(pane).is_visible() is not before
-        first.room(pane).press("Enter")
-        assert first.pane(pane).is_visible() is before
-
-
-def test_arrow_keys_follow_lines_and_cross_panes(
-    first: Explorer, oracle: Oracle, live: Any
-) -> None:
-    number = oracle.find("kernels", "mc_exp(", "forward")
-    first.point("kernels", number)
-    first.line("kernels", number).click()
-    live.keyboard.press("ArrowDown")
-    assert first.lit() == oracle.shares("kernels", number + 1)
-    live.keyboard.press("ArrowUp")
-    assert first.lit() == oracle.shares("kernels", number)
-    beside = first.shown()[first.shown().index("kernels") - 1]
-    live.keyboard.press("ArrowLeft")
-    other = min(oracle.shares("kernels", number)[beside])
-    assert first.lit() == oracle.shares(beside, other)
 
 
 class Slides:

@@ -125,19 +125,3 @@ def test_an_exercise_of_the_lesson_turns_green_when_it_is_solved(
     assert colour(seen) == GREEN
     pages.shot(lesson.page, "lesson_green")
     assert pages.complaints == []
-
-
-def test_the_cells_of_the_lesson_ran_and_its_first_picture_is_alive(
-    lesson: Notebook, make_lab: Lab, pages: Pages
-) -> None:
-    make_lab.save(lesson.page, LESSON)
-    cells = nbformat.read(make_lab.folder / LESSON, 4).cells
-    above = cells[: lesson.places["ex1-answer"]]
-    code = [cell for cell in above if cell.cell_type == "code"]
-    assert len(code) > 10 and all(cell.execution_count for cell in code)
-    errors = [out.evalue for cell in code for out in cell.outputs if out.output_type == "error"]
-    assert errors == []
-    first = lesson.page.locator(".mc.trace").first
-    first.scroll_into_view_if_needed()
-    assert "live" in first.get_attribute("class")
-    pages.shot(lesson.page, "lesson_picture")

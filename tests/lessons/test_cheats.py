@@ -70,6 +70,8 @@ REFUSED = {
     "os of another module": "torch.os.getcwd()\n" + TURN.format("x"),
     "checks as a module": "import minicompile_checks_10\n" + TURN.format("x"),
     "checks as an attribute": "import minicompile\nminicompile.lessons\n" + TURN.format("x"),
+    "a transformer": "get_ipython().input_transformers_post.append(max)\n" + TURN.format("x"),
+    "builtins of a module": "import builtins as b\nb.print = None\n" + TURN.format("x"),
     "nbval": "import nbval.plugin\n" + TURN.format("x"),
     "pytest": "import pytest\n" + TURN.format("x"),
     "IPython": "from IPython import get_ipython\n" + TURN.format("x"),

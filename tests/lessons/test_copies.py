@@ -30,14 +30,6 @@ def test_lessons_are_copied_and_a_learners_are_left_alone(
     assert "jupyter lab '" in said  # the folder's name has a space
 
 
-def test_a_folder_that_cannot_be_made_is_a_clear_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / "file").write_text("")
-    assert main(["lessons", str(tmp_path / "file" / "lessons")]) != 0
-    assert "can't be copied" in capsys.readouterr().err
-
-
 def test_the_lessons_of_a_wheel_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     alone = tmp_path / "site-packages" / "minicompile" / "lessons" / "notebook.py"
     monkeypatch.setattr(notebook, "__file__", str(alone))

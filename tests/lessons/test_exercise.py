@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import html
+import contextlib
 import json
 import linecache
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 import minicompile as mc
 from minicompile.dynamo import dispatch
 from minicompile.dynamo.interpreter import bytecode
-from minicompile.errors import MinicompileError
 from minicompile.extension import decompose
 from minicompile.lessons.exercise import (
     VERDICT,
@@ -24,9 +22,7 @@ from minicompile.lessons.exercise import (
     Run,
     Verdict,
     Wrong,
-    checks,
     receiving,
-    show,
 )
 
 run = Run([])
@@ -70,58 +66,37 @@ def check_cell(lesson: Lesson, namespace: dict[str, Any]) -> Any:
 # -- a run's words
 
 
-@pytest.mark.parametrize(
-    ("got", "message"),
-    [
-        (2, "f(1): expected 3, got 2"),
-        (3.0, "f(1): expected 3, got 3.0"),
-        (True, "f(1): expected 3, got True"),
-        (None, "f(1): expected 3, got None"),
-    ],
-)
-def test_expect_wants_the_value_and_its_type(got: object, message: str):
+@pytest.mark.parametrize("got", [2, 3.0, True, None])
+def test_expect_wants_the_value_and_its_type(got: object):
     run.expect(3, 3, "f(1)")
     with pytest.raises(Wrong) as wrong:
         run.expect(got, 3, "f(1)")
-    assert str(wrong.value) == message
+    assert str(wrong.value) == f"f(1): expected 3, got {got}"
 
 
-@pytest.mark.parametrize(
-    ("got", "message"),
-    [
-        (torch.tensor([1.0, 2.5]), "expected float32[2] of [1, 2], got float32[2] of [1, 2.5]"),
-        (torch.tensor([1, 2]), "expected float32[2] of [1, 2], got int64[2] of [1, 2]"),
-        (torch.ones(1), "expected float32[2] of [1, 2], got float32[1] of [1]"),
-        ([1.0, 2.0], "expected float32[2] of [1, 2], got [1.0, 2.0]"),
-    ],
-)
-def test_close_wants_numbers_shape_and_dtype(got: object, message: str):
-    expected = torch.tensor([1.0, 2.0])
-    run.close(expected + 1e-7, expected, "g(x)")
-    with pytest.raises(Wrong) as wrong:
-        run.close(got, expected, "g(x)")
-    assert str(wrong.value) == f"g(x): {message}"
+NAN = torch.tensor([torch.nan, 2.0])
 
 
-def test_close_names_the_greatest_difference_of_tensors_that_are_shown_alike():
-    expected, got = torch.arange(12.0).view(4, 3), torch.arange(12.0).view(4, 3)
-    got[2, 1:] = 0
-    with pytest.raises(Wrong, match=r"; Greatest absolute difference: 8.0 at index \(2, 2\)$"):
-        run.close(got, expected, "g(x)")
+@pytest.mark.parametrize("got", [NAN + 0.5, NAN.double(), NAN[:1], [1.0, 2.0], torch.ones(2)])
+def test_close_wants_numbers_shape_and_dtype_and_knows_nan(got: object):
+    run.close(NAN + 1e-7, NAN, "g(x)")
+    run.close(NAN + 0.1, NAN, "g(x)", rtol=0.2, atol=0)
+    with pytest.raises(Wrong, match=r"^g\(x\): expected float32\[2\] of \[nan, 2\], got"):
+        run.close(got, NAN, "g(x)")
 
 
-def test_close_takes_tolerances_and_knows_nan():
-    run.close(
-        torch.tensor([float("nan"), 1.1]), torch.tensor([float("nan"), 1.0]), "x", rtol=0.2, atol=0
-    )
-    with pytest.raises(Wrong):
-        run.close(torch.tensor([float("nan")]), torch.tensor([1.0]), "x")
-
-
-def test_that_says_its_own_words():
-    run.that(True, "h", "one kernel", "two")
-    with pytest.raises(Wrong, match=r"^h: expected one kernel, got two$"):
-        run.that(False, "h", "one kernel", "two")
+def test_replaced_puts_the_answer_into_the_compiler_until_it_ends_or_raises():
+    original, fingerprint = dispatch.Dispatcher.answered, dispatch.fingerprint
+    with run.replaced(
+        "minicompile.dynamo.dispatch:Dispatcher.answered", lambda self: {0: 7}
+    ) as spy:
+        compiled = mc.compile(torch.nn.Identity(), backend="eager")
+        assert mc.timeline(compiled)[0].answered == {0: 7} and spy.call_count == 1
+    assert dispatch.Dispatcher.answered is original
+    replaced = run.replaced("minicompile.dynamo.dispatch:fingerprint", lambda value: 1 / 0)
+    with pytest.raises(ZeroDivisionError), replaced:
+        dispatch.fingerprint(3)
+    assert dispatch.fingerprint is fingerprint
 
 
 def test_an_answer_that_changes_nothing_is_wrong():
@@ -136,36 +111,6 @@ def test_an_answer_that_changes_nothing_is_wrong():
     assert own.changes == ["the block's kernels"]
 
 
-def test_replaced_puts_the_answer_into_the_compiler_and_counts_its_calls():
-    original = dispatch.fingerprint
-    with run.replaced("minicompile.dynamo.dispatch:fingerprint", lambda value: "mine") as spy:
-        assert dispatch.fingerprint(3) == "mine"
-        assert spy.call_count == 1
-    assert dispatch.fingerprint is original
-
-
-def test_replaced_reaches_methods():
-    original = dispatch.Dispatcher.answered
-    with run.replaced("minicompile.dynamo.dispatch:Dispatcher.answered", lambda self: {0: 7}):
-        compiled = mc.compile(torch.nn.Identity(), backend="eager")
-        assert mc.timeline(compiled)[0].answered == {0: 7}
-    assert dispatch.Dispatcher.answered is original
-
-
-def test_replaced_ends_also_when_the_answer_raises():
-    original = dispatch.fingerprint
-    replaced = run.replaced("minicompile.dynamo.dispatch:fingerprint", lambda value: 1 / 0)
-    with pytest.raises(ZeroDivisionError), replaced:
-        dispatch.fingerprint(3)
-    assert dispatch.fingerprint is original
-
-
-def test_values_are_shown_in_one_short_line():
-    assert show(torch.arange(8)) == "int64[8] of [0, 1, 2, 3, 4, 5, ...]"
-    assert show("two\nlines") == "'two\\nlines'"
-    assert len(show("x" * 500)) == 160 and show("x" * 500).endswith(" ...")
-
-
 # -- verdicts
 
 
@@ -174,48 +119,27 @@ def test_a_right_answer_passes_and_says_what_was_seen_and_how_many_inputs_follow
     verdict = check_cell(lesson, cell("def double(n):\n    return n + n\n"))
     assert verdict == Verdict("ex1", passed=True, answered=True, says="2 numbers", hidden=1)
     assert repr(verdict) == "ex1 pass: 2 numbers\nGrading tries 1 hidden input more."
-
-
-def test_a_check_cell_shows_a_wrong_answer_and_does_not_raise():
-    verdict = check_cell(lesson_about(doubles, [1], [5]), cell("def double(n):\n    return n\n"))
+    verdict = check_cell(lesson, cell("def double(n):\n    return n\n"))
     assert repr(verdict) == "ex1 wrong: double(1): expected 2, got 1"
-
-
-def test_a_check_cell_shows_that_nothing_was_answered():
-    verdict = check_cell(lesson_about(doubles, [1], [5]), {})
+    verdict = check_cell(lesson, {})
     assert repr(verdict) == "ex1 no answer yet"
     assert not verdict.passed and not verdict.answered
 
 
 @pytest.mark.parametrize(
-    ("verdict", "colour"),
-    [
-        (Verdict("ex1", True, True, "2 < 3 kernels", 4), "#16a34a"),
-        (Verdict("ex1", False, True, "f(1): expected <a>, got 2"), "#dc2626"),
-        (Verdict("ex1", False, False, ""), "#9ca3af"),
-    ],
+    ("passed", "answered", "colour"),
+    [(True, True, "#16a34a"), (False, True, "#dc2626"), (False, False, "#9ca3af")],
 )
 def test_a_notebook_shows_a_verdict_as_a_coloured_card_and_keeps_it_as_data(
-    verdict: Verdict, colour: str
+    passed: bool, answered: bool, colour: str
 ):
+    verdict = Verdict("ex1", passed, answered, "expected <a>, got 2", 4)
     shown = verdict._repr_mimebundle_()
     card = str(shown["text/html"])
     assert colour in card and "<a>" not in card and "<style" not in card and "<script" not in card
-    text = " ".join(html.unescape(re.sub("<[^>]*>", " ", card)).split())
-    for word in [*verdict.title.split(), *verdict.says.split(), *verdict.outlook.split()]:
-        assert word in text
     assert shown["text/plain"] == repr(verdict)
-    state = {"exercise": "ex1", "passed": verdict.passed, "answered": verdict.answered}
+    state = {"exercise": "ex1", "passed": passed, "answered": answered}
     assert shown[VERDICT] == json.loads(json.dumps(state))
-
-
-def test_hidden_inputs_are_counted_and_the_random_generator_stays_as_it_was():
-    lesson = lesson_about(doubles, [1], lambda: torch.rand(3).tolist())  # type: ignore[arg-type]
-    torch.manual_seed(5)
-    expected = torch.rand(2)
-    torch.manual_seed(5)
-    assert check_cell(lesson, cell("def double(n):\n    return 2 * n\n")).hidden == 3
-    torch.testing.assert_close(torch.rand(2), expected)
 
 
 def test_hidden_inputs_are_tried_only_when_graded():
@@ -228,22 +152,6 @@ def test_hidden_inputs_are_tried_only_when_graded():
     assert str(wrong.value) == (
         "ex1: an input that the notebook does not show, double(5): expected 10, got 0"
     )
-
-
-def test_a_visible_input_that_fails_is_told_without_the_words_for_hidden_ones():
-    with pytest.raises(Wrong, match=r"^ex1: double\(1\): expected 2, got 1$"):
-        try_answer(lesson_about(doubles, [1], [5]), cell("def double(n):\n    return n\n"))
-
-
-def test_inputs_may_come_from_a_function_and_are_made_at_each_check():
-    made: list[int] = []
-
-    def some() -> list[int]:
-        made.append(1)
-        return [3]
-
-    try_answer(lesson_about(doubles, some, []), cell("def double(n):\n    return 2 * n\n"))  # type: ignore[arg-type]
-    assert made == [1]
 
 
 @pytest.mark.parametrize(
@@ -281,16 +189,6 @@ def test_the_error_of_an_answer_inside_the_compiler_is_told_once(
     assert not [one for one in recwarn if "runs in eager" in str(one.message)]
 
 
-def test_other_warnings_of_an_answer_are_told(recwarn: pytest.WarningsRecorder):
-    text = "import warnings\ndef double(n):\n    warnings.warn('mine')\n    return 2 * n\n"
-    try_answer(lesson_about(doubles, [1], [5]), cell(text))
-    assert [str(one.message) for one in recwarn] == ["mine"]
-
-
-def test_not_answered_is_a_kind_of_wrong():
-    assert issubclass(NotAnswered, Wrong) and issubclass(Wrong, AssertionError)
-
-
 def test_an_exception_names_the_line_of_the_answer():
     namespace = cell("def double(n):\n    half = n / (n - 1)\n    return half * 4\n")
     with pytest.raises(Wrong) as wrong:
@@ -300,15 +198,6 @@ def test_an_exception_names_the_line_of_the_answer():
         " in line 2 of your cell: `half = n / (n - 1)`"
     )
     assert isinstance(wrong.value.__cause__, ZeroDivisionError)
-
-
-def test_an_exception_in_a_class_of_the_answer_names_its_line():
-    def made(run: Run, doubler: Any) -> str:
-        return str(doubler().of(1))
-
-    namespace = cell("class doubler:\n    def of(self, n):\n        return n.missing\n")
-    with pytest.raises(Wrong, match=r"AttributeError.* in line 3 of your cell: `return n.missing`"):
-        try_answer(lesson_about(made, [], []), namespace)
 
 
 # -- in two processes
@@ -403,27 +292,19 @@ def test_words_in_texts_and_other_names_are_not_forbidden():
 # -- the state of the compiler
 
 
-def test_rules_are_taken_away_for_the_check_and_those_of_the_answer_go_with_it():
+@pytest.mark.parametrize("right", [True, False])
+def test_rules_are_taken_away_for_the_check_and_those_of_the_answer_go_with_it(right: bool):
     def looks(run: Run, add_rule: Callable[[], None]) -> str:
         assert "BINARY_OP" not in bytecode
         add_rule()
-        assert bytecode["BINARY_OP"] is len
+        run.expect(right, True, "a rule")
         return "seen"
-
-    def add_rule() -> None:
-        bytecode("BINARY_OP", "MY_OWN")(len)  # type: ignore[arg-type]
 
     before = dict(bytecode.rules)
     lesson = lesson_about(looks, [], [], without=["bytecode:BINARY_OP"])
-    try_answer(lesson, {"add_rule": add_rule})
-    assert bytecode.rules == before
-
-
-def test_rules_are_back_after_a_wrong_answer():
-    before = dict(bytecode.rules)
-    lesson = lesson_about(doubles, [1], [], without=["bytecode:BINARY_OP"])
-    with pytest.raises(Wrong):
-        try_answer(lesson, cell("def double(n):\n    return n\n"))
+    answer = {"add_rule": lambda: bytecode("BINARY_OP", "MY_OWN")(len)}  # type: ignore[arg-type]
+    with contextlib.nullcontext() if right else pytest.raises(Wrong):
+        try_answer(lesson, answer)
     assert bytecode.rules == before
 
 
@@ -455,30 +336,3 @@ def test_a_check_starts_from_an_empty_cache():
 
     try_answer(lesson_about(counts, [], []), {"answer": compiled})
     assert not mc.timeline(compiled)[0].misses
-
-
-# -- lessons
-
-
-def test_an_unknown_exercise_is_an_error_that_names_the_known_ones():
-    with pytest.raises(MinicompileError, match=r"^lesson 99 has no ex7; it has ex1$"):
-        lesson_about(doubles, [], [])("ex7")
-
-
-def test_an_unknown_lesson_is_an_error_that_names_the_known_ones():
-    with pytest.raises(MinicompileError, match=r"^no checks for lesson '77'; there are 00"):
-        checks("77")
-
-
-def test_the_answers_of_an_exercise_are_the_parameters_of_its_check():
-    def two(run: Run, first: int, second: int) -> str:
-        return f"{first} and {second}"
-
-    lesson = lesson_about(two, [], [])
-    assert lesson.exercises["ex1"].answers == ("first", "second")
-    with pytest.raises(NotAnswered):
-        try_answer(lesson, {"first": 1})
-
-
-def test_the_checks_of_a_lesson_come_in_the_order_of_its_exercises():
-    assert list(checks("00").exercises)[:4] == ["ex1", "ex2", "ex3", "ex4"]

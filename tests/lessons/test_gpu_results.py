@@ -50,11 +50,6 @@ def test_the_result_of_another_version_of_the_cell_is_refused(tmp_path: Path):
         load("99-speed", "another", tmp_path)
 
 
-def test_where_nothing_was_saved_the_command_is_named(tmp_path: Path):
-    with pytest.raises(MinicompileError, match=r"no saved result .* run python -m notebooks\.gpu"):
-        load("99-speed", "abc", tmp_path)
-
-
 def test_a_decorated_function_is_its_saved_result(monkeypatch: pytest.MonkeyPatch):
     asked = []
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from minicompile.lessons.model import GPT, GPTConfig
-from minicompile.lessons.train import TrainResult, train
+from minicompile.lessons.train import train
 
 SMALL = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=8)
 
@@ -33,9 +31,3 @@ def test_equal_starts_give_equal_losses():
     other = GPT(SMALL)
     other.load_state_dict(start.state_dict())
     assert train(start, 4).losses == train(other, 4).losses
-
-
-def test_the_first_step_which_compiles_is_no_usual_one():
-    result = TrainResult([4.0, 3.0, 2.0], [5.1, 0.2, 0.4])
-    assert result.step_ms == pytest.approx(300.0)
-    assert result.fall == pytest.approx(0.25)

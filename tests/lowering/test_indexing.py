@@ -8,10 +8,7 @@ import torch
 
 import minicompile as mc
 from minicompile.errors import Unsupported
-from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.ir import Scatter
 from tests.lowering.conftest import check, lowered, run
-from tests.lowering.samples import run_operator
 
 aten = torch.ops.aten
 
@@ -74,15 +71,6 @@ def test_negative_indices_are_errors_where_eager_refuses_them() -> None:
             run(graph, x, bad)
 
 
-def test_scatter_leaves_its_base_as_it_was() -> None:
-    x, i = torch.randn(4, 3), torch.tensor([1, 1])
-    graph = check(lambda x, i: [aten.index_put(x, [i], torch.tensor(0.0)), x + 1], x, i)
-    before = x.clone()
-    run(graph, x, i)
-    assert torch.equal(x, before)
-    assert any(isinstance(operation.loops, Scatter) for operation in graph.operations)
-
-
 WRITES = {
     "scatter": lambda x, i, v: x.scatter(0, i[:, None].expand(9, 3), v),
     "scatter, last": lambda x, i, v: x.scatter(1, (i[:4, None] % 3).expand(4, 3), v),
@@ -131,37 +119,6 @@ def test_writes_in_an_order_of_eagers_own_are_left_to_it() -> None:
     assert "round" in graph.externs[0].reason
     graph = lowered(lambda x, i: x.scatter_reduce(0, i, x, "amax"), x, i)
     assert "no atomic" in graph.externs[0].reason
-
-
-def test_a_scatter_that_forgets_the_order_is_noticed(monkeypatch) -> None:
-    def first_stays(ctx, base, ranges, output_index, fn, mode):
-        back = lambda i: [n - 1 - p for p, n in zip(i, ranges, strict=True)]  # noqa: E731
-        where, what = (lambda ops, i, f=f: f(ops, back(i)) for f in (output_index, fn))
-        return right(ctx, base, ranges, where, what, mode)
-
-    right = LoweringContext.scatter
-    monkeypatch.setattr(LoweringContext, "scatter", first_stays)
-    with pytest.raises(AssertionError):
-        test_the_last_of_several_writes_stays("scatter", torch.float32, "auto")
-
-
-SAMPLED = """
-    index_add index_copy index_fill index_put masked_scatter put take scatter scatter_reduce
-    diagonal_scatter diag_embed rot90 nn.functional.max_unpool2d nn.functional.pixel_shuffle
-    nn.functional.pixel_unshuffle nn.functional.channel_shuffle _unsafe_masked_index
-    _unsafe_masked_index_put_accumulate as_strided_scatter unfold_copy"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", SAMPLED.split())
-def test_samples_equal_eager(name: str) -> None:
-    found = run_operator(name, 4, (torch.float32, torch.bfloat16, torch.int64, torch.bool))
-    assert found.wrong == [] and found.agreed
-
-
-def test_cat_of_many_tensors_is_a_library_call() -> None:
-    x = torch.randn(2)
-    check(lambda x: torch.cat([x + i for i in range(40)]), x, externs=1)
 
 
 def test_positions_known_without_loading_need_no_check() -> None:

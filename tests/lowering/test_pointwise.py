@@ -111,29 +111,6 @@ def test_promotion_is_torchs_for_every_pair_and_strength() -> None:
         assert output.layout.dtype is dtype
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
-def test_alpha_scales_the_second_operand(dtype: torch.dtype) -> None:
-    x, y = (torch.randn(2, 64) * 9).to(dtype)
-    fns = {}
-    for alpha in (1, 2, -1) if dtype is torch.int64 else (1, 2, -1, 0.3):
-        fns[f"add {alpha}"] = partial(torch.add, alpha=alpha)
-        fns[f"sub {alpha}"] = partial(torch.sub, alpha=alpha)
-    check_each(fns, x, y, rtol=0, atol=0)
-
-
-def test_half_types_round_scalars_where_eager_does() -> None:
-    x = (torch.randn(256) * 3).bfloat16()
-    numbers, tensors = {}, {}
-    for op in (torch.add, torch.sub, torch.mul, torch.div):
-        for number in (0.1, 1.7):
-            numbers[f"{op.__name__} {number}"] = partial(_with_number, op, number)
-            tensor = torch.tensor(number, dtype=torch.float64)
-            tensors[f"{op.__name__} {tensor}"] = partial(_with_number, op, tensor)
-            tensors[f"{op.__name__} {tensor} first"] = partial(op, tensor)
-    check_each(numbers, x, rtol=0, atol=0)
-    check_each(tensors, x)
-
-
 @pytest.mark.parametrize("mode", [None, "trunc", "floor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int8], ids=str)
 def test_division_rounds_as_eager_does_for_either_sign(

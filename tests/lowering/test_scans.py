@@ -7,19 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from torch import fx
 
-from minicompile.debug.provenance import operation_kind, operation_line
-from minicompile.errors import VerifyError
-from minicompile.lowering.context import LoweringContext, lowering
-from minicompile.lowering.ir import ComputedBuffer, Layout, LoopGraph, Pointwise, Scan, verify
-from minicompile.lowering.lower import lower
-from minicompile.lowering.rules.scans import scan
-from minicompile.lowering.value import TensorValue
-from minicompile.ops.graph import Graph
-from minicompile.ops.registry import scoped
-from minicompile.options import Options
-from minicompile.show.loops import operation_row
+from minicompile.lowering.ir import ComputedBuffer, LoopGraph, Pointwise
 from tests.lowering.conftest import check, check_each, lowered
 
 aten = torch.ops.aten
@@ -79,19 +68,6 @@ def test_integers_wrap_around() -> None:
     check(lambda x: [x.cumsum(0), x.cumprod(0), x.to(torch.int32).cumsum(0)], x)
 
 
-def test_layouts_and_views() -> None:
-    x = torch.randn(2, 3, 4, 5)
-    for read in (
-        lambda x: x.permute(0, 2, 3, 1),
-        lambda x: x[:, :, ::2],
-        lambda x: x[:1].expand(4, 3, 4, 5),
-        lambda x: x.flip(1),
-        lambda x: x.mean(1, keepdim=True).expand(2, 3, 4, 5),
-    ):
-        check(lambda x, read=read: [read(x).cumsum(1).flip(1), read(x).cumprod(-2)], x)
-    check(lambda x: [x.cumsum(0).cumsum(-1).t(), x.t().cumprod(1)[::2]], torch.randn(4, 6))
-
-
 def test_one_element_is_no_scan() -> None:
     graph = check(lambda x: [x.cumsum(1), x.cumprod(1)], torch.randn(3, 1))
     assert all(isinstance(op.loops, Pointwise) for op in computed(graph))
@@ -99,44 +75,3 @@ def test_one_element_is_no_scan() -> None:
 
 def computed(graph: LoopGraph) -> list[ComputedBuffer]:
     return [op for op in graph.operations if isinstance(op, ComputedBuffer)]
-
-
-def test_scans_are_printed() -> None:
-    graph = lowered(lambda x: [x.cumsum(0), x.cumprod(1)], torch.randn(3, 4))
-    assert [str(op).split(" = ", 1)[1] for op in graph.operations] == [
-        "Scan([3, 4], 0, 'sum', f64(arg0_1[p1 + 4*r0]))  # scan",
-        "Scan([3, 4], 1, 'prod', f64(arg0_1[4*p0 + r0]))  # scan",
-    ]
-
-
-def test_scans_are_shown_as_running_values() -> None:
-    graph = lowered(lambda x: x.cumsum(0), torch.randn(3, 4))
-    (buffer,) = graph.operations
-    assert operation_line(buffer) == "buf0[r0, p1] = sum[up to r0](f64(arg0_1[p1 + 4*r0]))"
-    assert operation_kind(buffer) == "Scan"
-    assert operation_row(buffer)[4] == "4 over 3"
-
-
-def test_a_scan_of_a_dimension_that_isnt_there_is_found() -> None:
-    layout = Layout.contiguous(torch.device("cpu"), torch.float32, (4,))
-    loops = Scan((4,), 1, "sum", lambda ops, index: ops.constant(1.0, torch.float32))
-    graph = LoopGraph("f", [], [], [ComputedBuffer("buf0", layout, loops=loops)], [])
-    with pytest.raises(VerifyError, match="buf0: scans dimension 1"):
-        verify(graph)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16], ids=str)
-def test_loops_scan_only_in_dtypes_that_they_compute_in(dtype: torch.dtype) -> None:
-    def rule(ctx: LoweringContext, x: TensorValue, dim: int, **kw: object) -> TensorValue:
-        return scan(ctx, "max", x, dim, x.dtype)
-
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    x.meta["val"] = torch.ones(4, dtype=dtype)
-    y = graph.call_function(aten.cumsum.default, (x, 0))
-    y.meta["val"] = torch.ones(4, dtype=dtype)
-    graph.output((y,))
-    with scoped():
-        lowering(aten.cumsum.default)(rule)
-        with pytest.raises(VerifyError, match=f"loops can't scan in {dtype}"):
-            lower(Graph(fx.GraphModule({}, graph), "f", "test"), Options())

@@ -74,11 +74,6 @@ def test_one_lowering_serves_every_batch_size(name: str) -> None:
             assert_same(got, want, 1e-5, 1e-5)
 
 
-def test_size_symbols_keep_their_hints() -> None:
-    graph = symbolic(lambda x: x * 2, torch.randn(7, 3))
-    assert sorted(graph.size_hints.values()) == [7]
-
-
 def test_broadcast_of_a_symbolic_size_prints_as_one_loop() -> None:
     graph = symbolic(lambda x, y: x.view(-1, 8) + y, torch.randn(5, 6, 8), torch.randn(8))
     (buffer,) = graph.operations

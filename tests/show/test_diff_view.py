@@ -62,13 +62,6 @@ def test_every_row_is_there_with_its_sides_cause_and_line(
     assert all(row.cause in page for row in diff.rows)
 
 
-def test_a_cause_is_told_once_for_neighbours_that_share_it(trace: Trace) -> None:
-    diff = trace.diff("decomposition to prims")
-    page = to_html(diff)
-    spans = [int(n) for n in re.findall(r'rowspan="(\d+)"', page)]
-    assert sum(spans) == len(diff.changes) and max(spans) > 3
-
-
 def test_only_the_words_that_changed_are_marked(trace: Trace) -> None:
     [row] = [
         r for r in trace.diff("prims.cse").changes if r.status == "changed" and "sin" in str(r)

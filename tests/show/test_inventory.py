@@ -145,12 +145,15 @@ def test_it_shows_itself_as_text_and_as_html(name: str) -> None:
     found = {**ONE, **LISTS}[name]()
     bundle = found._repr_mimebundle_()
     told, page = bundle["text/plain"], bundle["text/html"]
+    assert told == str(found) and page.startswith("<style>") and page.count("<style>") == 1
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page)
     for form in (told, repr(found)):
         assert form and not re.search(r"object at|0x[0-9a-f]{6,}", form)
         assert str(Path(mc.__file__).parents[1]) not in form + page
     assert len(repr(found).splitlines()) == 1
-    for tag, attribute, _ in parsed(page + page).attributes:
+    for tag, attribute, value in parsed(page + page).attributes:
         assert attribute != "id" and not attribute.startswith("on"), f"<{tag} {attribute}>"
+        assert attribute not in ("src", "href") or value.startswith("data:image/svg+xml;base64,")
     assert bundle == found._repr_mimebundle_()
 
 
