@@ -14,7 +14,6 @@ from torch import Tensor
 
 import minicompile as mc
 from minicompile.codegen.printing import kernel_template
-from minicompile.codegen.triton_ops import triton_op
 from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
@@ -209,27 +208,6 @@ def test_large_products_leave_one_weight(dtype: torch.dtype, size: float) -> Non
 
 
 @pytest.mark.long
-def test_only_small_scores_are_multiplied_before_the_largest_is_subtracted() -> None:
-    given = made(40, 40, 32, torch.bfloat16)
-
-    def first_line(score: Function, given: Sequence[Tensor] = given) -> str:
-        text = kernel_texts(partial(attention, score), given)[0]
-        return next(line for line in text.splitlines() if " weights = " in line)
-
-    for name in ("causal", "windowed"):
-        assert "- base[:, None])" in first_line(CASES[name])
-    for score in (
-        CASES["biased"],
-        CASES["capped"],
-        lambda s, *more: s.masked_fill(positions(s)[1] > positions(s)[0], -1e9),
-        lambda s, *more: s * s * s,
-        lambda s, *more: s * 1e5,
-    ):
-        assert "(s - base[:, None]) *" in first_line(score)
-    assert "(s - base[:, None]) *" in first_line(CASES["causal"], made(40, 40, 32))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     "more",
     [
@@ -314,20 +292,6 @@ def test_what_is_written_to_is_not_computed_anew(change: Function) -> None:
         assert torch.allclose(compiled(function)(*ours), function(*eager), atol=1e-5)
         assert torch.equal(ours[3], eager[3])
     assert len(kernel_texts(prepared, made(70, 70, 16)[:4])) == 3
-
-
-@pytest.mark.long
-def test_a_users_own_score_and_rule_go_through() -> None:
-    """What the package never saw: another function of scores, and how Triton writes one of its steps."""
-
-    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
-        return attention(lambda s: torch.erf(s) * 3 + torch.sin(bias) / (1 + slopes), q, k, v)
-
-    given = made(90, 90, 16)
-    with scoped():
-        triton_op("erf")(lambda dtype, x: f"libdevice.erf({x} + 0.0)")
-        assert all("libdevice.erf(" in t and "+ 0.0)" in t for t in kernel_texts(fn, given))
-        assert_close_as_the_library(fn, given)
 
 
 def test_a_template_from_outside_is_printed_and_run() -> None:
