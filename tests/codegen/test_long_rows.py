@@ -162,13 +162,6 @@ def test_shares_of_a_softmax_are_rounded_as_divisions(scale):
 def test_a_share_costs_no_division():
     ptx = cross_compile(source_of(softmax(64, 4096), INTERNAL)).levels["ptx"]
     assert ptx.count("div.rn") == 1  # the inverse of the sum
-    p = softmax(64, 4096)
-    p.pointwise(
-        "other",
-        (64, 4096),
-        lambda o, i: o.truediv(o.load("x", i[0] * 4096 + i[1]), o.load("total", i[0])),
-    )
-    assert len(re.findall(r"share_of\(", source_of(p, INTERNAL).text)) == 1  # not that of any x
 
 
 @devices
@@ -211,15 +204,6 @@ def test_as_many_rows_are_in_work_as_the_cache_holds(dtype, n, warps, tile):
     assert policies == (["last", "first", "first"] if warps else [])
     if warps:
         assert (source.plan.num_warps, source.plan.tiles["r"]) == (warps, tile)
-
-
-def test_every_sweep_but_the_last_keeps_its_rows():
-    @plan_rule("triton:reduction")
-    def thrice(plan: KernelPlan, options: Options) -> None:
-        """The sum has a sweep of its own."""
-
-    source = source_of(softmax(1024, 65536), INTERNAL)
-    assert re.findall(r"evict_(\w+)", source.text) == ["last", "last", "first", "first"]
 
 
 @pytest.mark.long

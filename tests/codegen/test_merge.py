@@ -21,22 +21,6 @@ def merged(p: Program, internal: tuple[str, ...] = ()) -> Any:
     return body, every
 
 
-def test_equal_indirect_indices_share_a_symbol_and_others_do_not() -> None:
-    p = Program()
-    p.input("w", (5,))
-    p.input("i", (8,), I64)
-    p.input("j", (8,), I64)
-
-    def gather(index: str) -> Any:
-        return lambda ops, i: ops.load("w", ops.indirect_indexing(ops.load(index, i[0]), 5))
-
-    for name, index in (("a", "i"), ("b", "i"), ("c", "j")):
-        p.pointwise(name, (8,), gather(index))
-    body, _ = merged(p)
-    assert [str(v.symbol) for v in body.values if v.op == "indirect"] == ["i0", "i1"]
-    assert len([v for v in body.loads if v.buffer == "w"]) == 2
-
-
 def test_loading_another_element_than_the_stored_one_is_an_error() -> None:
     p = Program()
     p.input("x", (8,))

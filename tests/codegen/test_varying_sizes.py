@@ -78,12 +78,6 @@ def test_longer_rows_than_a_program_holds_are_compiled_once_more() -> None:
     assert len(after.captures) == len(before.captures) + 1
 
 
-def test_columns_of_varying_length_are_swept() -> None:
-    (plan,) = mc.trace(compiled(lambda x: x.amax(0)), torch.randn(8, 100)).plans
-    assert plan.reduction == "looped" and not plan.assumes
-    assert "columns of varying length" in str(plan)
-
-
 def test_a_launch_picks_the_tile_of_its_row(monkeypatch) -> None:
     gpu = FakeGpu(monkeypatch)
     kernel = cuda_kernel(source_of(softmax(640, S0, hints={S0: 1024}), ("amax", "total"), "cuda"))

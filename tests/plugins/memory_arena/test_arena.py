@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import pickle
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -108,14 +108,10 @@ def test_a_changed_storage_is_forgotten(change: Callable[[torch.Tensor], Any]) -
 
 def test_its_tensors_are_like_any_other() -> None:
     made = ARENA.empty((LARGE, 2), (1, LARGE), torch.float32, LIMIT).fill_(3.0)
-    assert (
-        made._base is None and not made._is_view() and made.is_leaf and made.storage_offset() == 0
-    )
+    assert made._base is None and made.is_leaf and made.storage_offset() == 0
     assert made.stride() == (1, LARGE) and made.data_ptr() % 64 == 0
-    assert made.untyped_storage().nbytes() == 8 * LARGE
     assert torch.equal(pickle.loads(pickle.dumps(made)), made)
-    made.t_().unsqueeze_(0).squeeze_()
-    made.resize_(3 * LARGE)
+    made.t_().resize_(3 * LARGE)
     made.requires_grad_().sum().backward()
     assert made.grad is not None and made.grad.shape == made.shape
     with torch.inference_mode():
@@ -134,34 +130,27 @@ def test_memory_kept_has_a_limit() -> None:
     before = arena.bytes()
     arena.empty((limit,), (1,), torch.float32, limit)  # alone above the limit
     assert arena.bytes() == before
-    text = str(arena)
-    assert "block" in text and "in nobody's use" in text
     arena.clear()
     assert arena.bytes() == 0 and held[1].sum() == SIZE
 
 
 def test_threads_never_get_the_same_memory() -> None:
-    arena, wrong = Arena(), []
+    arena = Arena()
 
-    def work(mark: float) -> None:
+    def right(mark: float) -> bool:
         held: list[torch.Tensor] = []
         for step in range(60):
-            held.append(new(arena, mark + step))
-            if len(held) > 3:
-                held.pop(0)
-            marks = [t[0].item() for t in held], [t[-1].item() for t in held]
-            right = [mark + step - len(held) + 1 + n for n in range(len(held))]
-            if marks != (right, right):
-                wrong.append((marks, right))
+            held = [*held[-2:], new(arena, mark + step)]
+            if any(
+                t[place] != mark + step - n for n, t in enumerate(held[::-1]) for place in (0, -1)
+            ):
+                return False
             if step % 20 == 19:
                 arena.clear()
+        return True
 
-    threads = [threading.Thread(target=work, args=(1000.0 * n,)) for n in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(right, (1000.0, 2000.0, 3000.0, 4000.0)))
 
 
 def child(queue: Any, compiled: Any, x: torch.Tensor, held: torch.Tensor) -> None:
