@@ -90,7 +90,9 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         if (result := self.recalled(key, args)) is not NOT_COMPUTED:
             return result
         result = self.computed(func, types, args, kwargs)
-        if key is not None and (layouts := layouts_of(result, args)) is not None:
+        layouts = layouts_of(result, args) if key is not None else None
+        # Making a view of symbolic sizes again would compare them, as in `is it contiguous?`
+        if layouts is not None and (self.static_shapes or not getattr(layouts, "is_view", False)):
             self.layouts[key] = layouts
         return result
 

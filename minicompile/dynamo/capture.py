@@ -162,6 +162,8 @@ def capture_frame(
             except Unsupported as again:
                 waiting = [*again.places, *waiting]
                 continue
+            # the traceback leads to everything that the capture has met
+            error.__traceback__ = error.__cause__ = error.__context__ = None
             captured.capture.stopped_by = graph_break(error, "instruction")
             return captured
         raise

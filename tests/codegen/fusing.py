@@ -29,7 +29,10 @@ from minicompile.scheduling.body import record
 from minicompile.scheduling.nodes import FusedSchedulerNode, MemoryPlan, Schedule, SchedulerNode
 from minicompile.shapes.expr import contiguous_strides, loop_symbol, same, simplify_index
 
-CPU = torch.device("cpu")
+CPU, F32 = torch.device("cpu"), torch.float32
+Size = Sequence[Any]
+Loop = Callable[..., Any]
+"""What is computed at an index, by operations."""
 
 
 def origin(name: str, line: int = 1) -> Origin:
@@ -44,9 +47,7 @@ class Program:
         self.hints = hints or {}
         self.lines = 0
 
-    def input(
-        self, name: str, size: Sequence[Any], dtype: torch.dtype = torch.float32, **kw: Any
-    ) -> str:
+    def input(self, name: str, size: Size, dtype: torch.dtype = F32, **kw: Any) -> str:
         layout = Layout.contiguous(CPU, dtype, tuple(size))
         if "stride" in kw:
             layout = Layout(CPU, dtype, tuple(size), tuple(kw["stride"]))
@@ -56,20 +57,20 @@ class Program:
     def pointwise(
         self,
         name: str,
-        size: Sequence[Any],
-        fn: Callable[..., Any],
-        dtype: torch.dtype = torch.float32,
+        size: Size,
+        fn: Loop,
+        dtype: torch.dtype = F32,
     ) -> str:
         return self._computed(name, size, dtype, Pointwise(tuple(size), fn))
 
     def reduce(
         self,
         name: str,
-        size: Sequence[Any],
-        over: Sequence[Any],
+        size: Size,
+        over: Size,
         kind: str,
-        fn: Callable[..., Any],
-        dtype: torch.dtype = torch.float32,
+        fn: Loop,
+        dtype: torch.dtype = F32,
     ) -> str:
         loops = Reduction(tuple(size), tuple(over), kind, fn)  # type: ignore[arg-type]
         return self._computed(name, size, dtype, loops)
@@ -77,11 +78,11 @@ class Program:
     def scan(
         self,
         name: str,
-        size: Sequence[Any],
+        size: Size,
         dim: int,
         kind: str,
-        fn: Callable[..., Any],
-        dtype: torch.dtype = torch.float32,
+        fn: Loop,
+        dtype: torch.dtype = F32,
     ) -> str:
         loops = Scan(tuple(size), dim, kind, fn)  # type: ignore[arg-type]
         return self._computed(name, size, dtype, loops)
@@ -89,25 +90,25 @@ class Program:
     def scatter(
         self,
         name: str,
-        size: Sequence[Any],
-        ranges: Sequence[Any],
+        size: Size,
+        ranges: Size,
         target: str,
-        where: Callable[..., Any],
-        fn: Callable[..., Any],
+        where: Loop,
+        fn: Loop,
         mode: str = "atomic_add",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype = F32,
     ) -> str:
         loops = Scatter(tuple(ranges), target, where, fn, mode)  # type: ignore[arg-type]
         return self._computed(name, size, dtype, loops)
 
-    def _computed(self, name: str, size: Sequence[Any], dtype: torch.dtype, loops: Any) -> str:
+    def _computed(self, name: str, size: Size, dtype: torch.dtype, loops: Any) -> str:
         self.lines += 1
         layout = Layout.contiguous(CPU, dtype, tuple(size))
         origins = frozenset({origin(name, self.lines)})
         self.buffers.append(ComputedBuffer(name, layout, origins, loops))
         return name
 
-    def at(self, *index: Any, size: Sequence[Any]) -> sympy.Expr:
+    def at(self, *index: Any, size: Size) -> sympy.Expr:
         strides = contiguous_strides(tuple(size))
         return sympy.Add(*[i * s for i, s in zip(index, strides, strict=True)])
 
@@ -170,14 +171,13 @@ class Program:
         return make_plan(self.fused(), schedule, language, options or Options(), position)
 
 
-def softmax(rows: Any, columns: Any, dtype: torch.dtype = torch.float32, **kw: Any) -> Program:
+def softmax(rows: Any, columns: Any, dtype: torch.dtype = F32, **kw: Any) -> Program:
     p = Program(**kw)
     size = (rows, columns)
     x = p.input("x", size, dtype)
-    f32 = torch.float32
 
     def load(ops: Any, i: Any, r: Any) -> Any:
-        return ops.to_dtype(ops.load(x, p.at(*i, *r, size=size)), f32)
+        return ops.to_dtype(ops.load(x, p.at(*i, *r, size=size)), F32)
 
     p.reduce("amax", (rows,), (columns,), "max", load)
 
@@ -200,7 +200,6 @@ def layer_norm(rows: Any, columns: int, residual: bool = False, **kw: Any) -> Pr
     x, w, b = p.input("x", size), p.input("w", (columns,)), p.input("b", (columns,))
     if residual:
         p.input("z", size)
-    f32 = torch.float32
 
     def load(ops: Any, i: Any, r: Any) -> Any:
         value = ops.load(x, p.at(*i, *r, size=size))
@@ -209,7 +208,7 @@ def layer_norm(rows: Any, columns: int, residual: bool = False, **kw: Any) -> Pr
     p.reduce("sum1", (rows,), (columns,), "sum", load)
 
     def centered(ops: Any, i: Any, r: Any) -> Any:
-        mean = ops.mul(ops.load("sum1", i[0]), ops.constant(1 / columns, f32))
+        mean = ops.mul(ops.load("sum1", i[0]), ops.constant(1 / columns, F32))
         return ops.sub(load(ops, i, r), mean)
 
     def square(ops: Any, i: Any, r: Any) -> Any:
@@ -219,8 +218,8 @@ def layer_norm(rows: Any, columns: int, residual: bool = False, **kw: Any) -> Pr
     p.reduce("sum2", (rows,), (columns,), "sum", square)
 
     def scale(ops: Any, i: Any) -> Any:
-        var = ops.mul(ops.load("sum2", i[0]), ops.constant(1 / columns, f32))
-        return ops.rsqrt(ops.add(var, ops.constant(1e-5, f32)))
+        var = ops.mul(ops.load("sum2", i[0]), ops.constant(1 / columns, F32))
+        return ops.rsqrt(ops.add(var, ops.constant(1e-5, F32)))
 
     p.pointwise("rstd", (rows,), scale)
 

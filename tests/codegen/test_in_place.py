@@ -57,70 +57,73 @@ def done(result: Schedule) -> list[tuple[str, str]]:
     return [(d.new, d.old) for d in result.memory.decisions if d.done]
 
 
-def reasons(result: Schedule) -> str:
-    return "\n".join(d.reason for d in result.memory.decisions if not d.done)
+Graph = Callable[[GraphBuilder], LoopGraph]
 
 
-@pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
-def test_softmax_writes_over_its_operand(options: Options) -> None:
-    b = GraphBuilder()
+def softmax(b: GraphBuilder) -> LoopGraph:
     x = product(b, b.input((8, 24)))
     top = b.reduce(x, (1,), "max", keepdim=True)
     shifted = b.pointwise(lambda ops, u, v: ops.exp(ops.sub(u, v)), x, top)
     total = b.reduce(shifted, (1,), "sum", keepdim=True)
-    result = run(
-        b.finish(b.pointwise(lambda ops, u, v: ops.truediv(u, v), shifted, total)), options
-    )
-    assert len(result.kernels) == 1 and done(result) == [("buf4", "buf0")]
+    return b.finish(b.pointwise(lambda ops, u, v: ops.truediv(u, v), shifted, total))
 
 
-@pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
-def test_a_row_that_is_written_while_a_helper_still_reads_it(options: Options) -> None:
-    b = GraphBuilder()
+def read_by_a_helper(b: GraphBuilder) -> LoopGraph:
     x = product(b, b.input((8, 24)))
     top = b.reduce(x, (1,), "max")
-    result = run(b.finish(twice(b, x), top), options)
-    assert len(result.kernels) == 1 and done(result) == [("buf2", "buf0")]
+    return b.finish(twice(b, x), top)
 
 
-@pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
-def test_two_outputs_and_one_dead_operand(options: Options) -> None:
-    b = GraphBuilder()
+def two_outputs(b: GraphBuilder) -> LoopGraph:
     x = product(b, b.input((8, 24)))
-    result = run(b.finish(twice(b, x), b.pointwise(lambda ops, u: ops.neg(u), x)), options)
-    assert len(result.kernels) == 1 and len(done(result)) == 1
+    return b.finish(twice(b, x), b.pointwise(lambda ops, u: ops.neg(u), x))
 
 
-@pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
-def test_what_is_read_in_another_order_is_not_overwritten(options: Options) -> None:
-    b = GraphBuilder()
+def turned(b: GraphBuilder) -> LoopGraph:
     x = product(b, b.input((16, 16)))
-    result = run(b.finish(b.pointwise(lambda ops, u, v: ops.sub(u, v), x, x.t())), options)
-    assert not done(result) and "is read at" in reasons(result)
+    return b.finish(b.pointwise(lambda ops, u, v: ops.sub(u, v), x, x.t()))
 
 
-def test_what_is_gathered_is_not_overwritten() -> None:
-    b = GraphBuilder()
-    x = product(b, b.input((6, 8)))
-    result = run(b.finish(b.gather(x, b.input((6,), torch.int64))), CPP)
-    assert not done(result) and "only at run time" in reasons(result)
+def gathered(b: GraphBuilder) -> LoopGraph:
+    rows = b.input((6,), torch.int64)
+    return b.finish(b.gather(product(b, b.input((6, 8))), rows))
 
 
-def test_what_is_read_under_a_mask_is_not_overwritten() -> None:
-    b = GraphBuilder()
-    result = run(b.finish(b.keep_first(product(b, b.input((6, 8))), 0)), CPP)
-    assert not done(result) and "under a mask" in reasons(result)
+def masked(b: GraphBuilder) -> LoopGraph:
+    return b.finish(b.keep_first(product(b, b.input((6, 8))), 0))
 
 
-def test_what_a_later_loop_over_the_row_reads_again_is_not_overwritten() -> None:
-    b = GraphBuilder()
+def read_again(b: GraphBuilder) -> LoopGraph:
     x = product(b, b.input((8, 24)))
-    early = twice(b, x)
     total = b.reduce(x, (1,), "sum", keepdim=True)
     late = b.reduce(b.pointwise(lambda ops, u, v: ops.mul(u, v), x, total), (1,), "max")
-    result = run(b.finish(early, late), CPP)
-    assert len(result.kernels) == 1
-    assert not done(result) and "read again by a later loop" in reasons(result)
+    return b.finish(twice(b, x), late)
+
+
+languages = pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
+
+
+@languages
+@pytest.mark.parametrize("graph", [softmax, read_by_a_helper, two_outputs])
+def test_a_kernel_writes_over_its_dead_operand(graph: Graph, options: Options) -> None:
+    result = run(graph(GraphBuilder()), options)
+    assert len(result.kernels) == len(done(result)) == 1
+
+
+REFUSED: dict[Graph, str] = {
+    turned: "is read at",
+    gathered: "only at run time",
+    masked: "under a mask",
+    read_again: "read again by a later loop",
+}
+
+
+@languages
+@pytest.mark.parametrize("graph", REFUSED)
+def test_what_is_still_to_be_read_is_not_overwritten(graph: Graph, options: Options) -> None:
+    result = run(graph(GraphBuilder()), options)
+    reasons = "\n".join(d.reason for d in result.memory.decisions if not d.done)
+    assert not done(result) and REFUSED[graph] in reasons
 
 
 def test_no_warp_of_a_gpu_overwrites_what_another_has_still_to_load() -> None:
@@ -144,21 +147,8 @@ def test_no_warp_of_a_gpu_overwrites_what_another_has_still_to_load() -> None:
 def test_a_kernel_plan_with_a_wrong_decision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each wrong decision that the schedule's own check would have stopped, with that check asleep."""
 
-    def graphs() -> list[LoopGraph]:
-        b = GraphBuilder()
-        x = product(b, b.input((16, 16)))
-        turned = b.finish(b.pointwise(lambda ops, u, v: ops.sub(u, v), x, x.t()))
-        b = GraphBuilder()
-        x = product(b, b.input((8, 24)))
-        total = b.reduce(x, (1,), "sum", keepdim=True)
-        late = b.reduce(b.pointwise(lambda ops, u, v: ops.mul(u, v), x, total), (1,), "max")
-        again = b.finish(twice(b, x), late)
-        b = GraphBuilder()
-        rows = b.input((6,), torch.int64)
-        gathered = b.finish(b.gather(product(b, b.input((6, 8))), rows))
-        return [turned, again, gathered]
-
-    for graph in graphs():
+    for make in (turned, read_again, gathered):
+        graph = make(GraphBuilder())
         assert not done(schedule(graph, CPP))
         with monkeypatch.context() as asleep:
             asleep.setattr(in_place, "refusal", lambda node, old, new: None)
@@ -170,7 +160,7 @@ def test_a_kernel_plan_with_a_wrong_decision_is_refused(monkeypatch: pytest.Monk
             make_plans(result, CPP)
 
 
-@pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
+@languages
 def test_random_graphs_in_real_kernels(options: Options) -> None:
     seen: Counter[bool] = Counter()
     for seed in range(30 if options is CPP else 18):

@@ -10,59 +10,15 @@ import torch
 from minicompile.codegen.merge import merge
 from minicompile.errors import VerifyError
 from minicompile.scheduling.body import loop_level, verify
-from tests.codegen.fusing import Program, softmax
+from tests.codegen.fusing import Program
 
 F32, I64 = torch.float32, torch.int64
-
-
-def two_steps() -> Program:
-    p = Program()
-    p.input("x", (8,))
-    p.pointwise("half", (8,), lambda ops, i: ops.mul(ops.load("x", i[0]), ops.constant(0.5, F32)))
-    p.pointwise("out", (8,), lambda ops, i: ops.add(ops.load("half", i[0]), ops.load("x", i[0])))
-    return p
 
 
 def merged(p: Program, internal: tuple[str, ...] = ()) -> Any:
     body, every = merge(p.fused(), internal, p.dtypes)
     verify(body)
     return body, every
-
-
-def test_a_stored_value_is_handed_to_a_later_load() -> None:
-    body, _ = merged(two_steps())
-    assert [(v.op, v.buffer) for v in body.values if v.buffer] == [
-        ("load", "x"),
-        ("store", "half"),
-        ("store", "out"),
-    ]
-
-
-def test_an_internal_buffer_is_never_written() -> None:
-    body, _ = merged(two_steps(), ("half",))
-    assert [v.buffer for v in body.stores] == ["out"]
-
-
-def test_a_shared_load_has_the_origins_of_all_its_uses() -> None:
-    body, _ = merged(two_steps())
-    (load,) = body.loads
-    assert {o.target for o in load.origins} == {"torch.half", "torch.out"}
-
-
-def test_equal_indirect_indices_share_a_symbol_and_others_do_not() -> None:
-    p = Program()
-    p.input("w", (5,))
-    p.input("i", (8,), I64)
-    p.input("j", (8,), I64)
-
-    def gather(index: str) -> Any:
-        return lambda ops, i: ops.load("w", ops.indirect_indexing(ops.load(index, i[0]), 5))
-
-    for name, index in (("a", "i"), ("b", "i"), ("c", "j")):
-        p.pointwise(name, (8,), gather(index))
-    body, _ = merged(p)
-    assert [str(v.symbol) for v in body.values if v.op == "indirect"] == ["i0", "i1"]
-    assert len([v for v in body.loads if v.buffer == "w"]) == 2
 
 
 def test_loading_another_element_than_the_stored_one_is_an_error() -> None:
@@ -72,13 +28,6 @@ def test_loading_another_element_than_the_stored_one_is_an_error() -> None:
     p.pointwise("b", (8,), lambda ops, i: ops.load("a", 7 - i[0]))
     with pytest.raises(VerifyError, match="can't share a kernel"):
         merge(p.fused(), (), p.dtypes)
-
-
-def test_reductions_take_loop_level_to_row_level() -> None:
-    body, _ = merged(softmax(4, 6), ("amax", "total"))
-    loop = loop_level(body)
-    assert all(v not in loop for v in body.reductions)
-    assert all(v in loop for v in body.loads + body.stores)
 
 
 def test_a_scatter_that_runs_for_every_element_stays_at_loop_level() -> None:

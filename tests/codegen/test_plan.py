@@ -13,16 +13,10 @@ from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.codegen.printing import index_dtype
 from minicompile.ops.registry import without
 from minicompile.options import Options
-from minicompile.scheduling.body import names
 from minicompile.shapes.expr import ModularIndexing, size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax
 
 F32, I64 = torch.float32, torch.int64
-
-
-def phases(plan: KernelPlan) -> list[str]:
-    known = names(plan.body.values)
-    return [f"{p.level}: {' '.join(known.get(v, v.op) for v in p.values)}" for p in plan.phases]
 
 
 def scaled(constant: float) -> Program:
@@ -35,47 +29,6 @@ def scaled(constant: float) -> Program:
     return p
 
 
-def test_the_name_tells_operations_and_position() -> None:
-    assert scaled(0.5).plan(position=3).name == "cpp_fused_half_out_3"
-
-
-def test_arguments_come_in_order_of_first_use_with_their_roles() -> None:
-    plan = layer_norm(4, 8).plan(["sum1", "sum2"])
-    found = [(a.name, a.buffer) for a in plan.arguments]
-    assert found == [
-        ("in_ptr0", "x"), ("out_ptr0", "rstd"), ("in_ptr1", "w"), ("in_ptr2", "b"), ("out_ptr1", "out"),
-    ]  # fmt: skip
-
-
-def test_softmax_has_three_loops_and_keeps_the_exponentials() -> None:
-    plan = softmax(4, 64).plan(["amax", "total"])
-    assert phases(plan) == [
-        "loop: tmp0 tmp1",
-        "loop: tmp0 tmp2 tmp3 tmp4",
-        "loop: tmp5 store",
-    ]
-    assert [v.op for v in plan.stashed] == ["exp"]
-
-
-def test_cheap_values_are_computed_again() -> None:
-    plan = layer_norm(4, 64).plan(["sum1", "sum2"])
-    assert not plan.stashed
-    assert sum("tmp0" in line.split() for line in phases(plan)) == 3
-
-
-def test_rows_that_are_too_long_for_scratch_are_computed_again() -> None:
-    plan = softmax(16, 200_000).plan(["amax", "total"])
-    assert not plan.stashed
-    assert any("scratch" in a.description for a in plan.alternatives)
-
-
-def test_a_persistent_kernel_computes_every_value_once() -> None:
-    plan = softmax(64, 512).plan(["amax", "total"], language="triton")
-    assert plan.reduction == "persistent"
-    computed = [v for phase in plan.phases for v in phase.values]
-    assert len(computed) == len(set(computed))
-
-
 def test_small_kernels_run_on_one_thread() -> None:
     assert not softmax(4, 8).plan().parallel
     assert softmax(4096, 1024).plan().parallel
@@ -86,11 +39,6 @@ def test_symbolic_sizes_decide_about_threads_when_they_are_known() -> None:
     s0 = size_symbol("s0")
     text = print_kernel(softmax(s0, 64, hints={s0: 4}).plan()).text
     assert "if(parallel: s0*64 >" in text and "int64_t s0" in text
-
-
-def test_cost_counts_each_buffer_once() -> None:
-    plan = softmax(8, 16).plan(["amax", "total"])
-    assert (plan.cost.bytes_read, plan.cost.bytes_written) == (8 * 16 * 4, 8 * 16 * 4)
 
 
 def test_int32_indices_only_where_they_fit() -> None:
@@ -157,12 +105,6 @@ def test_many_kernels_make_two_units_without_losing_any() -> None:
     for source in module.kernels:
         assert sum(source.text in unit for unit in module.units) == 1
         assert source.text in module.text
-
-
-def test_plans_print_without_addresses() -> None:
-    text = str(softmax(8, 16).plan())
-    assert text == str(softmax(8, 16).plan())
-    assert "0x" not in text and "cpp:vector: vector_axis r, vector_width 16 (" in text
 
 
 @pytest.mark.parametrize(

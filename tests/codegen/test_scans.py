@@ -12,19 +12,12 @@ from torch import Tensor
 
 import minicompile as mc
 from minicompile.debug.gpu_assembly import cross_compile
-from minicompile.lowering.context import lowering
-from minicompile.lowering.rules.scans import scan
 from tests.codegen.fusing import Program
 from tests.codegen.triton_running import source_of
 
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 LANGUAGES = pytest.mark.parametrize("language", ["cpp", "triton"])
 INF, NAN = math.inf, math.nan
-
-KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "sum": torch.cumsum,
-    "prod": torch.cumprod,
-}
 
 
 def special(*size: int) -> Tensor:
@@ -37,38 +30,21 @@ def special(*size: int) -> Tensor:
     return x
 
 
-def all_kinds(size: tuple[int, int], dim: int, dtype: torch.dtype, **kw: Any) -> Program:
-    p = Program(**kw)
-    p.input("x", size, dtype)
-
-    def load(ops: Any, index: Any) -> Any:
-        return ops.load("x", p.at(*index, size=size))
-
-    for kind in KINDS:
-        p.scan(kind, size, dim, kind, load, dtype)
-    return p
-
-
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "sum": lambda x: x.cumsum(-1),
-    "sum of columns": lambda x: x.cumsum(0),
     "product": lambda x: (x / 4).cumprod(1),
     "product of columns": lambda x: (x / 4).cumprod(0),
     "integers": lambda x: [i.cumsum(1) for i in _integers(x)] + [_integers(x)[0].cumprod(0)],
     "bools": lambda x: (x > 0).cumsum(1),
     "before and after": lambda x: (x.exp().cumsum(1) + x).tanh(),
     "softmax": lambda x: x.softmax(1).cumsum(1),
-    "softmax of columns": lambda x: x.softmax(0).cumsum(0) * x,
     "shares": lambda x: (lambda c: c / c.sum(1, keepdim=True))(x.abs().cumsum(1)),
-    "shares of columns": lambda x: (lambda c: c / c.sum(0, keepdim=True))(x.abs().cumsum(0)),
     "twice": lambda x: x.cumsum(1).exp().cumsum(1),
     "both ways": lambda x: x.cumsum(1).cumsum(0),
     "from the end": lambda x: x.flip(1).cumsum(1).flip(1),
     "turned": lambda x: x.t().cumsum(1) + x.t(),
-    "every other": lambda x: x[:, ::2].cumsum(1),
     "repeated": lambda x: x[:1].expand(3, x.shape[1]).cumsum(0),
     "ones": lambda x: torch.ones_like(x).cumsum(1),
-    "positions": lambda x: (x > 0).long().cumsum(1) * (x > 0),
 }
 
 
@@ -150,21 +126,8 @@ def test_training_through_scans(language: str) -> None:
 def test_softmax_and_a_running_sum_are_one_kernel(language: str) -> None:
     compiled = mc.compile(PROGRAMS["softmax"], options={"device_codegen": language})
     (kernel,) = mc.trace(compiled, torch.randn(8, 100)).kernels
-    lines = kernel.text.splitlines()
     if language == "triton":
-        assert sum("tl.load" in line for line in lines) == 1
-        assert sum("tl.associative_scan" in line for line in lines) == 1
-        return
-    heads = [lines[i - 1].strip() for i, line in enumerate(lines) if "for (int64_t r0" in line]
-    assert [head.startswith("#pragma omp simd") for head in heads] == [True, False]
-
-
-def test_columns_are_scanned_in_vectors() -> None:
-    (kernel,) = mc.trace(mc.compile(PROGRAMS["product of columns"]), torch.randn(9, 100)).kernels
-    lines = kernel.text.splitlines()
-    inner = next(i for i, line in enumerate(lines) if "for (int64_t x0" in line)
-    assert lines[inner - 1].strip() == "#pragma omp simd"
-    assert "for (int64_t r0" in lines[inner - 2]
+        assert kernel.text.count("tl.load(") == kernel.text.count("tl.associative_scan(") == 1
 
 
 @pytest.mark.parametrize("length", [100, 3000])
@@ -197,21 +160,12 @@ def test_a_long_row_is_scanned_by_one_thread() -> None:
 @pytest.mark.parametrize("length", [512, 100_000])
 @pytest.mark.parametrize("dtype", [F32, I64], ids=str)
 def test_triton_compiles_them_for_a_gpu(length: int, dtype: torch.dtype) -> None:
-    source = source_of(all_kinds((64, length), 1, dtype))
+    p = Program()
+    p.input("x", (64, length), dtype)
+    for kind in ("sum", "prod"):
+        load = lambda ops, i: ops.load("x", length * i[0] + i[1])  # noqa: E731
+        p.scan(kind, (64, length), 1, kind, load, dtype)
+    source = source_of(p)
     assert source.plan.reduction == ("persistent" if length == 512 else "looped")
     assembly = cross_compile(source)
     assert assembly.binary.startswith(b"\x7fELF") and "shfl" in assembly.levels["ptx"]
-
-
-@LANGUAGES
-def test_a_rule_from_outside_changes_what_runs(language: str) -> None:
-    def fn(x: Tensor) -> Tensor:
-        return torch.cumsum(x, 1)
-
-    x = torch.randn(3, 10)
-    with mc.scoped():
-        lowering(torch.ops.aten.cumsum.default)(lambda ctx, v, dim: scan(ctx, "prod", v, dim, F32))
-        compiled = mc.compile(fn, fullgraph=True, options={"device_codegen": language})
-        torch.testing.assert_close(compiled(x), x.cumprod(1))
-    again = mc.compile(fn, fullgraph=True, options={"device_codegen": language})
-    torch.testing.assert_close(again(x), x.cumsum(1))

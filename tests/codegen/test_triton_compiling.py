@@ -41,6 +41,10 @@ def pointwise(fn, n=4096, inputs=("a", "b", "c")) -> Program:
     return p
 
 
+def copy(n: int = 4096, device: str = "cpu") -> KernelSource:
+    return source_of(pointwise(lambda o, i: o.load("a", i[0]), n, ("a",)), device=device)
+
+
 @pytest.fixture(scope="module")
 def normed() -> Assembly:
     return cross_compile(source_of(layer_norm(512, 1024), ("sum1", "sum2", "rstd")))
@@ -79,15 +83,11 @@ def test_instructions_lead_back_to_kernel_lines(normed, level):
     assert memory <= reached
 
 
-def test_helpers_count_as_the_line_that_calls_them(normed):
-    source = source_of(softmax(64, 256), ("amax", "total"))
-    assembly = cross_compile(source)
-    for text, n in zip(
-        assembly.levels["ptx"].splitlines(), assembly.kernel_lines("ptx"), strict=True
-    ):
-        if "max.NaN" in text:
-            assert n is not None
-            assert "max_combine" in source.lines[n].text
+def test_helpers_count_as_the_line_that_calls_them():
+    assembly = cross_compile(source_of(softmax(64, 256), ("amax", "total")))
+    lines = assembly.levels["ptx"].splitlines()
+    calls = {n for text, n in zip(lines, assembly.kernel_lines("ptx")) if "max.NaN" in text}
+    assert calls and all("max_combine" in assembly.source.lines[n].text for n in calls)
 
 
 def test_division_and_root_are_ieee_and_products_stay_apart_from_sums():
@@ -105,7 +105,7 @@ def test_division_and_root_are_ieee_and_products_stay_apart_from_sums():
 
 
 def test_aligned_pointers_give_wide_loads_and_others_do_not():
-    source = source_of(pointwise(lambda o, i: o.load("a", i[0]), inputs=("a",), n=2**20))
+    source = copy(2**20)
     assert "ld.global.v4" in cross_compile(source).levels["ptx"]
     assert "ld.global.v4" not in cross_compile(source, aligned=False).levels["ptx"]
 
@@ -118,16 +118,6 @@ def test_rows_of_32768_stay_in_registers(dtype, target):
     assert source.plan.reduction == "persistent"
     assert cross_compile(source, ("cuda", target)).spilled_bytes == 0
     assert source_of(softmax(4096, 32800, dtype), ("amax", "total")).plan.reduction == "looped"
-
-
-def test_squares_load_and_store_wide():
-    p = Program()
-    p.input("x", (4096, 4096))
-    p.pointwise("y", (4096, 4096), lambda o, i: o.load("x", i[1] * 4096 + i[0]))
-    assembly = cross_compile(source_of(p))
-    assert "ld.global.v4" in assembly.levels["ptx"]
-    assert "st.global.v4" in assembly.levels["ptx"]
-    assert assembly.spilled_bytes == 0
 
 
 def test_index_checks_survive_compilation_and_unchecked_indices_cost_none():
@@ -147,17 +137,11 @@ def test_index_checks_survive_compilation_and_unchecked_indices_cost_none():
 
 
 def test_without_triton_one_sentence_says_what_to_install(monkeypatch):
-    source = source_of(softmax(4, 8), ("amax", "total"))
+    source = copy()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for attempt in (lambda: load_kernel(source), lambda: cross_compile(source)):
         with pytest.raises(BackendError, match="pip install triton"):
             attempt()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_a_cuda_kernel_is_refused():
-    with pytest.raises(BackendError, match="GPU"):
-        load_kernel(source_of(softmax(4, 8), device="cuda"))
 
 
 class FakeGpu:
@@ -209,9 +193,7 @@ def cuda_kernel(source: KernelSource) -> CudaKernel:
 
 def test_the_launcher_passes_pointers_grid_and_stream(monkeypatch):
     gpu = FakeGpu(monkeypatch)
-    source = source_of(
-        pointwise(lambda o, i: o.load("a", i[0]), inputs=("a",), n=5000), device="cuda"
-    )
+    source = copy(5000, "cuda")
     kernel = cuda_kernel(source)
     a, y = torch.empty(5000), torch.empty(5000)
     kernel.launch(a, y)
@@ -222,8 +204,7 @@ def test_the_launcher_passes_pointers_grid_and_stream(monkeypatch):
 
 def test_an_unaligned_pointer_gets_a_version_that_assumes_nothing(monkeypatch):
     gpu = FakeGpu(monkeypatch)
-    p = pointwise(lambda o, i: o.load("a", i[0]), inputs=("a",), n=2**20)
-    kernel = cuda_kernel(source_of(p, device="cuda"))
+    kernel = cuda_kernel(copy(2**20, "cuda"))
     a, y = torch.empty(2**20 + 1), torch.empty(2**20)
     kernel.launch(a[:-1], y)
     kernel.launch(a[1:], y)
@@ -265,8 +246,7 @@ def test_a_float_is_passed_as_it_is_and_picks_no_version(monkeypatch):
 
 def test_a_kernel_of_another_device_runs_there(monkeypatch):
     gpu = FakeGpu(monkeypatch)
-    source = source_of(pointwise(lambda o, i: o.load("a", i[0]), inputs=("a",)), device="cuda")
-    kernel = cuda_kernel(source)
+    kernel = cuda_kernel(copy(device="cuda"))
     gpu.current = 1
     x = torch.empty(4096)
     kernel.launch(x, x)
@@ -275,10 +255,7 @@ def test_a_kernel_of_another_device_runs_there(monkeypatch):
 
 
 def test_nothing_is_launched_for_tensors_without_elements():
-    p = Program()
-    p.input("x", (0,))
-    p.pointwise("y", (0,), lambda o, i: o.load("x", i[0]))
-    assert "run(" not in launcher_text(source_of(p).plan, Tiles(256), 0)
+    assert "run(" not in launcher_text(copy(0).plan, Tiles(256), 0)
 
 
 @pytest.mark.gpu
@@ -327,15 +304,9 @@ def test_every_operation_compiles_for_a_gpu(name, number):
     """The interpreter runs some functions that a GPU's library has under another name, or not at all; and it
     minds less whether an operand is one number. `number`: which is."""
     dtype = torch.int32 if name.startswith(("bitwise", "gcd", "lshift", "rshift")) else F32
-    dtype = torch.int64 if name.startswith("rand") else dtype
-    compile_operation(name, dtype, number)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["add", "pow", "gcd", "floordiv", "remainder", "fmod", "truncdiv"])
-@pytest.mark.parametrize("number", [0, 1])
-def test_operations_on_integers_compile_for_a_gpu(name, number):
-    compile_operation(name, torch.int64, number)
+    compile_operation(name, torch.int64 if name.startswith("rand") else dtype, number)
+    if name in ("add", "pow", "gcd", "floordiv", "remainder", "fmod", "truncdiv"):
+        compile_operation(name, torch.int64, number)
 
 
 def compile_operation(name: str, dtype: torch.dtype, number: int | None) -> None:

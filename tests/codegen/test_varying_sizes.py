@@ -14,19 +14,11 @@ import minicompile as mc
 from minicompile.codegen import triton_rules
 from minicompile.codegen.phases import riders
 from minicompile.codegen.plan import KernelPlan, plan_rule
-from minicompile.codegen.triton import print_triton
 from minicompile.debug.gpu_assembly import cross_compile
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
 from minicompile.runtime.gpu_kernel import (
-    Tiles,
-    Version,
-    fills,
-    for_row,
-    gpu_kernel,
     needs_int64,
-    planned_tiles,
-    versioned,
 )
 from minicompile.shapes.expr import FloorDiv, float_symbol, size_symbol
 from tests.codegen.fusing import Program, softmax
@@ -86,17 +78,6 @@ def test_longer_rows_than_a_program_holds_are_compiled_once_more() -> None:
     assert len(after.captures) == len(before.captures) + 1
 
 
-def test_the_plan_says_what_it_assumes() -> None:
-    (plan,) = mc.trace(compiled(lambda x: x.softmax(-1)), torch.randn(8, 100)).plans
-    assert f"assumes s1 <= 32768: {plan.name} holds whole rows" in str(plan)
-
-
-def test_columns_of_varying_length_are_swept() -> None:
-    (plan,) = mc.trace(compiled(lambda x: x.amax(0)), torch.randn(8, 100)).plans
-    assert plan.reduction == "looped" and not plan.assumes
-    assert "columns of varying length" in str(plan)
-
-
 def test_a_launch_picks_the_tile_of_its_row(monkeypatch) -> None:
     gpu = FakeGpu(monkeypatch)
     kernel = cuda_kernel(source_of(softmax(640, S0, hints={S0: 1024}), ("amax", "total"), "cuda"))
@@ -112,54 +93,6 @@ def test_a_launch_picks_the_tile_of_its_row(monkeypatch) -> None:
     versions = [launch[0] for launch in gpu.launches]
     assert versions[1] == versions[2]
     assert len(set(versions)) == 4
-
-
-def test_calls_of_the_same_sizes_are_prepared_once(monkeypatch) -> None:
-    gpu = FakeGpu(monkeypatch)
-    kernel = cuda_kernel(source_of(softmax(4, S0, hints={S0: 64}), ("amax", "total"), "cuda"))
-    prepared = []
-    inner = kernel.launch.__globals__["prepare"]
-    monkeypatch.setitem(
-        kernel.launch.__globals__, "prepare", lambda *key: prepared.append(key) or inner(*key)
-    )
-    x = torch.empty(4, 64)
-    for n in (64, 48, 48, 64, 48):
-        kernel.launch(x, x, n)
-    assert prepared == [(True, 48)]
-    assert [kernel.constants["RBLOCK"] for kernel in gpu.kernels()] == [64] * 5
-    assert [launch[-1] for launch in gpu.launches] == [64, 48, 48, 64, 48]
-
-
-def test_tiles_for_other_rows_hold_as_much() -> None:
-    tiles = Tiles(2, 1024, 8)
-    assert for_row(tiles, 256) == Tiles(8, 256, 8)
-    assert for_row(tiles, 16) == Tiles(64, 16, 4)
-    assert for_row(tiles, 8192) == Tiles(1, 8192, 32)
-    assert fills(2048, tiles) and not fills(0, tiles) and not fills(1000, tiles)
-
-
-def test_versions_for_other_rows_have_other_warps_and_registers() -> None:
-    plan = source_of(softmax(4096, S0, hints={S0: 8192}), ("amax", "total"), "cuda:0").plan
-    assert plan.side_by_side
-    kernel = gpu_kernel(print_triton(plan), planned_tiles(plan))
-    compiled = {
-        row: versioned(kernel, Version(True, (True,), row > 8192, row, False))
-        for row in (8192, 4096, 64, 16_384)
-    }
-    options = {row: found.options for row, found in compiled.items()}
-    assert options[8192] == kernel.options and kernel.options["num_warps"] == 8
-    assert [o["num_warps"] for o in options.values()] == [8, 8, 4, 16]
-    assert [o.get("maxnreg") for o in options.values()] == [128, 128, None, None]
-    assert [found.types["s0"] for found in compiled.values()] == ["i32", "i32", "i32", "i64"]
-    assert not compiled[8192].constants["WHOLE"] and kernel.constants["WHOLE"]
-
-
-@pytest.mark.long
-def test_whole_rows_need_no_masks() -> None:
-    source = source_of(softmax(512, S0, hints={S0: 4096}), ("amax", "total"))
-    static = source_of(softmax(512, 4096), ("amax", "total"))
-    found, expected = (cross_compile(s).levels["ptx"].count("selp") for s in (source, static))
-    assert found == expected
 
 
 # Widths --------------------------------------------------------------------------------------------------

@@ -19,13 +19,6 @@ PROGRAMS: dict[str, tuple[str, Callable[..., Any], torch.Tensor, str]] = {
         "image_windows", lambda x: F.max_pool2d(x * 2, 3, 2, 1).exp(), X, "max_pool2d_with_indices",
     ),
     "avg_pool": ("image_windows", lambda x: F.avg_pool2d(x * 2, 3, 2, 1).exp(), X, "avg_pool2d"),
-    "resize": (
-        "image_windows", lambda x: F.interpolate(x, scale_factor=1.7).sin(), X, "upsample_nearest2d",
-    ),
-    "channels last": (
-        "image_windows", lambda x: F.max_pool2d(x * 2, 2), X.to(memory_format=LAST), "max_pool",
-    ),
-    "entropy": ("special_functions", lambda x: torch.special.entr(x.sigmoid()) * x, X, "special_entr"),
     "logit": ("special_functions", lambda x: torch.logit(x.sigmoid(), 1e-3) * x, X, "logit"),
 }  # fmt: skip
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import minicompile as mc
 from minicompile.bench import prices
@@ -127,11 +125,6 @@ def test_without_folders_the_package_compiles_and_trains(folders: list[str], tmp
             assert said == f"minicompile {command[0]}: {needs}"
 
 
-@pytest.mark.long
-def test_with_none_selected_programs_run_as_well():
-    assert "graph_cache" in run(PROGRAM, MINICOMPILE_PLUGINS="none")
-
-
 PACKAGE_ELSEWHERE = {
     "loud/__init__.py": """
 from minicompile.ops.plugins import Plugin
@@ -198,26 +191,6 @@ def test_tokens_leave_out_comments_docstrings_and_layout():
     assert tokens_of('y = f"a {x} {f(1)} b"') == 3
 
 
-@pytest.mark.long
-def test_what_was_measured_is_on_the_page(tmp_path: Path, monkeypatch):
-    plugin = plugins.available()["special_functions"]
-    monkeypatch.setattr(prices, "folder_of", lambda plugin: tmp_path)
-    price = prices.measure(plugin, "cpu", 0.01)
-    (tmp_path / prices.PRICE).write_text(json.dumps({"cpu": price}))
-    shown = prices.off_and_on(price["cases"][0]["call ms"])
-    assert (
-        f"| `special_functions` | row_entropy, cache | {price['device']} | {shown} |"
-        in prices.markdown([plugin])
-    )
-
-
 def test_the_page_of_prices_is_what_the_command_prints():
     page = (PACKAGE.parent / "docs" / "plugins.md").read_text(encoding="utf-8")
     assert page == prices.markdown(plugins.available().values())
-
-
-def test_compiled_with_and_without_give_the_same():
-    x = torch.randn(5, 7)
-    fn = lambda x: (x.exp() / x.exp().sum(-1, keepdim=True)).cumsum(0)  # noqa: E731
-    for chosen in ("none", "all"):
-        torch.testing.assert_close(mc.compile(fn, options={"plugins": chosen})(x), fn(x))

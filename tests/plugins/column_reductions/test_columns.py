@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 import minicompile as mc
-from tests.codegen.fusing import Program
 from tests.codegen.kernels import REFERENCE, one_reduction, special
 from tests.codegen.kernels import run_cpp as run
 
@@ -51,50 +48,3 @@ def test_sums_of_columns_are_as_exact_as_eager(size: tuple[int, int]) -> None:
     run(one_reduction("sum", *size, F32, F32, True).plan(), {"x": x, "out": out})
     found, eager = ((sums.double() - exact).norm() for sums in (out, x.sum(0)))
     assert found < eager
-
-
-def test_column_kernel_carries_row_values_between_phases() -> None:
-    """Normalise columns: mean over rows, centred values, then scaled by the column's largest."""
-    size = (50, 70)
-    p = Program()
-    p.input("x", size)
-    load = lambda ops, i, r: ops.load("x", p.at(r[0], i[0], size=size))  # noqa: E731
-    p.reduce("total", (70,), (50,), "sum", load)
-
-    def centred(ops: Any, i: Any, r: Any) -> Any:
-        mean = ops.truediv(ops.load("total", i[0]), ops.constant(50.0, F32))
-        return ops.abs(ops.sub(load(ops, i, r), mean))
-
-    p.reduce("largest", (70,), (50,), "max", centred)
-    plan = p.plan(["total"])
-    assert plan.vector_axis == "x"
-    x = special(*size)
-    out = torch.empty(70)
-    run(plan, {"x": x, "largest": out})
-    torch.testing.assert_close(out, (x - x.mean(0)).abs().amax(0))
-
-
-def test_a_matrix_says_along_what_vectors_lie_not_the_rows_numbers_beside_it() -> None:
-    """As in cross-entropy's backward: three numbers of each row, and columns that are summed."""
-    size, rows = (60, 500), "abc"
-    p = Program()
-    for name, shape in (("x", size), *((row, (60,)) for row in rows)):
-        p.input(name, shape)
-
-    def slope(ops: Any, i: Any, r: Any) -> Any:
-        value = ops.load("x", p.at(r[0], i[0], size=size))
-        for row in rows:
-            value = ops.mul(value, ops.load(row, r[0]))
-        return value
-
-    p.reduce("total", (500,), (60,), "sum", slope)
-    plan = p.plan()
-    assert plan.vector_axis == "x"
-    numbers = lambda *shape: torch.randint(-3, 4, shape).float()  # noqa: E731
-    given = {"x": numbers(*size), **{row: numbers(60) for row in rows}}
-    out = torch.empty(500)
-    run(plan, {**given, "total": out})
-    expected = given["x"].clone()
-    for row in rows:
-        expected *= given[row][:, None]
-    assert out.equal(expected.sum(0))

@@ -16,13 +16,11 @@ import torch.nn.functional as F
 
 import minicompile as mc
 from minicompile import pipeline
-from minicompile.aot.result import OutputSpec, RuntimeMetadata
 from minicompile.lowering.lower import lowering
 from minicompile.ops.events import observer
 from minicompile.ops.registry import ALL, scoped, without
 from minicompile.options import Options
 from minicompile.plugins.graph_cache import store as graph_cache
-from minicompile.plugins.graph_cache.store import NoText, plain, tuples
 from minicompile.runtime import load
 from tests.comparing import Answer, answer, assert_answer, assert_same
 
@@ -178,15 +176,10 @@ DIFFERENT: list[Callable[[torch.Tensor], Any]] = [
     lambda x: x.sin() + True,
     lambda x: x.sin() * 0.0,
     lambda x: x.sin() * -0.0,
-    lambda x: x.cos() + 1,
     lambda x: (x.sin() + 1, x.cos()),
     lambda x: x.sin().sum(0),
-    lambda x: x.sin().sum(1),
     lambda x: x.sin()[1:],
-    lambda x: x.sin()[2:],
     lambda x: x.sin().to(torch.float16),
-    lambda x: x.sin().to(torch.bfloat16),
-    lambda x: torch.full_like(x, 1),
     lambda x: torch.full_like(x, 1, dtype=torch.bool),
     lambda x: F.gelu(x, approximate="tanh"),
 ]
@@ -289,21 +282,3 @@ def test_who_watches_sees_every_stage(disk, tmp_path) -> None:
         made = compiled(lambda x: x.sin(), tmp_path, debug_dir=str(tmp_path / "debug"), **options)
         made(X)
         assert disk.keys[-1] is None
-
-
-def test_what_runs_around_the_graphs_comes_back_as_it_was() -> None:
-    outputs = (
-        OutputSpec("fresh", size=(2, 3), stride=(3, 1)),
-        OutputSpec("input", base=1, requires_grad=True),
-        OutputSpec("constant", value=-0.0),
-    )
-    made = RuntimeMetadata(outputs, (0, 2), trains=True, result_requires_grad=(True, False))
-    kept = plain(made)
-    specs = tuple(OutputSpec(**tuples(spec)) for spec in kept.pop("outputs"))
-    found = RuntimeMetadata(specs, **tuples(kept))
-    assert repr(found) == repr(made)
-    for odd in (OutputSpec("constant", value=object()), OutputSpec("view", size=(torch.int32, 2))):
-        with pytest.raises(NoText):
-            plain(RuntimeMetadata((odd,)))
-    with pytest.raises(NoText):
-        plain(RuntimeMetadata((), before_backward=(lambda: None,)))

@@ -7,28 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import minicompile as mc
-from minicompile.lowering.ir import Scatter
-from minicompile.plugins.image_windows import resampling
-from tests.lowering.samples import Found, as_sample, run_operator
+from tests.lowering.samples import Found, as_sample
 from tests.lowering.samples import check as check_sample
 
 aten = torch.ops.aten
-
-OPERATORS = {
-    "nn.functional.interpolate": 40,
-    "nn.functional.upsample_bilinear": 4,
-    "nn.functional.upsample_nearest": 4,
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", OPERATORS)
-def test_samples_equal_eager(name: str) -> None:
-    found = run_operator(name, OPERATORS[name] // 8 + 3, (torch.float32, torch.bfloat16))
-    assert found.wrong == [] and found.agreed
-    assert all(reason.startswith("no lowering for aten.") for _, reason in found.externs)
-    loops = [op for graph in found.graphs for op in graph.operations if hasattr(op, "loops")]
-    assert not any(isinstance(op.loops, Scatter) for op in loops)
 
 
 def resize(mode: str, size: tuple[int, ...], **options):
@@ -88,20 +70,6 @@ def test_gradients_of_half_types_are_rounded_as_in_eager(name: str) -> None:
         assert torch.equal(found, expected)
 
 
-def test_other_modes_stay_calls() -> None:
-    for fn, size in (
-        (resize("linear", (11,)), (2, 3, 5)),
-        (resize("trilinear", (5, 6, 7)), (1, 2, 3, 4, 5)),
-        (resize("bicubic", (13, 6)), (2, 2, 7, 9)),
-        (lambda x: F.pad(x, (2, 1), mode="reflect"), (2, 3, 5)),
-        (lambda x: F.unfold(x, 3), (2, 2, 7, 9)),
-        (lambda x: x.unfold(-1, 4, 1) * 2, (2, 7, 9)),
-    ):
-        found = Found()
-        check_sample(as_sample(str(size), fn, torch.randn(size, requires_grad=True)), found)
-        assert found.wrong == [] and found.agreed == 1 and found.externs
-
-
 def test_integers_are_moved_exactly() -> None:
     byte = torch.randint(256, (2, 3, 5, 4)).to(torch.uint8)
     assert torch.equal(mc.compile(IMAGES["nearest"])(byte), IMAGES["nearest"](byte))
@@ -144,23 +112,3 @@ def test_a_gradient_is_one_kernel() -> None:
         x = torch.randn(2, 2, 7, 9, requires_grad=True)
         graphs = mc.trace(IMAGES[name], x).graphs
         assert len(graphs["forward"].kernels) == len(graphs["backward"].kernels) == 1, name
-
-
-def test_torch_keeps_its_own_kernels() -> None:
-    before = dict(aten.upsample_bilinear2d.vec.py_kernels)
-    mc.compile(IMAGES["linear"])(torch.randn(2, 2, 7, 9))
-    assert aten.upsample_bilinear2d.vec.py_kernels == before != {}
-
-
-def test_a_wrong_table_is_noticed(monkeypatch) -> None:
-    right = resampling.Table.turned
-
-    def wrong(table: resampling.Table) -> resampling.Table:
-        made = right(table)
-        made.places = made.places.flip(0)
-        return made
-
-    monkeypatch.setattr(resampling.Table, "turned", wrong)
-    for name in ("linear", "nearest"):
-        with pytest.raises(AssertionError):
-            test_kernels_equal_eager(name, "auto")

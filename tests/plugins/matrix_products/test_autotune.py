@@ -59,104 +59,79 @@ class Fake:
         return -launch.tiles.x - launch.tiles.num_warps
 
 
-def test_the_fastest_is_taken_and_found_again_on_disk(tmp_path) -> None:
-    source, options = source_of(added()), Options(cache_dir=str(tmp_path))
-    tried = candidates(source)
-    best = max(tried, key=lambda t: t.x + t.num_warps)
-    x, fake = torch.randn(4096), Fake()
-    run = tuned(source, options, fake.load, fake.measure)
-    for _ in range(2):
+X = torch.randn(4096)
+SOURCE = source_of(added())
+TRIED = candidates(SOURCE)
+BEST = max(TRIED, key=lambda t: t.x + t.num_warps)
+
+
+def tune(fake: Fake, options: Options, times: int = 1) -> Fake:
+    """Run the kernel with tiles that are measured at its first call."""
+    run = tuned(SOURCE, options, fake.load, fake.measure)
+    for _ in range(times):
         y = torch.zeros(4096)
-        run(x, y)
-        assert torch.equal(y, x * x)
-    assert set(fake.loaded) == set(tried)
-    assert [tiles for tiles, _ in fake.ran[-2:]] == [best, best]
-    again = Fake()
-    tuned(source, options, again.load, again.measure)(x, torch.zeros(4096))
-    assert again.loaded == [best]
-    without, other = dataclasses.replace(options, disk_cache=False), Fake()
-    tuned(source, without, other.load, other.measure)(x, torch.zeros(4096))
-    assert len(other.loaded) == len(tried)
+        run(X, y)
+        assert torch.equal(y, X * X)
+        assert [place == y.data_ptr() for _, place in fake.ran].count(True) == 1
+    return fake
 
 
-def test_measuring_leaves_the_results_memory_alone(tmp_path) -> None:
-    source, fake = source_of(added()), Fake()
-    x, y = torch.randn(4096), torch.zeros(4096)
-    tuned(source, Options(cache_dir=str(tmp_path)), fake.load, fake.measure)(x, y)
-    assert [place == y.data_ptr() for _, place in fake.ran] == [False] * (len(fake.ran) - 1) + [
-        True
-    ]
+def test_the_fastest_is_taken_and_found_again_on_disk(tmp_path) -> None:
+    """Measuring leaves the result's memory alone: only the last launch writes there."""
+    options = Options(cache_dir=str(tmp_path))
+    fake = tune(Fake(), options, 2)
+    assert set(fake.loaded) == set(TRIED)
+    assert [tiles for tiles, _ in fake.ran[-2:]] == [BEST, BEST]
+    assert tune(Fake(), options).loaded == [BEST]
+    without = dataclasses.replace(options, disk_cache=False)
+    assert len(tune(Fake(), without).loaded) == len(TRIED)
 
 
 def test_what_does_not_compile_is_not_taken(tmp_path) -> None:
-    source = source_of(added())
-    best = max(candidates(source), key=lambda t: t.x + t.num_warps)
-    fake = Fake(best)
-    tuned(source, Options(cache_dir=str(tmp_path)), fake.load, fake.measure)(
-        torch.randn(4096), torch.zeros(4096)
-    )
-    assert best not in {tiles for tiles, _ in fake.ran}
+    fake = tune(Fake(BEST), Options(cache_dir=str(tmp_path)))
+    assert BEST not in {tiles for tiles, _ in fake.ran}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("text", ["", "[]", '{"x": 3}', '{"x": 1048576, "num_warps": 1}'])
 def test_a_damaged_file_is_measured_anew(tmp_path, text) -> None:
-    source, options, fake = source_of(added()), Options(cache_dir=str(tmp_path)), Fake()
-    tuned(source, options, fake.load, fake.measure)(torch.randn(4096), torch.zeros(4096))
+    options = Options(cache_dir=str(tmp_path))
+    tune(Fake(), options)
     (file,) = (tmp_path / "tiles").iterdir()
     file.write_text(text)
-    again = Fake()
-    tuned(source, options, again.load, again.measure)(torch.randn(4096), torch.zeros(4096))
-    assert len(again.loaded) == len(candidates(source))
-
-
-def told(channel: str, run: Any) -> list[str]:
-    """The lines of a log channel while `run` gets a compilation's options and what tells of it."""
-    out = io.StringIO()
-    with mc.logs(channel, file=out):
-        run(Watch(Compilation(3, 0, "fn", Options())).tell)
-    return out.getvalue().splitlines()
+    assert len(tune(Fake(), options).loaded) == len(TRIED)
 
 
 def test_what_is_gained_is_one_line_for_each_kernel(tmp_path) -> None:
-    source, fake, options = source_of(added()), Fake(), Options(cache_dir=str(tmp_path))
-    tried = candidates(source)
-    fake.broken = (tried[1],)
+    options, fake = Options(cache_dir=str(tmp_path)), Fake(TRIED[1])
 
     def measure(launch: Any, arguments: list[Any]) -> float:
-        return {tried[0]: 0.5, tried[-1]: 0.4}.get(launch.tiles, 0.75)
+        return {TRIED[0]: 0.5, TRIED[-1]: 0.4}.get(launch.tiles, 0.75)
 
-    def run(tell: Any) -> None:
-        launch = tuned(source, options, fake.load, measure, tell)
-        for _ in range(3):
-            launch(torch.randn(4096), torch.zeros(4096))
-
-    best = f"XBLOCK={tried[-1].x}, {tried[-1].num_warps} warps"
-    line = f"[3/0] autotuning: {source.name}: "
-    gained = f"{len(tried)} candidates, 0.5000 ms as planned, 0.4000 ms (20% less) with {best}"
-    assert told("autotuning", run) == [line + gained]
-    assert told("autotuning", run) == [line + f"{best}, as measured earlier"]
-    options = dataclasses.replace(options, disk_cache=False)
-    first, *others = told("+autotuning", run)
-    assert first == line + gained
-    assert len(others) == len(tried) and sum(" inf ms: " in other for other in others) == 1
-    assert told("perf", run) == []
+    out = io.StringIO()
+    with mc.logs("autotuning", file=out):
+        for _ in range(2):
+            tell = Watch(Compilation(3, 0, "fn", Options())).tell
+            tuned(SOURCE, options, fake.load, measure, tell)(X, torch.zeros(4096))
+    first, again = out.getvalue().splitlines()
+    best = f"XBLOCK={TRIED[-1].x}, {TRIED[-1].num_warps} warps"
+    line = f"[3/0] autotuning: {SOURCE.name}: "
+    gained = f"{len(TRIED)} candidates, 0.5000 ms as planned, 0.4000 ms (20% less) with {best}"
+    assert first == line + gained and again == line + f"{best}, as measured earlier"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_deterministic_sums_keep_their_tiles(tmp_path, deterministic) -> None:
-    options, loaded = Options(cache_dir=str(tmp_path)), []
-    rows = source_of(softmax(64, 256), ("amax", "total"))
+    rows, fake = source_of(softmax(64, 256), ("amax", "total")), Fake()
+    x, options = torch.randn(64, 256), Options(cache_dir=str(tmp_path))
     torch.use_deterministic_algorithms(deterministic)
     try:
-        for source, x in ((rows, torch.randn(64, 256)), (source_of(added()), torch.randn(4096))):
-            fake = Fake()
-            tuned(source, options, fake.load, fake.measure)(x, torch.empty_like(x))
-            loaded.append(set(fake.loaded) == set(candidates(source)))
+        tuned(rows, options, fake.load, fake.measure)(x, torch.empty_like(x))
+        assert set(tune(Fake(), options).loaded) == set(TRIED)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert loaded == [not deterministic, True]
+    assert (set(fake.loaded) == set(candidates(rows))) == (not deterministic)
 
 
 @pytest.mark.gpu

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import multiprocessing
 import pickle
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -40,19 +39,11 @@ def free_blocks(arena: Arena) -> int:
 HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "the tensor": lambda t: t,
     "a view": lambda t: t[5:7],
-    "a detached alias": lambda t: t.detach(),
-    ".data": lambda t: t.data,
     "a NumPy array": lambda t: t.numpy(),
-    "a memoryview": lambda t: memoryview(t.numpy()),
     "a DLPack capsule": torch.utils.dlpack.to_dlpack,
     "an untyped storage": lambda t: t.untyped_storage(),
-    "a typed storage": lambda t: t.storage(),
-    "a parameter": torch.nn.Parameter,
-    "another tensor's data": lambda t: setattr(held := torch.empty(0), "data", t) or held,
-    "a tensor set to it": lambda t: torch.empty(0).set_(t),
     "a tensor set to its storage": lambda t: torch.empty(0).set_(t.untyped_storage()),
     "a swapped tensor": lambda t: torch.utils.swap_tensors(held := torch.empty(0), t) or held,
-    "a shallow copy": copy.copy,
     "an autograd graph": lambda t: t.requires_grad_() * t,
     "values of a sparse tensor": lambda t: torch.sparse_coo_tensor(torch.zeros(1, 1).long(), t[:1]),
     "its own cycle": lambda t: setattr(t, "me", t),
@@ -79,17 +70,11 @@ def test_held_memory_is_not_given_away(holder: Callable[[torch.Tensor], Any]) ->
 
 
 def test_what_nobody_holds_is_used_again() -> None:
-    arena = Arena()
-    addresses = {new(arena, 1.0).data_ptr() for _ in range(5)}
-    assert len(addresses) == 1 and arena.bytes() == 4 * SIZE
-
-
-def test_two_that_take_turns_need_two_blocks() -> None:
-    arena, addresses, held = Arena(), set(), None
-    for _ in range(6):
-        held = new(arena, 1.0)
-        addresses.add(held.data_ptr())
-    assert len(addresses) == 2
+    """Two that take turns need two blocks."""
+    arena, held = Arena(), None
+    assert len({new(arena, 1.0).data_ptr() for _ in range(5)}) == 1 and arena.bytes() == 4 * SIZE
+    addresses = {(held := new(arena, 1.0)).data_ptr() for _ in range(6)}
+    assert held is not None and len(addresses) == 2
 
 
 CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -123,14 +108,10 @@ def test_a_changed_storage_is_forgotten(change: Callable[[torch.Tensor], Any]) -
 
 def test_its_tensors_are_like_any_other() -> None:
     made = ARENA.empty((LARGE, 2), (1, LARGE), torch.float32, LIMIT).fill_(3.0)
-    assert (
-        made._base is None and not made._is_view() and made.is_leaf and made.storage_offset() == 0
-    )
+    assert made._base is None and made.is_leaf and made.storage_offset() == 0
     assert made.stride() == (1, LARGE) and made.data_ptr() % 64 == 0
-    assert made.untyped_storage().nbytes() == 8 * LARGE
     assert torch.equal(pickle.loads(pickle.dumps(made)), made)
-    made.t_().unsqueeze_(0).squeeze_()
-    made.resize_(3 * LARGE)
+    made.t_().resize_(3 * LARGE)
     made.requires_grad_().sum().backward()
     assert made.grad is not None and made.grad.shape == made.shape
     with torch.inference_mode():
@@ -149,34 +130,27 @@ def test_memory_kept_has_a_limit() -> None:
     before = arena.bytes()
     arena.empty((limit,), (1,), torch.float32, limit)  # alone above the limit
     assert arena.bytes() == before
-    text = str(arena)
-    assert "block" in text and "in nobody's use" in text
     arena.clear()
     assert arena.bytes() == 0 and held[1].sum() == SIZE
 
 
 def test_threads_never_get_the_same_memory() -> None:
-    arena, wrong = Arena(), []
+    arena = Arena()
 
-    def work(mark: float) -> None:
+    def right(mark: float) -> bool:
         held: list[torch.Tensor] = []
         for step in range(60):
-            held.append(new(arena, mark + step))
-            if len(held) > 3:
-                held.pop(0)
-            marks = [t[0].item() for t in held], [t[-1].item() for t in held]
-            right = [mark + step - len(held) + 1 + n for n in range(len(held))]
-            if marks != (right, right):
-                wrong.append((marks, right))
+            held = [*held[-2:], new(arena, mark + step)]
+            if any(
+                t[place] != mark + step - n for n, t in enumerate(held[::-1]) for place in (0, -1)
+            ):
+                return False
             if step % 20 == 19:
                 arena.clear()
+        return True
 
-    threads = [threading.Thread(target=work, args=(1000.0 * n,)) for n in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(right, (1000.0, 2000.0, 3000.0, 4000.0)))
 
 
 def child(queue: Any, compiled: Any, x: torch.Tensor, held: torch.Tensor) -> None:
@@ -231,12 +205,6 @@ def test_no_arena_if_so_chosen(options: dict[str, Any]) -> None:
     with torch.no_grad():
         assert torch.equal(compiled(x), 2 * x)
     assert ARENA.bytes() == 0
-
-
-def test_the_wrapper_says_it() -> None:
-    trace = mc.trace(lambda x: x * 2, torch.ones(1024, 2048))
-    assert "empty_large((1024, 2048), (2048, 1), torch.float32)" in trace.wrapper.text
-    assert "empty_large" not in mc.trace(lambda x: x * 2, torch.ones(8, 8)).wrapper.text
 
 
 @pytest.mark.long

@@ -16,12 +16,9 @@ import minicompile as mc
 from minicompile.codegen.phases import riders
 from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.debug.gpu_assembly import cross_compile
-from minicompile.errors import Unsupported
-from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
-from minicompile.plugins.split_reductions import choose
 from minicompile.plugins.split_reductions.split import PART, refusal
 from tests.codegen.triton_running import devices
 
@@ -80,45 +77,18 @@ def test_few_long_rows_are_split_and_the_plan_says_what_either_way_costs() -> No
     assert "triton:launches: launches" in str(plan)
 
 
-def test_a_smaller_gpu_has_fewer_parts(monkeypatch) -> None:
-    def count() -> int:
-        return traced(lambda x: x.sum(0), torch.empty(2**18, 64)).plans[0].parts
-
-    large = count()
-    monkeypatch.setattr(choose, "gpu_of", lambda device: Gpu(multiprocessors=16))
-    assert 1 < count() < large
-
-
 @pytest.mark.parametrize(
     ("fn", "size", "why"),
     [
-        (lambda x: x.sum(-1), (2000, 40000), "in one launch"),
         (lambda x: x.sum(0), (256, 64), "in one launch"),
         (lambda x: x.argmax(-1), (2, 200000), "positions are counted along the whole row"),
-        (lambda x: x.cumsum(-1), (2, 200000), "a scan goes through its row in order"),
     ],
-    ids=["many rows", "short columns", "argmax", "cumsum"],
+    ids=["short columns", "argmax"],
 )
 def test_other_rows_have_one_program_and_the_plan_says_why(fn, size, why) -> None:
     (plan,) = traced(fn, torch.empty(size)).plans
     assert not plan.launches
     assert any(a.description == "split reduction" and why in a.reason for a in plan.alternatives)
-
-
-def test_the_wrapper_makes_room_for_the_parts_and_calls_each_launch() -> None:
-    with parts(8):
-        trace = traced(lambda x: x.sum(0), torch.empty(64, 24))
-    text = trace.graph("forward").wrapper.text
-    (part,) = trace.plans[0].workspace
-    lines = [line.strip() for line in text.splitlines() if part in line]
-    assert lines[0].startswith(f"{part} = empty_strided_cpu((8, 24)")
-    assert [line.split("(")[0].split("_")[-2] for line in lines[1:3]] == ["sweep", "finish"]
-    assert lines[3] == f"del {part}"
-
-
-def test_deviations_need_no_sweep_of_their_own() -> None:
-    with parts(4):
-        assert roles(traced(lambda x: x.var(0), torch.empty(64, 24))) == ["sweep", "finish"]
 
 
 def test_a_chain_of_sweeps_keeps_what_later_ones_need() -> None:
@@ -216,17 +186,13 @@ def test_loaded_indices_and_masks_in_parts(device) -> None:
     def fn(t: Tensor, i: Tensor) -> Tensor:
         return F.pad(t[i], (0, 0, 3, 4), value=0.5).sum(0)
 
-    i = torch.randint(-9, 9, (70,), device=device)
+    t, i = torch.randn(9, 6, device=device), torch.randint(-9, 9, (70,), device=device)
     with parts(4):
-        agrees(fn, torch.randn(9, 6, device=device), i)
-
-
-@pytest.mark.parametrize("bad", [9, -10])
-def test_an_index_out_of_range_is_still_reported(bad) -> None:
-    i = torch.zeros(70, dtype=torch.int64)
-    i[69] = bad
-    with parts(4), pytest.raises(IndexError):
-        compiled(lambda t, i: t[i].sum(0))(torch.randn(9, 6), i)
+        agrees(fn, t, i)
+        if device == "cpu":
+            i[69] = 9
+            with pytest.raises(IndexError):
+                compiled(fn)(t, i)
 
 
 @pytest.mark.long
@@ -262,32 +228,11 @@ def test_the_same_bits_every_time(device) -> None:
     ("fn", "size"),
     [
         (lambda x: x.sum(0), (16384, 4096)),
-        (lambda x: (x.float() ** 2).sum(), (2**24,)),
         (lambda x: F.batch_norm(x, None, None, training=True), (32, 64, 56, 56)),
     ],
-    ids=["columns", "everything", "batch_norm"],
+    ids=["columns", "batch_norm"],
 )
 def test_launches_compile_without_spills(fn, size) -> None:
     x = torch.empty(size, dtype=torch.bfloat16)
     for kernel in traced(fn, x).kernels:
         assert cross_compile(kernel).spilled_bytes == 0, kernel.name
-
-
-def test_a_rule_that_splits_all_it_can_reach_gives_no_wrong_answer() -> None:
-    """Launches aren't split again, and what can't be split runs in eager, with the reason."""
-    x = torch.randn(3, 5000)
-    with scoped():
-
-        @plan_rule("triton:split")
-        def rule(plan: KernelPlan, options: Options) -> None:
-            if plan.reduction_ranges:
-                plan.reduction, plan.parts = "split", 100
-
-        found = mc.compile(lambda x: x.amax(1), options=TRITON)(x)
-        last = mc.compile(lambda x: x.argmax(1), options=TRITON)
-        place = last(x)
-        with pytest.raises(Unsupported, match="can't be split: positions are counted"):
-            mc.trace(last, x)
-    torch.testing.assert_close(found, x.amax(1))
-    torch.testing.assert_close(place, x.argmax(1))
-    mc.reset()
