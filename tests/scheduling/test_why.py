@@ -11,7 +11,6 @@ import torch
 
 import minicompile as mc
 from minicompile.lessons.model import GPT, GPTConfig
-from minicompile.ops.display import to_html
 from minicompile.options import Options
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
@@ -19,7 +18,6 @@ from tests.scheduling.building import F64, GraphBuilder, check, compiled
 from tests.scheduling.claims import (
     check_answer,
     check_fused,
-    operations,
     pairs_with_common_buffers,
 )
 from tests.scheduling.loop_programs import compare, generate
@@ -50,7 +48,6 @@ def test_every_pair_of_the_lesson_model_has_an_answer_that_is_true(lesson: Any, 
             assert x.split()[-2:] != y.split()[-2:]
     assert sum(causes.values()) > 100 and len(causes) >= 6
     for decision in found.decisions:
-        assert decision.operations in (None, operations(decision))
         assert decision.score == sum(count for _, count in decision.saved)
         if decision.fused:
             check_fused(found, decision)
@@ -156,15 +153,3 @@ def test_wishes_never_change_a_result(seed: int) -> None:
     assert {a.a + a.b for a in asked.refused} == {
         p for p in fuse if not asked.after.why(*p).same_kernel
     }
-
-
-def test_answers_steps_and_what_ifs_have_pictures() -> None:
-    b = GraphBuilder()
-    found = schedule(b.finish(b.softmax(b.input((8, 64)))), OPTIONS)
-    asked = found.what_if(forbid=[("buf1", "buf2")])
-    for obj in (found.why("buf0", "buf1"), asked.after.why("buf1", "buf2"), asked, *found.steps()):
-        bundle = obj._repr_mimebundle_()
-        assert bundle["text/html"] == to_html(obj) and bundle["text/html"].startswith("<style>")
-        assert bundle["text/plain"] == str(obj) and "0x" not in str(obj)
-    page = to_html(asked)
-    assert "memory peak" in page and "what_if keeps buf1 and buf2 apart" in page
