@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import sympy
 
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, loop_symbol, size_symbol
+from minicompile.shapes.expr import FloorDiv, loop_symbol, size_symbol
 from minicompile.shapes.strided import StridedIndex, divide, footprint
 
 P0, P1, A, B, I0 = map(loop_symbol, ("p0", "p1", "a", "b", "i0"))
 S0 = size_symbol("s0")
 FOUR = sympy.Integer(4)
-
-
-def test_a_stride_that_is_a_sum_has_all_its_terms() -> None:
-    index = sympy.expand((S0 + 3) * P0 + P1)
-    found = StridedIndex.of(index, {P0: 4, P1: S0 + 3})
-    assert found.strides == {P0: S0 + 3, P1: 1} and sympy.expand(found.expr - index) == 0
 
 
 def test_what_is_not_linear_stays_whole() -> None:
@@ -24,13 +18,6 @@ def test_what_is_not_linear_stays_whole() -> None:
         found = StridedIndex.of(index + P1, ranges)
         assert found.rest == index and found.strides == {P1: 1}
         assert found.blocks(P0) and not found.blocks(P1)
-
-
-def test_splitting_a_loop_resolves_its_digits() -> None:
-    p = 16 * ModularIndexing(P0, sympy.Integer(1), FOUR) + FloorDiv(P0, FOUR)
-    index = StridedIndex.of(p, {P0: 64})
-    split = index.substituted({P0: [(A, 4), (B, 1)]}, {A: 16, B: 4})
-    assert split.strides == {A: 1, B: 16} and split.rest == 0
 
 
 def test_footprints_are_equal_for_equal_elements_only() -> None:

@@ -6,17 +6,15 @@ import pytest
 import torch
 
 from minicompile.codegen import merge
+from minicompile.debug.reference import run_reference
 from minicompile.options import Options
 from minicompile.scheduling import align
 from minicompile.scheduling.body import Recorder
 from minicompile.shapes import expr
-from tests.scheduling.loop_programs import (
-    CHOICES,
-    FUNCTIONS,
-    failure,
-    failures,
-    generate,
-)
+from tests.scheduling.building import example_inputs
+from tests.scheduling.loop_checks import error_bounds, failure, failures, magnitude
+from tests.scheduling.loop_functions import FUNCTIONS
+from tests.scheduling.loop_programs import CHOICES, generate
 
 torch.set_num_threads(1)
 CPP = Options(verify=True, device_codegen="cpp")
@@ -75,3 +73,14 @@ def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch):
     seed = next(seed for block in blocks for seed in failures(block, CPP))
     monkeypatch.undo()
     assert failure(generate(seed), CPP) is None, "without the fault it is right"
+
+
+def test_errors_are_bounded_closely() -> None:
+    for seed in range(10):
+        program = generate(seed)
+        graph = program.build(whole=True)
+        values = run_reference(graph, example_inputs(graph, seed=seed))
+        for step, value, error in zip(program.steps, values, error_bounds(program, values)):
+            assert (error == 0) == step.exact or magnitude(value) == 0
+            if step.dtype in (torch.float32, torch.float64):
+                assert error <= 1e-3 * (1 + magnitude(value))

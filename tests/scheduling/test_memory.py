@@ -96,14 +96,6 @@ def a_product_writes_into_planned_memory(b: GraphBuilder) -> T:
     return b.double(b.mm(b.double(b.double(x).t()), x))
 
 
-@plans(None, 2 * 64 * 64 * 8 + SQUARE + 2 * 8)
-def waiting_memory_never_raises_the_peak(b: GraphBuilder) -> T:
-    x = b.input((16, 16))
-    small, large = b.double(x), steps(b, b.input((64, 64)), 2)
-    both = b.add(b.reduce(small, (0, 1), "sum"), b.reduce(large, (0, 1), "sum"))
-    return b.add(x, both)
-
-
 def chain(length: int) -> Schedule:
     b = GraphBuilder()
     return schedule(b.finish(steps(b, b.input((16, 16)), length)), APART)

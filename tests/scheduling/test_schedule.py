@@ -23,7 +23,8 @@ from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import Size, loop_symbol, size_symbol
 from tests.scheduling.building import F64, I64, GraphBuilder, T, check, compiled, example_inputs
-from tests.scheduling.loop_programs import compare, generate
+from tests.scheduling.loop_checks import compare
+from tests.scheduling.loop_programs import generate
 
 OPTIONS = Options(verify=True)
 S0 = size_symbol("s0")
@@ -142,19 +143,6 @@ def a_pointwise_chain_over_contiguous_memory_is_one_loop(b: GraphBuilder) -> T:
 def a_reshape_between_two_loops_is_aligned_by_splitting(b: GraphBuilder) -> T:
     x, y, w = b.input((8, 512)), b.input((64, 64)), b.input((64,))
     return b.add(b.mul(b.relu(x).reshape(64, 64), y), w)
-
-
-@becomes(1, [8, 8, 64])
-def different_splits_meet_in_the_common_finest(b: GraphBuilder) -> T:
-    x, rows, cols = b.input((8, 512)), b.input((8, 1)), b.input((64,))
-    return b.add(b.add(x, rows).reshape(64, 64), cols)
-
-
-@becomes(1, symbolic=True)
-def rows_whose_length_is_a_sum_of_sizes(b: GraphBuilder) -> tuple[T, ...]:
-    b.inputs.append(S0)
-    u = b.add(b.input((4, S0 + 3)), b.input((4, 1)))
-    return b.double(u.t()), b.reduce(u, (1,), "sum")
 
 
 @becomes(1)
@@ -316,13 +304,6 @@ def a_scan_and_an_argmax_that_count_differently(b: GraphBuilder) -> tuple[T, ...
     x = b.input((2, 24))
     place = b.reduce(x.reshape(2, 4, 6).permute(0, 2, 1), (1, 2), "argmax", dtype=I64)
     return b.scan(x, 1, "sum"), place
-
-
-@becomes(3, symbolic=True)
-def a_running_sum_from_the_end(b: GraphBuilder) -> tuple[T, ...]:
-    x, y = b.input((S0, 6)), b.input((6,))
-    scaled = b.mul(x, y)
-    return b.add(b.flip(b.scan(b.flip(scaled, 1), 1, "sum"), 1), y), scaled
 
 
 # -- what a row can't say

@@ -14,13 +14,14 @@ from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.options import Options
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
-from tests.scheduling.building import F64, GraphBuilder, check, compiled
+from tests.scheduling.building import GraphBuilder, check, compiled
 from tests.scheduling.claims import (
     check_answer,
     check_fused,
     pairs_with_common_buffers,
 )
-from tests.scheduling.loop_programs import compare, generate
+from tests.scheduling.loop_checks import compare
+from tests.scheduling.loop_programs import generate
 
 OPTIONS = Options(verify=True)
 
@@ -75,35 +76,6 @@ def test_every_pair_of_a_random_graph_has_a_true_answer(seed: int) -> None:
     found = schedule(generate(seed, 4 + seed % 12).build(), OPTIONS)
     for one, other in pairs_with_common_buffers(found):
         check_answer(found, found.why(one.name, other.name))
-
-
-def test_limits_say_their_numbers() -> None:
-    b = GraphBuilder()
-    x = b.input((16,))
-    parts = [b.pointwise(lambda ops, u, k=k: ops.mul(u, ops.constant(k, F64)), x) for k in range(9)]
-    total = parts[0]
-    for part in reversed(parts[1:]):
-        total = b.add(total, part)
-    graph = b.finish(total)
-    found = schedule(graph, Options(verify=True, max_kernel_operations=9))
-    assert any(d.cause == "size_limit" for d in found.decisions)
-    for one, other in pairs_with_common_buffers(found):
-        check_answer(found, found.why(one.name, other.name))
-    check(graph, found)
-    assert len(schedule(graph, OPTIONS).kernels) == 1
-
-
-def test_beyond_the_nearest_neighbours_nobody_asks_but_there_is_an_answer() -> None:
-    b = GraphBuilder()
-    x = b.input((8, 8))
-    found = schedule(
-        b.finish(
-            *(b.reduce(x, (i % 2,), "sum") for i in range(2)), *(b.double(x.t()) for _ in range(3))
-        ),
-        Options(fusion=False),
-    )
-    answer = found.why("buf0", "buf4")
-    assert not answer.asked and answer.decision.cause == "off" and not answer.same_kernel
 
 
 def test_what_if_keeps_a_pair_apart_and_shows_both_sides() -> None:
