@@ -22,7 +22,8 @@ from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.scheduling.schedule import schedule
 from tests.codegen.races import shared_writes
 from tests.scheduling.building import GraphBuilder, T, check_wrapper
-from tests.scheduling.loop_programs import compare, generate
+from tests.scheduling.loop_checks import compare
+from tests.scheduling.loop_programs import generate
 
 CPP = Options(verify=True)
 TRITON = Options(verify=True, device_codegen="triton")

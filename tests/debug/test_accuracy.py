@@ -94,16 +94,6 @@ def test_a_stage_of_ones_own_and_what_it_does_wrong(planted: Any, verdict: str) 
     assert [row.stage for row in found.stages] == [*STAGES, "planted"]
 
 
-def test_breaks_are_told() -> None:
-    def depends_on_data(a: torch.Tensor) -> torch.Tensor:
-        b = a.sin()
-        return b * 2 if b.sum().item() > 0 else b * 3
-
-    found = mc.accuracy(depends_on_data, torch.randn(4))
-    assert found.ok and "[item]" in found["compiled"].note
-    assert found["compiled"].verdict in ("same as eager", "as accurate as eager")
-
-
 def test_a_refused_function_is_not_called_compiled() -> None:
     def refused(a: torch.Tensor) -> Any:
         yield a
@@ -124,13 +114,3 @@ def test_what_float64_cannot_run_makes_eager_the_reference() -> None:
     found = mc.accuracy(only_single, torch.randn(4, 4))
     assert found["float64"].verdict == "unusable" and found["eager"].output_error == 0
     assert found.ok
-
-
-def test_half_precision_is_measured_in_its_own_roundings() -> None:
-    found = mc.accuracy(lambda a: a.exp().sum(), torch.randn(64).bfloat16())
-    assert found.ok and found["eager"].output_error > 1e-3
-
-
-def test_eagers_exception_is_the_users() -> None:
-    with pytest.raises(ValueError, match="planted"):
-        mc.accuracy(raises, torch.ones(2))

@@ -18,10 +18,9 @@ from minicompile.codegen import cpp
 from minicompile.codegen.generate import code_generator
 from minicompile.codegen.plan import KernelModule
 from minicompile.debug.bisect import bisect_script
-from minicompile.extension import call_rules, gate, graph_pass
+from minicompile.extension import call_rules, graph_pass
 from minicompile.lessons.bugs import planted
 from minicompile.ops.display import to_html
-from minicompile.ops.gates import Application
 from minicompile.scheduling import in_place
 from minicompile.scheduling.fusion import Fuser
 from tests.show.test_views import parsed
@@ -104,7 +103,6 @@ CASES = [
     ("same sign", layered, INPUT, "prims pass", "prims.tidy_products", "tanh"),
     ("half rotation", layered, INPUT, "decomposition", "aten.silu.default", "silu"),
     ("lost nan", layered, WITH_NAN, "lowering", "aten.relu.default", "relu"),
-    ("no table", layered, INPUT, "lowering", "aten.erf.default", "erf"),
     ("wrong base", layered, INPUT, "plan rule", "any:bases", "softmax"),
     ("a pass that crashes", layered, INPUT, "post_grad pass", "post_grad.explode", ""),
     ("a pattern", layered, INPUT, "joint pass", "pattern:keep", "tanh"),
@@ -138,6 +136,7 @@ def test_a_planted_bug_is_found(
     assert found.culprit is not None and found.culprit.name == (name or found.culprit.name)
     assert any(source in line for line in found.culprit.lines) or not source, str(found)
     assert found.tries[-1].failure == ""
+    assert bug != "wrong base" or ("ops.exp(" in str(found) and "ops.exp2(" in str(found))
     parsed(to_html(found))
 
 
@@ -147,13 +146,6 @@ def test_a_bug_before_aot_is_in_the_captured_frame() -> None:
         found = mc.bisect(layered, [INPUT])
     assert (found.backend, found.subsystem) == ("eager", "capture")
     assert found.culprit is not None and "def layered" in found.culprit.lines[0]
-
-
-@pytest.mark.long
-def test_what_changed_is_shown_as_a_diff() -> None:
-    with planted("wrong base"):
-        text = str(mc.bisect(lambda x: torch.softmax(x, -1), [INPUT]))
-    assert "ops.exp(" in text and "ops.exp2(" in text and "plan rule < 0" in text
 
 
 @pytest.mark.long
@@ -191,20 +183,19 @@ def test_a_check_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "check, verdict",
+    "function, check, verdict",
     [
-        (lambda y: True, "it never fails"),
-        (lambda y: False, "it fails in eager already: the compiler has no part in it"),
+        (layered, lambda y: True, "it never fails"),
+        (layered, lambda y: False, "it fails in eager already: the compiler has no part in it"),
+        (lambda x: x.view(7), None, "it fails in eager"),
     ],
 )
-def test_nothing_to_find(check: Any, verdict: str) -> None:
-    found = mc.bisect(layered, [INPUT], check)
-    assert (found.verdict, found.culprit) == (verdict, None)
-    assert str(found).startswith(f"bisection of layered: {verdict}")
+def test_nothing_to_find(function: Any, check: Any, verdict: str) -> None:
+    found = mc.bisect(function, [INPUT], check)
+    assert found.verdict.startswith(verdict) and found.culprit is None
 
 
-def test_what_raises_in_eager_and_what_is_flaky() -> None:
-    assert mc.bisect(lambda x: x.view(7), [INPUT]).verdict.startswith("it fails in eager")
+def test_what_is_flaky_is_told() -> None:
     answers = itertools.chain([True, True, False], itertools.cycle([True]))
     found = mc.bisect(layered, [INPUT], lambda y: next(answers))
     assert found.verdict == "two runs of the same setting differ (inductor): it is flaky"
@@ -216,24 +207,6 @@ def test_state_is_as_before_and_dropout_no_difference() -> None:
     assert mc.bisect(net, [INPUT]).verdict == "it never fails"
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-
-
-def test_applications_are_asked_in_the_same_order_in_every_run() -> None:
-    def heard() -> list[tuple[str, str]]:
-        asked: list[tuple[str, str]] = []
-        with mc.scoped():
-
-            @gate("listening")
-            def listening(what: Application) -> bool:
-                asked.append((what.subsystem, what.name))
-                return True
-
-            mc.reset()
-            mc.compile(layered)(INPUT.clone().requires_grad_()).sum().backward()
-        return asked
-
-    first = heard()
-    assert first == heard() and len({subsystem for subsystem, _ in first}) >= 10
 
 
 SCRIPT = """
@@ -279,6 +252,6 @@ def test_a_script_that_never_fails_or_always(script: Path) -> None:
     assert "took over 0.5 s" in str(bisect_script([str(script)], timeout=0.5))
 
 
-def test_a_script_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_must_be_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bisect", "nowhere.py"]) == 1
     assert capsys.readouterr().err == "minicompile bisect: there is no script nowhere.py\n"

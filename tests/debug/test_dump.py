@@ -93,15 +93,6 @@ def test_code_and_captured_graphs_are_python_and_have_it_all(trained: tuple[Path
     assert str(trace.loops) in read(folder, "ir_model__*__forward_0.txt")
 
 
-def test_triton_kernels_are_python_there(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    compiled(lambda x: x.sin().sum(-1), tmp_path, device_codegen="triton")(torch.ones(4, 8))
-    text = (tmp_path / "output_code.py").read_text()
-    assert any(
-        isinstance(part, ast.FunctionDef) and part.decorator_list for part in ast.parse(text).body
-    )
-
-
 def test_pre_grad_passes_show_in_the_transformed_graph(tmp_path: Path) -> None:
     from minicompile.extension import graph_pass, scoped
 
@@ -152,23 +143,6 @@ def test_breaks_and_failed_guards_are_in_it(tmp_path: Path) -> None:
     )
 
 
-def test_a_refused_attempt_and_the_next_have_files_of_their_own(tmp_path: Path) -> None:
-    fail = [True]
-
-    def backend(gm: Any, fakes: Any) -> Any:
-        if fail.pop():
-            raise mc.Unsupported("not this time")
-        return gm.forward
-
-    options = {"trace": True, "debug_dir": str(tmp_path)}
-    function = mc.compile(lambda x: x.sin(), backend=backend, options=options)
-    fail[:] = [False, True]
-    function(torch.ones(3))
-    function(torch.ones(4))
-    starts = [line["compilation"] for line in events(tmp_path) if line["kind"] == "done"]
-    assert len(set(starts)) == 2
-
-
 @pytest.mark.long
 def test_another_process_starts_anew_and_leaves_other_files_alone(tmp_path: Path) -> None:
     folder = tmp_path / "dump"
@@ -192,11 +166,6 @@ def test_a_folder_that_cannot_be_is_a_warning_and_no_more(tmp_path: Path) -> Non
         x = torch.ones(3)
         assert torch.equal(compiled(lambda x: x + 1, tmp_path / "file" / "dump")(x), x + 1)
     assert len(caught) == 1
-
-
-def test_without_the_option_nothing_is_written(tmp_path: Path) -> None:
-    mc.compile(lambda x: x.sin(), options={"debug_dir": str(tmp_path / "d")})(torch.ones(3))
-    assert not (tmp_path / "d").exists()
 
 
 def test_the_environment_switches_it_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

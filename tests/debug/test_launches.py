@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import minicompile as mc
-from minicompile.debug.launches import Instrumented, Timeline, steps_of
+from minicompile.debug.launches import Instrumented, Timeline
 from minicompile.debug.variant import Case
 from minicompile.ops.display import to_html
 from minicompile.options import Options
@@ -102,17 +102,6 @@ def test_nothing_of_the_callers_changes() -> None:
     assert mc.explain(compiled)(x, seen).compiled_calls == 1, "only the call of explain itself"
 
 
-def test_graphs_on_both_sides_of_a_break_are_measured() -> None:
-    def stops(x: torch.Tensor) -> torch.Tensor:
-        y = x.sin()
-        print("a break")
-        return y.cos() + 1
-
-    found = mc.launches(stops, torch.ones(4), repeats=2)
-    assert len(found) == 2
-    assert all("kernel" in t.shares for t in found)
-
-
 def test_what_is_not_compiled_says_so() -> None:
     def generator(x: torch.Tensor) -> Any:
         yield x + 1
@@ -133,12 +122,3 @@ def test_it_shows_itself_with_a_bar_for_each_step(found: list[Timeline]) -> None
     assert str(found).count("kernel    cpp_fused") == sum(
         step.kind == "kernel" for t in found for step in t.launches
     )
-
-
-def test_lines_of_more_than_one_row_are_one_step() -> None:
-    def wants_layout(x: torch.Tensor) -> torch.Tensor:
-        return torch.sort(x).values + 1
-
-    wrapper = mc.trace(wants_layout, torch.ones(4, 4)).wrapper
-    steps = steps_of(wrapper)
-    assert any("to_layout" in step.text and step.text.count("\n") == 1 for step in steps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -152,13 +151,6 @@ def test_blocks_nest_and_end_even_by_an_exception(capsys: pytest.CaptureFixture[
     assert channels_of(first) == {"schedule", "fusion"} and channels_of(inner.getvalue()) == {"aot"}
 
 
-def test_lines_go_to_a_file_anew(tmp_path: Path) -> None:
-    for path in (tmp_path / "a.log", str(tmp_path / "a.log")):
-        with mc.logs("+fusion", file=path):
-            mc.compile(relu_add_sum, options={"inline": "never"})(torch.ones(2, 3))
-        assert Path(path).read_text(encoding="utf-8").count("FusionDecision") == 4
-
-
 @pytest.mark.long
 def test_threads_do_not_mix_their_lines() -> None:
     out = io.StringIO()
@@ -190,8 +182,3 @@ def test_why_there_is_no_cuda_graph_is_told_where_one_is_asked_for(mode: str | N
         mc.compile(relu_add_sum, mode=mode)(torch.ones(2, 3))
     assert len(out.getvalue().splitlines()) == (mode in ("reduce-overhead", "max-autotune"))
     assert (mode in (None, "default")) or "no CUDA graph: x is on the CPU" in out.getvalue()
-
-
-def test_nothing_is_printed_unasked(capsys: pytest.CaptureFixture[str]) -> None:
-    mc.compile(relu_add_sum)(torch.ones(2, 3))
-    assert capsys.readouterr() == ("", "") and sys.stderr is not sys.__stderr__

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import minicompile as mc
 from minicompile.__main__ import main
 from minicompile.ops.events import observer
 from tests.show.test_views import parsed
@@ -105,22 +102,3 @@ def test_a_script_that_compiles_nothing_is_told_so(
     told = "nothing was compiled: no function that mc.compile returned was called"
     assert told in capsys.readouterr().err
     assert told in (script.parent / "seen" / "index.html").read_text()
-
-
-def test_a_script_that_is_not_there_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["trace", str(tmp_path / "no.py")]) == 1
-    assert (
-        capsys.readouterr().err == f"minicompile trace: there is no script {tmp_path / 'no.py'}\n"
-    )
-
-
-@pytest.mark.long
-def test_it_is_a_program_of_its_own(script: Path) -> None:
-    command = [sys.executable, "-m", "minicompile", "trace", "program.py", "--out", "seen"]
-    root = str(Path(mc.__file__).parents[1])
-    found = {**os.environ, "PYTHONPATH": root}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=found)
-    assert done.returncode == 0, done.stderr
-    assert len(folders(script.parent / "seen")) == 3

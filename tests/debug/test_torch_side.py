@@ -95,37 +95,22 @@ def test_every_stage_of_both_and_inductors_code() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("training", [False, True])
-def test_the_lesson_model(training: bool, without_cpp: None) -> None:
+def test_the_lesson_model_with_a_break(without_cpp: None) -> None:
     config = GPTConfig(n_layer=1, n_head=2, n_embd=8, block_size=4)
-    model, tokens = GPT(config).train(training), torch.randint(config.vocab_size, (2, 4))
-    if not training:
-        model.requires_grad_(False)
-    found = mc.compare_with_torch(model, tokens, *[tokens] * training)
-    assert found.conclusion == AGREE and not found.notes, str(found)
+    model, tokens = GPT(config), torch.randint(config.vocab_size, (2, 4))
+
+    def broken(tokens: torch.Tensor) -> torch.Tensor:
+        logits = model(tokens)
+        print(end="")
+        return logits * 2
+
+    found = mc.compare_with_torch(broken, tokens)
+    assert found.conclusion == AGREE, str(found)
     for cell in found.cells:
         assert cell.accuracy.verdict in ("same as eager", "as accurate as eager"), str(cell)
-        assert (cell.accuracy.gradient_error is not None) is training
-    assert bool(found.stages["aot.backward"][0]) is training
-
-
-@pytest.mark.long
-def test_several_graphs_on_either_side(without_cpp: None) -> None:
-    def broken(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        y = torch.tanh(x - w)
-        print(end="")
-        return y * 2
-
-    found = mc.compare_with_torch(broken, *arguments())
-    assert found.conclusion == AGREE
-    assert [len(graphs) for graphs in (found.stages["graph"][0], found.stages["graph"][1])] == [
-        2,
-        2,
-    ]
-    assert {note.split(":")[0] for note in found.notes} == {
-        "break by minicompile",
-        "break by torch",
-    }
+    assert [len(graphs) for graphs in found.stages["graph"]] == [2, 2]
+    told = {note.split(":")[0] for note in found.notes}
+    assert told == {"break by minicompile", "break by torch"}
 
 
 @pytest.mark.long
@@ -148,27 +133,13 @@ def test_buffers_inputs_and_sizes_that_change(without_cpp: None) -> None:
     assert "s0" in mine.signature and "Sym(s" in other.signature
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("training", [False, True])
-def test_embedding_and_dropout(training: bool, without_cpp: None) -> None:
-    layers = nn.Embedding(10, 8), nn.Dropout(0.5), nn.Linear(8, 4)
-    model = nn.Sequential(*layers).train(training)
-    found = mc.compare_with_torch(model, torch.randint(10, (3, 5)))
-    assert found.conclusion == AGREE, str(found)
-    close = {"same as eager", "close to eager" if training else "as accurate as eager"}
-    assert {cell.accuracy.verdict for cell in found.cells} <= close
-
-
 # -- which half
 
 
 def wrong_lowering() -> None:
     @lowering(torch.ops.aten.relu.default)
-    def off_by_a_tenth(ctx: Any, x: Any) -> Any:
-        def formula(ops: Any, v: Any) -> Any:
-            return ops.add(v, ops.constant(0.1, torch.float32))
-
-        return elementwise(ctx, formula, x)
+    def negative(ctx: Any, x: Any) -> Any:
+        return elementwise(ctx, lambda ops, v: ops.neg(v), x)
 
 
 def wrong_capture() -> None:
@@ -180,34 +151,20 @@ def wrong_capture() -> None:
         return plain(frame, instruction)
 
 
+def wrong_gradient() -> None:
+    mc.register_vjp(torch.ops.aten.relu.default)(lambda grad, result, x: grad * 2)
+
+
 @pytest.mark.long
-def test_a_wrong_lowering_is_pinned_to_our_compile_half(without_cpp: None) -> None:
+@pytest.mark.parametrize(
+    ("plant", "half"),
+    [(wrong_lowering, "compile"), (wrong_capture, "capture"), (wrong_gradient, "compile")],
+)
+def test_a_wrong_half_of_ours_is_named(plant: Any, half: str, without_cpp: None) -> None:
     with mc.scoped():
-        wrong_lowering()
+        plant()
         found = mc.compare_with_torch(subtract, *arguments())
-    assert [cell.bad for cell in found.cells] == [True, False, True, False], str(found)
-    assert "the compile half of minicompile is wrong" in found.conclusion
-    assert mc.compare_with_torch(subtract, *arguments()).conclusion == AGREE
-
-
-def test_a_wrong_capture_rule_is_pinned_to_our_capture_half(without_cpp: None) -> None:
-    with mc.scoped():
-        wrong_capture()
-        found = mc.compare_with_torch(subtract, *arguments())
-    assert [cell.bad for cell in found.cells] == [True, True, False, False], str(found)
-    assert "the capture half of minicompile is wrong" in found.conclusion
-
-
-def test_a_wrong_gradient_is_pinned_too(without_cpp: None) -> None:
-    with mc.scoped():
-
-        @mc.register_vjp(torch.ops.aten.relu.default)
-        def doubled(grad: Any, result: Any, x: Any) -> Any:
-            return grad * 2
-
-        found = mc.compare_with_torch(subtract, *arguments())
-    assert "the compile half of minicompile is wrong" in found.conclusion
-    assert found.ours.accuracy.output_error is not None and found.ours.accuracy.output_error < 1e-6
+    assert f"the {half} half of minicompile is wrong" in found.conclusion, str(found)
 
 
 @pytest.mark.long
@@ -277,21 +234,6 @@ def test_without_a_compiler_for_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
         found = mc.compare_with_torch(function, *arguments())
     assert [cell.bad for cell in found.cells] == [None, None, None, True]
     assert "needs a C++ compiler" in found.notes[0] and "no-such-compiler" in found.notes[-1]
-
-
-def test_what_a_version_of_torch_does_not_tell_is_said(
-    monkeypatch: pytest.MonkeyPatch, without_cpp: None
-) -> None:
-    from torch._inductor.graph import GraphLowering
-
-    monkeypatch.delattr(GraphLowering, "save_output_code")
-    found = mc.compare_with_torch(subtract, *arguments())
-    assert found.conclusion == AGREE and "does not show Inductor's graphs and code" in str(found)
-
-
-def test_what_eager_raises_is_raised(without_cpp: None) -> None:
-    with pytest.raises(RuntimeError, match="size of tensor"):
-        mc.compare_with_torch(subtract, torch.randn(3), torch.randn(4))
 
 
 def test_what_evaluates_frames_is_as_before_also_if_torch_compile_raised(

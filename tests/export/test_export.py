@@ -3,79 +3,28 @@
 from __future__ import annotations
 
 import copy
-import functools
 import operator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import minicompile as mc
 from minicompile.aot.levels import family
 from minicompile.api import dispatcher_of
 from minicompile.bench.models import build_cnn, build_lesson_model
-from minicompile.bench.networks import NETWORKS
-from minicompile.ops.display import to_html
+from tests.comparing import assert_same
 from tests.torch_versions import needs
 
 BATCH, LENGTH = mc.Dim("batch", max=16), mc.Dim("length", max=64)
 
 
-def same(found: Any, expected: Any) -> None:
-    """Equal values in equal structures."""
-    assert type(found).__name__ == type(expected).__name__
-    if isinstance(expected, torch.Tensor):
-        torch.testing.assert_close(found, expected)
-    elif isinstance(expected, dict):
-        assert list(found) == list(expected)
-        same(list(found.values()), list(expected.values()))
-    elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected):
-            same(one, other)
-    else:
-        assert found == expected or (found != found and expected != expected)
-
-
-def text_model(name: str) -> Any:
-    module, (tokens, _) = NETWORKS[name](True)
-    module.eval()
-    return lambda ids: module(ids).logits, torch.randint(16, (3, 7))
-
-
-def lesson() -> Any:
-    module, (tokens, _) = build_lesson_model(True)
-    return module.eval(), tokens[:, :8]
-
-
-def cnn(training: bool) -> Any:
-    module, (images, _) = build_cnn(True)
-    return module.train(training), images
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "build",
-    [lambda: text_model("gpt2"), lambda: text_model("bert"), lesson],
-    ids=["gpt2", "bert", "lesson"],
-)
-def test_a_language_model_runs_at_other_batches_and_lengths(build):
-    model, tokens = build()
-    program = mc.export(model, (tokens,), dynamic_shapes=({0: BATCH, 1: LENGTH},))
-    for batch, length in ((2, 64), (16, 5), (3, 2)):
-        given = torch.randint(16, (batch, length))
-        with torch.no_grad():
-            expected = model(given)
-        torch.testing.assert_close(program(given), expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("training", [False, True])
 def test_a_cnn_runs_at_other_batches_and_keeps_its_statistics(training):
-    model, images = cnn(training)
+    model, (images, _) = build_cnn(True)
+    model.train(training)
     exported = mc.export(model, (images,), dynamic_shapes=({0: BATCH},))
     one = copy.deepcopy(model)
     for batch in (2, 7, 16):
@@ -90,8 +39,8 @@ def test_a_cnn_runs_at_other_batches_and_keeps_its_statistics(training):
 
 
 def test_the_graph_is_functional_core_aten():
-    model, tokens = lesson()
-    graph = mc.export(model, (tokens,)).graph
+    model, (tokens, _) = build_lesson_model(True)
+    graph = mc.export(model.eval(), (tokens[:, :8],)).graph
     calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
     assert not any(n.target._schema.is_mutable for n in calls)
     assert all(torch.Tag.core in n.target.tags or family(n.target) for n in calls)
@@ -179,26 +128,16 @@ ODD = {
     ),
     "float": (lambda x, f: x * f, (torch.randn(3), float("inf")), {}),
     "dtype": (lambda x, t: x.to(t), (torch.randn(3), torch.float64), {}),
-    "device": (lambda x, device: (x.to(device), device), (torch.randn(3), torch.device("cpu")), {}),
-    "twice": (lambda x, y: (x + y, x), (WEIGHT, WEIGHT), {}),
     "unread": (lambda x, y, z: (x, z), (torch.ones(2), torch.ones(3), [torch.ones(4)]), {}),
     "nothing": (lambda x: None, (torch.ones(2),), {}),
-    "constant": (lambda: torch.arange(4) + 1, (), {}),
     "empty": (lambda x: x.sum(0), (torch.ones(0, 3),), {}),
     "grad": (lambda x: x * 2, (torch.ones(2, requires_grad=True),), {}),
     "strided": (lambda x: x.as_strided((2, 2), (1, 2)), (torch.randn(3, 4),), {}),
     "overlapping": (lambda x: x * 2, (torch.randn(1, 4).expand(3, 4),), {}),
     "complex": (lambda x: torch.view_as_complex(x) * 1j, (torch.randn(3, 2),), {}),
-    "conjugate": (lambda x: x + 1, (torch.randn(3, dtype=torch.complex64).conj(),), {}),
-    "lists": (lambda xs: torch.cat(xs).sort()[0], ([torch.randn(2), torch.randn(3)],), {}),
     "index put": (
         lambda x: x.clone().index_fill_(0, torch.tensor([1]), 2.0),
         (torch.ones(3, 2),),
-        {},
-    ),
-    "attention": (
-        lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True),
-        (torch.randn(2, 2, 5, 8),),
         {},
     ),
     "lstm": (nn.LSTM(4, 6, 2), (torch.randn(5, 3, 4),), {}),
@@ -207,20 +146,7 @@ ODD = {
         ({1: WEIGHT, "a'b\n": WEIGHT, (1, 2): WEIGHT},),
         {},
     ),
-    "numbers": (
-        lambda x, a, b, c, d: (x * a + b, c, d),
-        (torch.randn(2), -3, True, -0.0, float("nan")),
-        {},
-    ),
-    "partial": (functools.partial(closed), (torch.randn(3, 4),), {}),
     "hooked": (hooked(), (torch.randn(2, 4),), {}),
-    "bfloat16": (nn.Linear(4, 4).bfloat16(), (torch.randn(2, 4).bfloat16(),), {}),
-    "method": (BOX.forward, (torch.randn(3, 4),), {}),
-    "embedding bag": (
-        nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.GELU()),
-        (torch.randint(9, (3, 2)),),
-        {},
-    ),
 }
 
 
@@ -232,8 +158,8 @@ def test_odd_programs_give_what_eager_gives(name):
     given, theirs = copy.deepcopy(args), copy.deepcopy(args)
     with torch.no_grad():
         expected = function(*theirs, **kwargs)
-    same(exported(*given, **kwargs), expected)
-    same(given, theirs)  # what is changed of the arguments
+    assert_same(exported(*given, **kwargs), expected, strides=False)
+    assert_same(given, theirs)  # what is changed of the arguments
 
 
 def change(d):
@@ -249,12 +175,8 @@ DYNAMIC = {
     "cat": (lambda x, y: torch.cat([x, y]), ({0: BATCH}, {0: LENGTH}), [(4,), (4,)], [(3,), (9,)]),
     "half": (lambda x: x[: x.size(0) // 2], ({0: BATCH},), [(8, 2)], [(3, 2)]),
     "parts": (lambda x: (x[-1], x[1:], x[:-1].sum()), ({0: BATCH},), [(8, 2)], [(2, 2)]),
-    "chunk": (lambda x: x.chunk(2, 0)[0], ({0: BATCH},), [(8, 2)], [(5, 2)]),
     "arange": (lambda x: torch.arange(x.size(0)) + x.t(), ({0: BATCH, 1: LENGTH},), [(8, 3)], [(5, 4)]),
     "conv": (CONV, ({0: BATCH, 2: HIGH, 3: WIDE},), [(2, 3, 8, 10)], [(3, 3, 9, 12)]),
-    "double": (lambda x: F.interpolate(x, scale_factor=2.0), ({0: BATCH},), [(2, 3, 4, 4)], [(3, 3, 4, 4)]),
-    "mean": (lambda x: x.sum() / x.size(0), ({0: BATCH},), [(8,)], [(7,)]),
-    "flat": (lambda x: x.flatten(1) @ torch.ones(12, 2), ({0: BATCH},), [(5, 3, 4)], [(7, 3, 4)]),
     "encoder": (ENCODER, ({0: BATCH, 1: LENGTH},), [(2, 5, 8)], [(3, 4, 8)]),
     "triangle": (lambda x: torch.ones(x.size(0), x.size(0)).triu(1) @ x, ({0: BATCH},), [(5, 3)], [(7, 3)]),
     "changed": (lambda x: (change({"x": x}), x), ({0: BATCH},), [(4, 2)], [(6, 2)]),
@@ -276,13 +198,7 @@ def test_programs_with_dynamic_sizes_run_at_others(name):
     given = tuple(map(torch.randn, others))
     with torch.no_grad():
         expected = function(*copy.deepcopy(given))
-    same(exported(*given), expected)
-
-
-def test_results_that_are_arguments_are_these_themselves():
-    x, y = torch.ones(2, 2), torch.ones(2)
-    found = mc.export(write, (x, y))(x, y)
-    assert found[0] is x and found[2] is y
+    assert_same(exported(*given), expected)
 
 
 def test_buffers_that_are_written_are_kept():
@@ -295,7 +211,7 @@ def test_buffers_that_are_written_are_kept():
         given = torch.randn(rows, 4), torch.randn(4)
         with torch.no_grad():
             expected = eager(*given, scale=3.0, double=True)
-        same(exported(*given, scale=3.0, double=True), expected)
+        assert_same(exported(*given, scale=3.0, double=True), expected)
     assert model.count == 0 and exported.state["count"] == 3
     torch.testing.assert_close(exported.state["mean"], eager.mean)
     torch.testing.assert_close(exported.state["unread"], eager.unread)
@@ -303,7 +219,7 @@ def test_buffers_that_are_written_are_kept():
 
 def test_sizes_among_the_results_are_those_of_the_call():
     exported = mc.export(sizes, (torch.ones(3, 4),), None, ({0: BATCH},))
-    same(exported(torch.ones(7, 4)), sizes(torch.ones(7, 4)))
+    assert_same(exported(torch.ones(7, 4)), sizes(torch.ones(7, 4)))
 
 
 def test_inputs_may_lie_in_memory_in_any_way():
@@ -338,21 +254,10 @@ def test_what_an_automatic_dimension_relies_on_is_a_constraint():
 
     auto = ({0: mc.Dim.AUTO}, {0: mc.Dim.AUTO})
     exported = mc.export(program, (torch.ones(8), torch.ones(8)), None, auto)
-    same(exported(torch.ones(12), torch.ones(12)), program(torch.ones(12), torch.ones(12)))
+    assert_same(exported(torch.ones(12), torch.ones(12)), program(torch.ones(12), torch.ones(12)))
     for bad in ((10, 10), (12, 8)):
         with pytest.raises(mc.ExportError, match="size"):
             exported(*map(torch.ones, bad))
-
-
-@pytest.mark.long
-def test_an_export_and_a_package_are_shown_with_their_conditions(tmp_path: Path) -> None:
-    exported = mc.export(
-        lambda x: (x * 2).sum(1), (torch.ones(4, 5),), dynamic_shapes=({0: mc.Dim("n")},)
-    )
-    loaded = mc.load_package(mc.aot_package(exported, tmp_path / "double"))
-    for shown in (exported, loaded):
-        assert "<table" in to_html(shown)
-        assert "x.size(0) &gt;= 2" in to_html(shown)
 
 
 @pytest.mark.long
@@ -365,27 +270,6 @@ def test_defaults_that_no_literal_names_come_back(tmp_path: Path) -> None:
     x = torch.randn(3)
     loaded = mc.load_package(mc.aot_package(mc.export(scaled, (x,)), tmp_path / "scaled"))
     torch.testing.assert_close(loaded(x), x + 1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("threads", [1, 2])
-def test_convolutions_of_one_pixel_take_any_batch(threads):
-    """torch looks at threads and batch to choose a library, which the program need not."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 1), nn.ReLU6(), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten(2)
-    )
-    model.append(nn.Conv1d(4, 2, 1)).eval().requires_grad_(False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for layout in (torch.contiguous_format, torch.channels_last):
-            example = torch.randn(2, 3, 4, 4).to(memory_format=layout)
-            exported = mc.export(model, (example,), dynamic_shapes=({0: mc.Dim("batch", max=64)},))
-            for batch in (2, 15, 16, 40):
-                images = torch.randn(batch, 3, 4, 4).to(memory_format=layout)
-                torch.testing.assert_close(exported(images), model(images))
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_convolutions_layouts_do_not_depend_on_the_batch():

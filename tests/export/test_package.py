@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
 import shutil
 import subprocess
 import zlib
@@ -21,7 +20,6 @@ from minicompile.bench.models import build_cnn
 from minicompile.bench.networks import BERT, GPT2
 from minicompile.exporting import package as packaging
 from minicompile.exporting.load import LAST
-from minicompile.exporting.package import write_metadata
 from minicompile.lessons.model import GPT, GPTConfig
 from tests.export.damage import build_program, refused, small_package
 from tests.export.models import Logits
@@ -118,13 +116,6 @@ def test_convolutions_of_every_kind_are_those_of_eager(tmp_path: Path) -> None:
         torch.testing.assert_close(package(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_operators_take_no_struct_by_value() -> None:
-    header = (packaging.C_FILES / "model.h").read_text()
-    structs = re.findall(r"^} (mc_\w+);", header, re.MULTILINE)
-    assert {"mc_window", "mc_matrix", "mc_images", "mc_heads"} <= {*structs}
-    assert not re.findall(rf"(?:{'|'.join(structs)}) \w+[,)]", header)
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_package(tmp_path_factory.mktemp("small") / "gpt")
@@ -134,26 +125,9 @@ def copied(package: Path, to: Path) -> Path:
     return Path(shutil.copytree(package, to / "copy"))
 
 
-def signed(folder: Path, **changes: Any) -> None:
-    """Write the metadata again for the files that are there now."""
-    facts = json.loads((folder / "metadata.json").read_text())
-    for key in ("files", "crc32_above", "format", "version"):
-        facts.pop(key)
-    (folder / "metadata.json").unlink()
-    write_metadata(folder, {**facts, **changes})
-
-
 @pytest.mark.long
 def test_damaged_packages_are_refused(small: Path) -> None:
     assert list(refused(small, build_program(small), 200)) == []
-
-
-def test_the_example_is_also_cpp(small: Path, tmp_path: Path) -> None:
-    command = ["c++", "-x", "c++", "-o", tmp_path / "main", small / "main.c", "-ldl"]
-    subprocess.run(command, check=True)
-    package, given = mc.load_package(small), tokens(1, 4)
-    (found,) = run_program(tmp_path / "main", small, [given])
-    assert found.equal(package(given))
 
 
 def test_another_version_is_refused(small: Path, tmp_path: Path) -> None:
@@ -166,19 +140,6 @@ def test_another_version_is_refused(small: Path, tmp_path: Path) -> None:
         mc.load_package(folder)
     done = subprocess.run([build_program(small), folder, "x"], capture_output=True, text=True)
     assert done.returncode == 1 and "has version 5" in done.stderr
-
-
-def test_a_library_without_a_function_is_refused(small: Path, tmp_path: Path) -> None:
-    folder = copied(small, tmp_path)
-    library = next(folder.glob("*.so"))
-    source = tmp_path / "other.c"
-    source.write_text("int mc_open(void) { return 0; }\n")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    signed(folder)
-    with pytest.raises(mc.ExportError, match=r"can't be loaded: .*mc_"):
-        mc.load_package(folder)
-    done = subprocess.run([build_program(small), folder, "x"], capture_output=True, text=True)
-    assert done.returncode == 1 and "has no function mc_run" in done.stderr
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -273,16 +234,11 @@ def test_threads_share_a_model(small: Path) -> None:
     assert all(a.equal(b) for a, b in zip(found, expected))
 
 
-def transposed(x: Tensor) -> Tensor:
-    return nn.functional.conv_transpose2d(x, torch.ones(3, 2, 2, 2))
-
-
 @pytest.mark.parametrize(
     ("fn", "given", "says"),
     [
         (lambda x: torch.sort(x).values, torch.ones(4), "aten.sort"),
         (lambda x: x @ x, torch.ones(4, 4, dtype=torch.float64), "in float32 only"),
-        (transposed, torch.ones(1, 3, 4, 4), "no transposed convolution"),
         (lambda x: x.to(torch.complex64).abs(), torch.ones(4), "no tensors like c64"),
     ],
 )
@@ -312,17 +268,17 @@ def operators(small: Path, tmp_path_factory: pytest.TempPathFactory) -> ctypes.C
         "-w",
         "-fopenmp",
         "-march=native",
+        "-lm",
+        "-o",
     ]
-    subprocess.run([*command, "-o", out, *parts, "-lm"], check=True)
+    subprocess.run([*command, out, *parts], check=True)
     return ctypes.CDLL(str(out))
 
 
 class Matrix(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("row", ctypes.c_int64),
-        ("column", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("batch", "row", "column")),
     )
 
 
@@ -334,7 +290,6 @@ SHAPES = [
     (1, 1, 5, 17),
     (1, 1, 545, 300),
     (3, 3, 64, 40),
-    (1, 12, 64, 1),
     (2, 290, 33, 20),
     (1, 13, 530, 300),
 ]
@@ -355,8 +310,3 @@ def test_products_of_every_layout(operators: ctypes.CDLL, shape: tuple[int, ...]
             factors = ctypes.c_float(2), ctypes.c_float(0.5)
             assert operators.mc_product(*sizes, *matrices, *factors) == 0
             torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_missing_package_is_not_called_damaged(tmp_path: Path) -> None:
-    with pytest.raises(mc.ExportError, match=r"nowhere is no package: .*No such file"):
-        mc.load_package(tmp_path / "nowhere")

@@ -80,17 +80,10 @@ def test_looking_for_breaks_leaves_the_module_as_it_was(capsys):
     assert module.num_batches_tracked == 0 and not module.running_mean.any()
 
 
-def test_the_users_own_error_stays_what_it_is():
-    with pytest.raises(RuntimeError, match=r"size|shape"):
-        mc.export(lambda x: x @ x, (torch.ones(2, 3),))
-
-
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda x: x if x.size(0) == 4 else x * 2, ("x.size(0) == 4",)),
         (lambda x: x + torch.ones(4), ("x.size(0)", "4")),
-        (lambda x: x * 2 if x.size(0) < 9 else x, ("x.size(0) < 9",)),
         (lambda x: x * 2 if x.size(0) > 3 else x, ("x.size(0) > 3",)),
         (lambda x: x.view(-1, 2), ("x.size(0) % 2",)),
         (lambda x: torch.zeros(64)[: x.size(0)] + x, ("x.size(0) <= 64",)),
@@ -120,10 +113,8 @@ X = torch.ones(4, 3)
         (lambda: {"x": {2: B}}, ("x has no axis 2",)),
         (lambda: {"x": {0: mc.Dim("b", max=3)}}, ("x.size(0) is 4", "max=3")),
         (lambda: {"x": {0: B, 1: B}}, ("x.size(1) == x.size(0)", "f32[4, 3]")),
-        (lambda: {"x": {0: 5}}, ("x.size(0) is 4",)),
         (lambda: {"n": {0: B}}, ("n is no tensor",)),
         (lambda: ({0: mc.Dim("b", min=1)},), ("min is 1", "apart")),
-        (lambda: ({0: mc.Dim("b", min=9, max=5)},), ("min is 9", "at most max")),
     ],
 )
 def test_what_is_declared_wrongly_is_said(declared, words):
@@ -145,10 +136,6 @@ def test_a_size_of_one_is_not_declared_dynamic():
         (lambda x: x.t_(), (X,), ("shape",)),
         (lambda x, y: x.add_(1) + y, (X, X[0]), ("share memory",)),
         (lambda xs: xs.append(1), ([X],), ("xs",)),
-        (3, (X,), ("can't export a int",)),
-        (lambda x: x, X, ("args is a Tensor",)),
-        (lambda x: x, (X, X), ("too many positional",)),
-        (lambda result: result, (X,), ("rename",)),
         (lambda type: type, (X,), ("rename",)),
         (Stateful(), (torch.ones(2), "number"), ("self.calls",)),
         (Stateful(), (torch.ones(2), "list"), ("self.seen",)),
@@ -180,19 +167,15 @@ def exported(tmp_path_factory):
     ("args", "kwargs", "words"),
     [
         ((torch.ones(2, 3), BATCH), {}, ("3 <= x.size(0) <= 8", "x is f32[2, 3]")),
-        ((torch.ones(9, 3), BATCH), {}, ("3 <= x.size(0) <= 8", "x is f32[9, 3]")),
         ((torch.ones(4, 4), BATCH), {}, ("x.size(1) == 3", "x is f32[4, 4]")),
         ((torch.ones(4, 3, 1), BATCH), {}, ("x.dim() == 2", "x is f32[4, 3, 1]")),
         ((X.double(), BATCH), {}, ("x.dtype == torch.float32", "x is f64")),
         ((X.to("meta"), BATCH), {}, ("str(x.device) == 'cpu'", "x is")),
-        ((X.to_sparse(), BATCH), {}, ("x.layout == torch.strided",)),
         ((None, BATCH), {}, ("x.dtype", "x is None")),
         ((X, {"y": [torch.ones(4), 5]}), {}, ("batch['y'][0].size(0) == 3", "batch is")),
         ((X, {"y": (torch.ones(3), 5)}), {}, ("type(batch['y']) is list", "batch is")),
         ((X, {"y": [torch.ones(3), 6]}), {}, ("repr(batch['y'][1]) == '5'", "batch is")),
-        ((X, {"z": 1}), {}, ("batch",)),
         ((X, BATCH, False), {}, ("repr(flag) == 'True'", "flag is False")),
-        ((X, BATCH, 1), {}, ("repr(flag) == 'True'", "flag is 1")),
         ((X, BATCH), {"scale": 1}, ("repr(scale) == '1.0'", "scale is 1")),
         ((X,), {}, ("missing", "batch")),
         ((X, BATCH), {"other": 1}, ("other",)),
@@ -221,55 +204,4 @@ def test_memory_that_is_changed_belongs_to_one_argument():
         made(shared[1:], shared[:3])
 
 
-def test_layout_questions_that_matter_are_errors():
-    def asks(x):
-        part = torch.zeros(8, 8)[: x.size(0), : x.size(0)]
-        return ~(part > 0) if part.is_contiguous() else x
-
-    def writes(x):
-        whole = torch.zeros(8, 8)
-        flat = whole[: x.size(0), : x.size(0)].reshape(-1)
-        flat.add_(x[0])
-        return whole
-
-    for function in (asks, writes):
-        with pytest.raises(mc.ExportError):
-            mc.export(function, (torch.ones(3),), None, ({0: mc.Dim("b", max=8)},))
-
-
 # -- beside torch.export
-
-
-class Mixed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.fc = nn.BatchNorm1d(4), nn.Linear(4, 4)
-
-    def forward(self, x, scale: float = 2.0):
-        return {"y": self.fc(self.norm(x)) * scale, "n": x.shape[0]}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("training", [False, True])
-def test_results_and_signature_are_those_of_torch_export(training):
-    module = Mixed().train(training)
-    x, dims = torch.randn(5, 4), ({0: torch.export.Dim("b", min=2, max=64)}, None)
-    theirs = torch.export.export(module, (x,), dynamic_shapes=dims[:1])
-    signature = theirs.run_decompositions({}).graph_signature
-    ours = mc.export(module, (x,), dynamic_shapes=({0: mc.Dim("b", max=64)},))
-    for rows in (5, 8):
-        given = torch.randn(rows, 4)
-        with torch.no_grad():
-            expected = theirs.module()(given)
-        found = ours(given)
-        torch.testing.assert_close(found["y"], expected["y"])
-        assert found["n"] == expected["n"]
-    mutated = {s.target for s in ours.signature.outputs if s.kind == "mutation"}
-    assert mutated == set(signature.buffers_to_mutate.values())
-    parameters = {s.target for s in ours.signature.inputs if s.kind == "parameter"}
-    assert parameters == set(signature.parameters)
-    for bad in (torch.randn(65, 4), torch.randn(5, 3)):
-        with pytest.raises(mc.ExportError):
-            ours(bad)
-        with pytest.raises(Exception):  # noqa: B017
-            theirs.module()(bad)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import sympy
 import torch
 
-from minicompile.codegen.plan import KernelArgument, KernelPlan, KernelSource
+from minicompile.codegen.generate import by_position, generate_kernels, make_plans
+from minicompile.codegen.plan import KernelPlan, KernelSource
 from minicompile.codegen.wrapper import generate_wrapper
-from minicompile.debug.reference import ReferenceOps, run_reference
+from minicompile.debug.reference import ReferenceOps, elements_of, run_reference
 from minicompile.errors import VerifyError
 from minicompile.lowering.ir import (
     Buffer,
@@ -35,7 +36,7 @@ from minicompile.ops.handler import Index, StoreMode
 from minicompile.options import Options
 from minicompile.runtime.load import load_wrapper
 from minicompile.scheduling.body import LoopBody, Value
-from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
+from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import FloorDiv, Size, same
 from minicompile.shapes.symnode import evaluate
@@ -59,7 +60,7 @@ class T:
     def viewed(self, size: Sequence[Size], stride: Sequence[Size], offset: Size = 0) -> T:
         return T(
             self.buffer,
-            dataclasses.replace(
+            replace(
                 self.layout,
                 size=tuple(size),
                 stride=tuple(stride),
@@ -107,7 +108,7 @@ class GraphBuilder:
     ) -> T:
         layout = Layout.contiguous(CPU, dtype, size)
         if stride is not None:
-            layout = dataclasses.replace(layout, stride=tuple(stride))
+            layout = replace(layout, stride=tuple(stride))
         buffer = InputBuffer(f"in{len(self.inputs)}", layout)
         self.inputs.append(buffer)
         return T(buffer, layout)
@@ -262,12 +263,6 @@ def example_inputs(
     return found
 
 
-def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that lies as the tensor does, gaps included."""
-    out = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    return out.copy_(tensor)
-
-
 def check(
     graph: LoopGraph,
     result: Schedule | None = None,
@@ -282,55 +277,12 @@ def check(
 
 def python_kernels(schedule: Schedule) -> tuple[dict[int, list[KernelSource]], dict[str, Any]]:
     """A kernel for each fused node that runs its bodies in torch, and the names a wrapper needs."""
-    buffers = schedule.graph.buffers
-    kernels: dict[int, list[KernelSource]] = {}
-    namespace: dict[str, Any] = {}
-    for position, node in enumerate(schedule.nodes):
-        if not isinstance(node, FusedSchedulerNode):
-            continue
-        touched = dict.fromkeys(d.buffer for d in (*node.reads, *node.writes))
-        for old in schedule.memory.in_place(position).values():
-            del touched[old]
-        arguments = tuple(
-            KernelArgument(f"ptr{k}", name, buffers[name].layout.dtype, "inout")
-            for k, name in enumerate(n for n in touched if n not in schedule.memory.internal)
-        )
-        sizes = tuple(sorted(schedule.graph.size_hints, key=str))
-        plan = KernelPlan(
-            name=f"kernel_{position}",
-            language="cpp",
-            device=CPU,
-            node=node,
-            body=node.bodies[0],
-            phases=(),
-            arguments=arguments,
-            sizes=sizes,
-            reduction="none",
-        )
-        kernels[position] = [KernelSource(plan.name, "cpp", [], plan)]
-        namespace[plan.name] = _python_kernel(plan, schedule)
-    return kernels, namespace
-
-
-def _python_kernel(plan: KernelPlan, schedule: Schedule) -> Callable[..., None]:
-    def kernel(*given: Any) -> None:
-        tensors, numbers = given[: len(plan.arguments)], given[len(plan.arguments) :]
-        memory = {a.buffer: flat(t) for a, t in zip(plan.arguments, tensors, strict=True)}
-        for new, old in schedule.memory.in_place(position).items():
-            memory[old] = memory[new]
-        sizes = dict(zip(plan.sizes, numbers, strict=True))
-        run_kernel(plan.node, memory, sizes, schedule.memory.internal)
-
-    position = int(plan.name.rpartition("_")[2])
-    return kernel
-
-
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's memory from its first element to its last, as one dimension."""
-    extent = 0
-    if tensor.numel():
-        extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.as_strided((extent,), (1,))
+    plans = make_plans(schedule, Options(device_codegen="reference"))
+    for position, plan in plans.items():
+        plan.name = f"kernel_{position}"
+    kernels = by_position(plans, generate_kernels(plans))
+    internal = schedule.memory.internal
+    return kernels, {p.name: partial(run_kernel, p, internal) for p in plans.values()}
 
 
 @dataclass(eq=False)
@@ -404,31 +356,29 @@ class KernelOps(ReferenceOps):
         return self.pointwise(value.op, *inputs)
 
 
-def run_kernel(
-    node: FusedSchedulerNode,
-    memory: Mapping[str, torch.Tensor],
-    sizes: Mapping[sympy.Symbol, int],
-    internal: Collection[str],
-) -> None:
+def run_kernel(plan: KernelPlan, internal: Collection[str], *given: Any) -> None:
     """The bodies of a fused node, one after the other, on one-dimensional memory.
 
     Raises VerifyError where a kernel could not do what the bodies ask.
     """
-    device = node.nodes[0].buffer.layout.device
+    node, memory = plan.node, {a.buffer: elements_of(t) for a, t in zip(plan.arguments, given)}
+    memory |= {old: memory[new] for new, old in plan.in_place.items()}
+    sizes = dict(zip(plan.sizes, given[len(plan.arguments) :], strict=True))
     handed: dict[str, Any] = {"stored": {}, "loaded": {}}
     for body, level in zip(node.bodies, node.levels, strict=True):
-        columns = (
-            node.reduction_ranges if level == "elem" else dict.fromkeys(node.reduction_ranges, 1)
+        columns = node.reduction_ranges
+        if level != "elem":
+            columns = dict.fromkeys(columns, 1)
+        ops = KernelOps.over(
+            node.ranges, columns, memory, sizes, plan.device, internal=internal, **handed
         )
-        KernelOps.over(
-            node.ranges, columns, memory, dict(sizes), device, internal=internal, **handed
-        ).play(body)
+        ops.play(body)
 
 
 def dirty_empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """New memory that doesn't happen to be zero."""
     found = torch.empty_strided(size, stride, dtype=dtype)
-    return flat(found).fill_(77).as_strided(size, stride)
+    return elements_of(found).fill_(77).as_strided(size, stride)
 
 
 def compiled(schedule: Schedule, options: Options = Options()) -> Callable[[list[Any]], Any]:  # noqa: B008

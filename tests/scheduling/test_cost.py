@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import minicompile
-from minicompile.debug.roofline import DeviceSpec, cost_of_call, costs_of, device_spec, seconds_of
+from minicompile.debug.roofline import DeviceSpec, cost_of_call, costs_of, seconds_of
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import Schedule
@@ -45,12 +45,6 @@ SOFTMAX = 1 + ops(sub=1, exp=1) + 1 + ops(truediv=1)
 PADDING = ops(ge=1, lt=1, logical_and=1, where=1)
 """Two comparisons, their conjunction and the choice."""
 ROWS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], list[Cost]]] = {
-    "every element is read and written once": (
-        lambda x, y: (x + y) * y, (X, floats(8, 16)), [Cost(2 * 128 * 4, 128 * 4, 2 * 128)],
-    ),
-    "a broadcast row is read once": (
-        lambda x, row: x * row, (X, X[0]), [Cost((128 + 16) * 4, 128 * 4, 128)],
-    ),
     "a transpose is the same elements": (
         lambda x: x + x.t(), (floats(16, 16),), [Cost(256 * 4, 256 * 4, 256)],
     ),
@@ -61,9 +55,6 @@ ROWS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], list[Cost]]]
         lambda x: (x * 2).sum(1) + 1, (X,), [Cost(128 * 4, 8 * 4, 128 * (1 + 1) + 8)],
     ),
     "a scan": (lambda x: x.cumsum(1), (X,), [Cost(128 * 4, 128 * 4, 128)]),
-    "a gather of few rows": (
-        lambda t, i: t[i], (X, torch.tensor([1, 0])), [Cost(2 * 16 * 4 + 2 * 8, 2 * 16 * 4, 0)],
-    ),
     "a gather reads at most its table": (
         lambda t, i: t[i],
         (X, torch.arange(100) % 8),
@@ -74,16 +65,8 @@ ROWS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], list[Cost]]]
         (floats(50, 4), torch.tensor([1, 2, 3]), floats(3, 4)),
         [Cost(200 * 4, 200 * 4, 0), Cost((12 + 12) * 4 + 3 * 8, 12 * 4, 12)],
     ),
-    "a strided slice": (lambda x: x[:, ::2] * 2, (X,), [Cost(64 * 4, 64 * 4, 64)]),
-    "two slices": (lambda x: x[2:4] + x[6:8], (X,), [Cost(64 * 4, 32 * 4, 32)]),
-    "slices beside each other": (
-        lambda x: x[:, ::2] + x[:, 1::2], (X,), [Cost(128 * 4, 64 * 4, 64)],
-    ),
     "a stencil reads once": (
         lambda x: x[:-2] + x[1:-1] + x[2:], (floats(100),), [Cost(100 * 4, 98 * 4, 2 * 98)],
-    ),
-    "overlapping windows": (
-        lambda x: x.unfold(0, 3, 1).sum(1), (floats(100),), [Cost(400, 98 * 4, 98 * 3)],
     ),
     "a reversed tensor is the same elements": (
         lambda x: x + x.flip(0), (floats(64),), [Cost(64 * 4, 64 * 4, 64)],
@@ -91,14 +74,8 @@ ROWS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], list[Cost]]]
     "an element read twice moves once": (
         lambda x: x.repeat_interleave(2) * 2, (floats(64),), [Cost(64 * 4, 128 * 4, 128)],
     ),
-    "tiles": (lambda x: x.repeat(3) * 2, (floats(64),), [Cost(64 * 4, 192 * 4, 192)]),
     "padding reads no more than there is": (
         lambda x: F.pad(x, (1, 1)), (floats(8, 6),), [Cost(48 * 4, 64 * 4, 64 * PADDING)],
-    ),
-    "dtypes have their own width": (
-        lambda x: (x > 0).to(torch.uint8),
-        (floats(64).to(torch.bfloat16),),
-        [Cost(64 * 2, 64, 64 * ops(gt=1))],
     ),
     "what two results need counts once": (
         lambda x: (torch.exp(x) + 1, torch.exp(x) + 2),
@@ -128,7 +105,6 @@ def test_a_tensor_that_is_updated_in_place_is_read_and_written():
     ("fn", "args", "flops"),
     [
         (torch.mm, ((8, 16), (16, 4)), 2 * 8 * 16 * 4),
-        (torch.bmm, ((3, 8, 16), (3, 16, 4)), 3 * 2 * 8 * 16 * 4),
         (F.conv2d, ((2, 3, 10, 10), (5, 3, 3, 3)), 2 * 2 * 5 * 8 * 8 * 3 * 3 * 3),
     ],
 )
@@ -149,12 +125,3 @@ def test_the_slower_of_traffic_and_arithmetic_is_the_time():
     spec = DeviceSpec("toy", bytes_per_second=100, flops_per_second=1000)
     assert seconds_of(Cost(150, 50, 1000), spec) == 2.0
     assert seconds_of(Cost(150, 50, 4000), spec) == 4.0
-
-
-def test_the_speed_of_this_machine_is_measured_once():
-    spec = device_spec(torch.device("cpu"))
-    assert spec is device_spec(torch.device("cpu"))
-    assert spec.bytes_per_second > 1e8 and spec.flops_per_second > 1e8
-    assert "measured" in str(spec)
-    with pytest.raises(ValueError, match="meta"):
-        device_spec(torch.device("meta"))

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import sympy
 
-from minicompile.scheduling.schedule import make_nodes
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, loop_symbol, size_symbol
+from minicompile.shapes.expr import FloorDiv, loop_symbol, size_symbol
 from minicompile.shapes.strided import StridedIndex, divide, footprint
-from tests.scheduling.building import I64, GraphBuilder
 
 P0, P1, A, B, I0 = map(loop_symbol, ("p0", "p1", "a", "b", "i0"))
 S0 = size_symbol("s0")
 FOUR = sympy.Integer(4)
-
-
-def test_an_index_is_an_offset_and_strides() -> None:
-    found = StridedIndex.of(64 * P0 + S0 * P1 + 3 + 8 * I0, {P0: 4, P1: 8})
-    assert found.offset == 3 + 8 * I0 and found.strides == {P0: 64, P1: S0} and found.rest == 0
-    assert found.expr == 64 * P0 + S0 * P1 + 3 + 8 * I0
-
-
-def test_a_stride_that_is_a_sum_has_all_its_terms() -> None:
-    index = sympy.expand((S0 + 3) * P0 + P1)
-    found = StridedIndex.of(index, {P0: 4, P1: S0 + 3})
-    assert found.strides == {P0: S0 + 3, P1: 1} and sympy.expand(found.expr - index) == 0
 
 
 def test_what_is_not_linear_stays_whole() -> None:
@@ -32,13 +18,6 @@ def test_what_is_not_linear_stays_whole() -> None:
         found = StridedIndex.of(index + P1, ranges)
         assert found.rest == index and found.strides == {P1: 1}
         assert found.blocks(P0) and not found.blocks(P1)
-
-
-def test_splitting_a_loop_resolves_its_digits() -> None:
-    p = 16 * ModularIndexing(P0, sympy.Integer(1), FOUR) + FloorDiv(P0, FOUR)
-    index = StridedIndex.of(p, {P0: 64})
-    split = index.substituted({P0: [(A, 4), (B, 1)]}, {A: 16, B: 4})
-    assert split.strides == {A: 1, B: 16} and split.rest == 0
 
 
 def test_footprints_are_equal_for_equal_elements_only() -> None:
@@ -54,12 +33,3 @@ def test_division_is_exact_or_refused() -> None:
     assert divide(12, 4) == 3 and divide(12, 5) is None and divide(0, 4) is None
     assert divide(S0 * 64, 64) == S0 and divide(64 * S0, S0) == 64
     assert divide(S0 + 1, 2) is None and divide(12, 0) is None
-
-
-def test_indirect_reads_have_no_index_and_others_keep_theirs() -> None:
-    b = GraphBuilder()
-    table, rows = b.input((4, 8)), b.input((6,), I64)
-    graph = b.finish(b.gather(table, rows))
-    (node,) = make_nodes(graph)
-    assert [str(d) for d in node.reads] == ["in1[p0] for {p0: 6}", "in0[*]"]
-    assert [str(d) for d in node.writes] == ["buf0[8*p0 + p1] for {p0: 6, p1: 8}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from typing import Any
 
@@ -10,10 +9,8 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.ops.display import to_html
 from minicompile.pipeline_result import Trace
-from minicompile.show import fusion
 
 
 def scores(x: torch.Tensor) -> torch.Tensor:
@@ -22,12 +19,6 @@ def scores(x: torch.Tensor) -> torch.Tensor:
 
 def small(**options: Any) -> Trace:
     return mc.trace(mc.compile(scores, options=options), torch.randn(64, 128))
-
-
-@pytest.fixture(scope="module")
-def lesson() -> Trace:
-    idx = torch.randint(0, GPTConfig().vocab_size, (2, 64))
-    return mc.trace(mc.compile(GPT(), options={"inline": "never"}), idx, idx)
 
 
 @pytest.mark.parametrize("inline", ["auto", "never"])
@@ -53,16 +44,6 @@ def test_as_slides_each_question_has_one() -> None:
     page = to_html(run)
     assert len(slides_of(page)) == len(run) == 7
     assert page == to_html(small(inline="never").fusion_steps()), "not deterministic"
-
-
-@pytest.mark.long
-def test_a_long_run_has_a_slide_for_each_question_too(lesson: Trace) -> None:
-    run = lesson.fusion_steps("backward")
-    page = to_html(run)
-    told = html.unescape(page)
-    assert len(slides_of(page)) == len(run) > fusion.MOST_LOOPS
-    assert all(decision.reason in told for decision in run)
-    assert len(page) < 2_000_000
 
 
 def test_a_run_without_questions() -> None:

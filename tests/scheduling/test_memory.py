@@ -78,11 +78,6 @@ def outputs_keep_their_memory(b: GraphBuilder) -> tuple[T, ...]:
     return steps(b, first, 3), first
 
 
-@plans({}, SQUARE + 16 * 8)
-def only_memory_of_the_same_size_is_reused(b: GraphBuilder) -> T:
-    return b.reduce(b.double(b.input((16, 16))), (1,), "sum")
-
-
 @plans({"buf3": "buf2", "buf4": "buf3"}, 2 * 6 * 8 * 8)
 def a_scatter_lives_in_its_target_until_it_is_dead(b: GraphBuilder) -> T:
     out = b.scatter_add(b.fill(0.0, (6, 8)), b.input((6,), torch.int64), b.input((6, 8)))
@@ -101,29 +96,9 @@ def a_product_writes_into_planned_memory(b: GraphBuilder) -> T:
     return b.double(b.mm(b.double(b.double(x).t()), x))
 
 
-@plans(None, 2 * 64 * 64 * 8 + SQUARE + 2 * 8)
-def waiting_memory_never_raises_the_peak(b: GraphBuilder) -> T:
-    x = b.input((16, 16))
-    small, large = b.double(x), steps(b, b.input((64, 64)), 2)
-    both = b.add(b.reduce(small, (0, 1), "sum"), b.reduce(large, (0, 1), "sum"))
-    return b.add(x, both)
-
-
-@plans(None, 2 * 64 * 16 * 8 + 99)
-def running_a_small_chain_late_lowers_the_peak(b: GraphBuilder) -> tuple[T, ...]:
-    x = b.input((16,))
-    wide = [b.mul(x, b.input((64, 16))) for _ in range(4)]
-    return tuple(b.reduce(w, (0, 1), "sum") for w in wide)
-
-
 def chain(length: int) -> Schedule:
     b = GraphBuilder()
     return schedule(b.finish(steps(b, b.input((16, 16)), length)), APART)
-
-
-def test_each_buffer_and_input_is_freed_after_its_last_use() -> None:
-    result = chain(3)
-    assert result.memory.free == [["in0"], ["buf0"], ["buf1"]]
 
 
 def test_handing_memory_on_never_raises_the_peak_of_random_graphs() -> None:

@@ -11,7 +11,7 @@ import minicompile
 from minicompile.debug.roofline import DeviceSpec
 from minicompile.ops.display import to_html
 from minicompile.pipeline_result import Trace
-from minicompile.show.roofline import across, on_the_roof, up
+from minicompile.show.roofline import up
 
 TOY = DeviceSpec("toy", bytes_per_second=1e9, flops_per_second=8e9)
 
@@ -49,12 +49,6 @@ def test_without_a_device_it_is_this_one(trace: Trace):
     assert trace.roofline().spec.name.startswith("CPU")
 
 
-def test_a_training_step_has_both_graphs():
-    x = torch.randn(8, 16, requires_grad=True)
-    points = minicompile.trace(lambda x: torch.softmax(x, -1).sum(), x).roofline(TOY).points
-    assert {point.name.startswith("backward ") for point in points} == {True, False}
-
-
 def test_the_picture_has_the_roof_and_a_dot_for_each_kernel(trace: Trace):
     html = to_html(trace.roofline(TOY))
     assert html.count("<circle") == 2 and html.count("<polyline") == 1
@@ -67,10 +61,3 @@ def test_the_picture_has_the_roof_and_a_dot_for_each_kernel(trace: Trace):
     heights = {told.split("\n")[0].rpartition(" ")[2]: float(y) for _, y, told in dots}
     assert heights["aten.mm.default"] == up(0), "at the peak"
     assert "http" not in html and "<script" not in html
-
-
-def test_places_on_the_roof():
-    assert on_the_roof(8, ridge=8) == (across(3), up(0))
-    assert on_the_roof(0.8, ridge=8)[1] == up(-1)
-    assert on_the_roof(1e9, ridge=8) == (across(10), up(0))
-    assert on_the_roof(0, ridge=8)[0] == across(-4), "a copy stands at the left end"

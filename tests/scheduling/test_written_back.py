@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import minicompile
+from tests.comparing import fresh
 
 LANGUAGES = ("cpp", "triton")
 Tensors = list[torch.Tensor]
@@ -89,12 +90,6 @@ PROGRAMS: list[tuple[Callable[..., Any], Callable[[], Tensors], int]] = [
 """Functions, their arguments, and how many inputs a kernel writes to at once."""
 
 
-def copies(tensors: Tensors) -> Tensors:
-    """With the same strides, in memory of their own."""
-    return [t.clone() if t.is_contiguous() else torch.empty_strided(
-        t.shape, t.stride(), dtype=t.dtype).copy_(t) for t in tensors]  # fmt: skip
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -106,7 +101,7 @@ def test_inputs_hold_what_eager_leaves_in_them(
     compiled = minicompile.compile(fn, fullgraph=True, dynamic=dynamic, options=options)
     for _ in range(2):
         given = make()
-        eager, ours = copies(given), copies(given)
+        eager, ours = fresh(given), fresh(given)
         addresses = [t.data_ptr() for t in ours]
         versions = [(a._version, b._version) for a, b in zip(ours, eager, strict=True)]
         expected, found = fn(*eager), compiled(*ours)
@@ -118,7 +113,7 @@ def test_inputs_hold_what_eager_leaves_in_them(
             kept = found.clone()
             ours[0].zero_()
             assert found.equal(kept)
-    decisions = minicompile.trace(compiled, *copies(make())).forward.schedule.memory.decisions
+    decisions = minicompile.trace(compiled, *fresh(make())).forward.schedule.memory.decisions
     inputs = [d for d in decisions if not d.old.startswith("buf")]
     assert sum(d.done for d in inputs) == at_once
     assert all(d.done or "each element is read" not in d.reason for d in inputs)

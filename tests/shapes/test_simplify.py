@@ -172,28 +172,20 @@ def digit(a: Any, b: Any, c: Any) -> Any:
     ("index", "extents", "simple"),
     [
         # rows and columns of a flattened index
-        (div(64 * p0 + p1, 64), (8, 64), p0),
-        (mod(64 * p0 + p1, 64), (8, 64), p1),
         (div(s0 * p0 + p1, s0), (8, s0), p0),
         (mod(s0 * p0 + p1, s0), (8, s0), p1),
         (digit(s0 * s1 * p0 + s1 * p1 + p2, s1, s0), (8, s0, s1), p1),
         # within range: nothing to divide
         (div(p0, 64), (64,), 0),
-        (mod(p0, 64), (64,), p0),
         (mod(8 * p0 + p1, 16), (2, 8), 8 * p0 + p1),
-        (div(p0 + s0 * p1, s0 * s1), (s0, s1), 0),
         # a digit in the middle
         (digit(64 * p0 + p1, 8, 8), (8, 64), div(p1, 8)),
-        (mod(64 * p0 + p1, 16), (8, 64), mod(p1, 16)),
         (div(div(p0, 4), 8), (256,), div(p0, 32)),
         # constants
         (div(8 * p0 + 4, 4), (8,), 2 * p0 + 1),
-        (mod(p0 + 64, 64), (100,), mod(p0, 64)),
         (div(p0 + 64, 64), (64,), 1),
         # backwards
         (div(63 - p0, 64), (64,), 0),
-        (mod(63 - p0, 64), (64,), 63 - p0),
-        (div(64 * p0 + 63 - p1, 64), (8, 64), p0),
         (div(s0 * p0 + s0 - 1 - p1, s0), (8, s0), p0),
         # loops of one iteration
         (64 * p0 + p1, (1, 64), p1),
