@@ -299,6 +299,10 @@ def copies(x: torch.Tensor) -> list[Any]:
     return [*found, *aten.split_copy.Tensor(x, 2), aten.narrow_copy.default(x, 0, 1, 2)]
 
 
+def counts(x: torch.Tensor) -> list[torch.Tensor]:
+    return [aten.count_nonzero.default(x), aten.count_nonzero.dim_IntList(x, [0])]
+
+
 def scatters(x: torch.Tensor, at: torch.Tensor, source: torch.Tensor) -> list[torch.Tensor]:
     """Combining variants that the database has with other names."""
     combined = aten.scatter.reduce(x, 0, at, source, reduce="add")
@@ -354,6 +358,8 @@ def own_samples() -> dict[str, Sample]:
             own("copies", copies, torch.randn(3, 1, 4)),
             own("scatters", scatters, torch.randn(3), torch.tensor([1, 2]), torch.rand(2)),
             own("indexed", indexed, torch.randn(3, 4), torch.tensor([2, 0])),
+            own("empty", lambda x: x + torch.empty(4).zero_(), leaf(4)),
+            own("counts", counts, torch.arange(4).view(2, 2)),
             own("select", lambda x: x[1] * x[:, 0].sum(), leaf(3, 4)),
             own(
                 "empty_rows",
