@@ -103,15 +103,6 @@ def test_an_operator_that_no_table_knows_is_an_extern_and_fails_only_the_strict_
         verify(graph, strict=True)
 
 
-def test_a_declined_rule_is_no_error():
-    """Half types keep the library's addmm, which adds before it rounds."""
-    x = torch.randn(3, 3, dtype=torch.bfloat16)
-    _, result = compile_aot(torch.addmm, [x, x, x])
-    graph = result.level("prims")
-    assert aten.addmm.default in graph.declined and aten.addmm.default in calls(graph)
-    verify(graph, strict=True)
-
-
 def test_the_option_verifies_what_passes_leave():
     def spoil(gm, mode):
         node = next(n for n in gm.graph.nodes if n.op == "call_function")

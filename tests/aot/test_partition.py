@@ -368,20 +368,6 @@ def test_of_dropout_only_the_mask_is_kept():
     assert last.name == "exp"
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
-@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_dropout_draws_as_eager_does(p, layout):
-    x = leaf(65, 33)
-    fn = (
-        (lambda x: F.dropout(x * 2, p)) if layout == "contiguous" else lambda x: F.dropout(x.t(), p)
-    )
-    call, _ = compile_aot(fn, [x])
-    torch.manual_seed(3)
-    got = [*call([x]), torch.rand(())]
-    torch.manual_seed(3)
-    torch.testing.assert_close(got, [fn(x), torch.rand(())], rtol=0, atol=0)
-
-
 # Against torch.compile
 
 
