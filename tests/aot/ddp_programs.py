@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,15 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import minicompile as mc
-from minicompile.lessons.model import GPT
 
 WORLD = 2
-checks: dict[str, Callable[[], None]] = {}
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    checks[function.__name__] = function
-    return function
 
 
 def device() -> torch.device:
@@ -91,6 +83,16 @@ def train(
     return seen + list(model.buffers())
 
 
+TRAINING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "unused parameters": {"find_unused_parameters": True, "spare": False},
+    "static graph": {"static_graph": True},
+    "no_sync": {"quiet": True, "steps": 4},
+    "gradient as bucket view": {"gradient_as_bucket_view": True},
+    "graph break": {"broken": True},
+}
+
+
 def same_as_eager(**options: Any) -> None:
     expected = train("eager", **options)
     for how in ("inside", "outside"):
@@ -99,62 +101,6 @@ def same_as_eager(**options: Any) -> None:
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
-@check
-def plain() -> None:
-    same_as_eager()
-
-
-@check
-def unused_parameters() -> None:
-    same_as_eager(find_unused_parameters=True, spare=False)
-
-
-@check
-def static_graph() -> None:
-    same_as_eager(static_graph=True)
-
-
-@check
-def no_sync() -> None:
-    same_as_eager(quiet=True, steps=4)
-
-
-@check
-def gradient_as_bucket_view() -> None:
-    same_as_eager(gradient_as_bucket_view=True)
-
-
-@check
-def graph_break() -> None:
-    same_as_eager(broken=True)
-
-
-@check
-def gpt() -> None:
-    """Losses of a small GPT."""
-    found: list[list[float]] = []
-    for how in ("eager", "inside", "outside"):
-        mc.reset()
-        torch.manual_seed(0)
-        model = GPT().to(device())
-        inner = mc.compile(model) if how == "inside" else model
-        call: Any = DistributedDataParallel(inner, bucket_cap_mb=0.1)
-        call = mc.compile(call) if how == "outside" else call
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-        generator, config, losses = torch.Generator().manual_seed(dist.get_rank()), model.config, []
-        for _ in range(3):
-            shape = (2, 4, config.block_size)
-            tokens = torch.randint(config.vocab_size, shape, generator=generator).to(device())
-            loss = call(tokens[0], tokens[1])[1]
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        found.append(losses)
-    for losses in found[1:]:
-        torch.testing.assert_close(losses, found[0], rtol=1e-5, atol=1e-5)
 
 
 # Collectives inside of compiled functions
@@ -181,7 +127,6 @@ def example() -> torch.Tensor:
     return torch.randn(4, 6, generator=generator).to(device())
 
 
-@check
 def collectives_are_left_to_eager() -> None:
     for function in (functional, in_place):
         given, mine = example(), example()
@@ -200,7 +145,10 @@ def main(backend: str, rank: str, port: str, *names: str) -> None:
     dist.init_process_group(backend, store=store, rank=int(rank), world_size=WORLD)
     for name in names:
         mc.reset()
-        checks[name]()
+        if name in TRAINING:
+            same_as_eager(**TRAINING[name])
+        else:
+            collectives_are_left_to_eager()
         print("passed", name, flush=True)
     dist.barrier()
     dist.destroy_process_group()

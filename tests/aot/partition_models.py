@@ -6,7 +6,6 @@ and other inputs exist anyway, and are counted apart.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -18,10 +17,34 @@ from torch import fx
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.partition import bytes_of, is_heavy
 from minicompile.aot.result import AotResult
+from minicompile.api import backends, reset
+from minicompile.api import compile as compile_
 from minicompile.dynamo.result import Capture
 from minicompile.ops.graph import Graph, output_node, placeholders
 from minicompile.ops.nodes import alias_root, is_view
+from minicompile.ops.registry import scoped
 from minicompile.options import Options
+from minicompile.pipeline import aot_eager
+
+
+def capture_of(target: Any, *args: Any, **kwargs: Any) -> Capture:
+    """The one graph that a call of a function or module is captured as."""
+    found: list[Capture] = []
+
+    with scoped():
+
+        @backends("keep")
+        def keep(options: Any) -> Any:
+            def compile_with(capture: Capture) -> Any:
+                found.append(capture)
+                return aot_eager(capture, options)
+
+            return compile_with
+
+        compile_(target, backend="keep", fullgraph=True, dynamic=False)(*args, **kwargs)
+    reset()
+    (capture,) = found
+    return capture
 
 
 def result_of(capture: Capture, options: Options | None = None) -> AotResult:
@@ -90,18 +113,16 @@ def torch_joint(joint: Graph, primals: int) -> tuple[fx.GraphModule, dict[str, s
     return fx.GraphModule(joint.gm, graph), names, len(results)
 
 
-def theirs(joint: Graph, fakes: list[Any]) -> tuple[Kept, float]:
-    """What torch.compile's partitioner keeps of our joint graph, and its time."""
+def theirs(joint: Graph, fakes: list[Any]) -> Kept:
+    """What torch.compile's partitioner keeps of our joint graph."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     gm, names, results = torch_joint(joint, len(fakes))
     parameters = [i for i, fake in enumerate(fakes) if isinstance(fake, torch.nn.Parameter)]
-    start = time.perf_counter()
     forward, backward = min_cut_rematerialization_partition(
         gm, None, num_fwd_outputs=results, static_lifetime_input_indices=parameters
     )
-    took = time.perf_counter() - start
     saved = [n.name for n in backward.graph.nodes if n.op == "placeholder"]
     saved = [names[name] for name in saved if not name.startswith("tangents")]
     twice = calls(forward.graph) & calls(backward.graph)
-    return kept(joint, saved, {names[name] for name in twice if name in names}), took
+    return kept(joint, saved, {names[name] for name in twice if name in names})

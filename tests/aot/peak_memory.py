@@ -32,21 +32,6 @@ BLOCK = 512
 """Bytes of which CUDA's allocator gives multiples."""
 
 
-class Net(nn.Sequential):
-    """A small image classifier with batch norm."""
-
-    def __init__(self, width: int) -> None:
-        def stage(a: int, b: int) -> list[nn.Module]:
-            return [nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
-
-        pool = nn.MaxPool2d(2)
-        super().__init__(
-            *(*stage(3, width), *stage(width, width), pool),
-            *(*stage(width, 2 * width), *stage(2 * width, 2 * width), pool),
-            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 10)),
-        )
-
-
 class Language(nn.Module):
     """A GPT without its loss: scores of the next token, one row for each position."""
 
@@ -60,40 +45,6 @@ class Language(nn.Module):
         for layer in gpt.layers:
             x = layer(x)
         return gpt.head(gpt.norm(x)).flatten(0, 1)
-
-
-class Image(nn.Module):
-    """A small ViT: patches, encoder layers, the mean over positions."""
-
-    def __init__(self, width: int, layers: int, side: int) -> None:
-        super().__init__()
-        self.patch = nn.Conv2d(3, width, 4, 4)
-        self.position = nn.Parameter(torch.zeros((side // 4) ** 2, width))
-        self.encoder = encoder(width, layers)
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        patches = self.patch(x).flatten(2).transpose(1, 2) + self.position
-        return self.head(self.encoder(patches).mean(1))
-
-
-class Bert(nn.Module):
-    """Scores of every token, one row for each position; one sequence is padded."""
-
-    def __init__(self, tokens: int, width: int, layers: int) -> None:
-        super().__init__()
-        self.token, self.norm = nn.Embedding(tokens, width), nn.LayerNorm(width)
-        self.encoder = encoder(width, layers)
-        self.head = nn.Linear(width, tokens)
-
-    def forward(self, index: torch.Tensor) -> torch.Tensor:
-        x = self.encoder(self.norm(self.token(index)), src_key_padding_mask=index == 0)
-        return self.head(x).flatten(0, 1)
-
-
-def encoder(width: int, layers: int) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True)
-    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
 
 class Residual(nn.Module):
@@ -119,18 +70,6 @@ def resnet(device: str, scale: int) -> tuple[nn.Module, torch.Tensor, torch.Tens
     return model.to(device), images.to(device), target.to(device)
 
 
-def vit(device: str, scale: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    images, target = torch.randn(8, 3, 32 * scale, 32 * scale), torch.randint(10, (8,))
-    return Image(64, 3, 32 * scale).to(device), images.to(device), target.to(device)
-
-
-def bert(device: str, scale: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    vocabulary, length = 512 * scale, 64 * scale
-    tokens = torch.randint(1, vocabulary, (2, length), device=device)
-    tokens[1, length // 2 :] = 0
-    return Bert(vocabulary, 64 * scale, 3).to(device), tokens, tokens.flatten().clone()
-
-
 def mlp(device: str, scale: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     width = 128 * scale
     layers = [part for _ in range(6) for part in (nn.Linear(width, width), nn.GELU())]
@@ -145,12 +84,7 @@ def gpt2(device: str, scale: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor
     return model, tokens[:, :-1], tokens[:, 1:].flatten()
 
 
-def cnn(device: str, scale: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    images, target = torch.randn(8, 3, 16 * scale, 16 * scale), torch.randint(10, (8,))
-    return Net(16).to(device), images.to(device), target.to(device)
-
-
-MODELS = {"MLP": mlp, "GPT-2": gpt2, "BERT": bert, "ViT": vit, "CNN": cnn, "ResNet": resnet}
+MODELS = {"MLP": mlp, "GPT-2": gpt2, "ResNet": resnet}
 COMPILERS: dict[str, Callable[[Any], Any]] = {
     "eager": lambda fn: fn,
     "aot_eager": lambda fn: mc.compile(fn, fullgraph=True, backend="aot_eager"),

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from tests.aot import ddp_programs
+from tests.aot.ddp_programs import TRAINING
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="torch without distributed"
@@ -45,8 +45,9 @@ def run_pair(*checks: str, backend: str = "gloo") -> None:
             process.kill()
 
 
-COLLECTIVES = [name for name in ddp_programs.checks if name.startswith("collective")]
-TRAINING = [name for name in ddp_programs.checks if name not in COLLECTIVES]
+@pytest.mark.long
+def test_collectives_inside_of_compiled_functions() -> None:
+    run_pair("collectives")
 
 
 @pytest.mark.long
@@ -54,18 +55,7 @@ def test_training_under_ddp() -> None:
     run_pair(*TRAINING)
 
 
-@pytest.mark.long
-def test_collectives_inside_of_compiled_functions() -> None:
-    run_pair(*COLLECTIVES)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_training_under_ddp_on_two_gpus() -> None:
-    run_pair(*TRAINING, backend="nccl")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_collectives_on_two_gpus() -> None:
-    run_pair(*COLLECTIVES, backend="nccl")
+def test_training_and_collectives_on_two_gpus() -> None:
+    run_pair(*TRAINING, "collectives", backend="nccl")

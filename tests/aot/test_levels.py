@@ -79,25 +79,6 @@ def test_the_verifier_names_what_a_level_cannot_hold(name):
         verify(with_call(op, args_of, lower))
 
 
-def test_operands_of_several_dtypes_are_refused_at_prims():
-    graph = with_call(aten.mul.Tensor, lambda x, row: (x, x), "prims")
-    verify(graph)
-    node = next(n for n in graph.nodes if n.op == "call_function")
-    other = next(n for n in graph.nodes if n.name == "row")
-    other.meta["val"] = torch.empty(3, 4, dtype=torch.float64)
-    node.args = (node.args[0], other)
-    with pytest.raises(VerifyError, match=r"mul\.Tensor .*several shapes or dtypes"):
-        verify(graph)
-
-
-def test_symbolic_sizes_are_no_operands():
-    x = torch.randn(3, 4, requires_grad=True)
-    options, dynamic = Options(verify=True), {(0, 0): "rows"}
-    _, result = compile_aot(lambda x: x * x.shape[0], [x], dynamic=dynamic, options=options)
-    for graph in result.levels.values():
-        verify(graph, strict=True)
-
-
 def test_a_custom_operator_is_an_extern_and_counted():
     with torch.library._scoped_library("mini_levels", "FRAGMENT"):
 
@@ -120,15 +101,6 @@ def test_an_operator_that_no_table_knows_is_an_extern_and_fails_only_the_strict_
     verify(graph)
     with pytest.raises(VerifyError, match=r"tril_indices\.default .*no family"):
         verify(graph, strict=True)
-
-
-def test_a_declined_rule_is_no_error():
-    """Half types keep the library's addmm, which adds before it rounds."""
-    x = torch.randn(3, 3, dtype=torch.bfloat16)
-    _, result = compile_aot(torch.addmm, [x, x, x])
-    graph = result.level("prims")
-    assert aten.addmm.default in graph.declined and aten.addmm.default in calls(graph)
-    verify(graph, strict=True)
 
 
 def test_the_option_verifies_what_passes_leave():
@@ -160,14 +132,3 @@ def test_a_level_says_which_rules_led_to_it(levels):
     page = to_html(levels.level("core"))
     assert "replaced by its rule" in page and "aten.silu.default" in page and "user.py" in page
     assert "replaced by its rule" in to_html(levels)
-
-
-def test_a_rule_from_outside_appears_at_its_level():
-    from minicompile.aot.decompositions import decompose
-
-    with mc.scoped():
-        decompose(aten.tanh.default, to="prims")(lambda x: x.sinh() / x.cosh())
-        result = compile_aot(torch.tanh, [torch.randn(3)])[1]
-    assert aten.tanh.default in calls(result.level("core"))
-    assert aten.sinh.default in calls(result.level("prims"))
-    assert aten.tanh.default in result.level("prims").applied

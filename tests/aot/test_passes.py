@@ -14,7 +14,6 @@ from minicompile.errors import OptionError
 from minicompile.ops.display import to_html
 from minicompile.passes.manager import graph_pass
 from tests.aot.fired_passes import FIRST, checked, fired, leaf, rand, run
-from tests.aot.helpers import compile_aot
 
 aten = torch.ops.aten
 
@@ -84,20 +83,10 @@ def test_common_subexpressions():
     )
 
 
-def test_random_numbers_are_drawn_apart():
-    _, result = compile_aot(lambda x: (torch.rand_like(x), torch.rand_like(x)), [rand(3)])
-    assert "cse" not in fired(result)
-
-
-def test_equal_results_have_memory_of_their_own():
-    call, _ = compile_aot(lambda x: (x.sin(), x.sin()), [rand(3)])
-    one, other = call([rand(3)])
-    assert one.data_ptr() != other.data_ptr()
-
-
 @pytest.mark.parametrize(
     "fn",
     [
+        torch.sin,
         lambda x: x.sort(0).values,
         lambda x: x.topk(2).indices,
         lambda x: torch.nn.functional.max_pool1d(x[None], 2),
@@ -105,7 +94,7 @@ def test_equal_results_have_memory_of_their_own():
     ],
 )
 @pytest.mark.parametrize("grad", [False, True])
-def test_equal_results_of_several_have_memory_of_their_own(fn, grad):
+def test_equal_results_have_memory_of_their_own(fn, grad):
     first, second = mc.compile(lambda x: (fn(x), fn(x)))(leaf(3, 4).requires_grad_(grad))
     before = second.clone()
     with torch.no_grad():
@@ -236,20 +225,6 @@ def test_a_number_that_occurs_twice_is_the_same_one(stage):
             assert torch.equal(torch.signbit(got), torch.signbit(want))
 
 
-@pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
-def test_functions_of_several_tensors_can_be_searched_for(stage):
-    def layer(x, w, b):
-        return torch.where(x > 0, F.linear(x, w, b), b)
-
-    def product(x, w, b):
-        return torch.where(x > 0, x @ w.t() + b, b)
-
-    with mc.scoped():
-        register("layer", layer, product, [torch.empty(2, 2)] * 2 + [torch.empty(2)], stage=stage)
-        trace = traced(layer, [leaf(4, 4), rand(4, 4), rand(4)])
-        assert stage != "pre_grad" or "pattern:layer" in fired(trace.aot)
-
-
 def test_a_result_never_takes_the_memory_of_an_argument():
     def fn(x):
         y = x.neg().neg()
@@ -268,13 +243,7 @@ def test_a_result_never_takes_the_memory_of_an_argument():
             assert torch.equal(x, before) and len({r.data_ptr() for r in (x, *results)}) == 4
 
 
-def test_nothing_moves_across_a_write():
-    def fn(x):
-        x = x.clone()
-        y = torch.sin(x)
-        x.mul_(2)
-        return y * 3
-
+def test_a_value_that_is_read_in_between_is_no_obstacle():
     def between(x):
         x = x.clone()
         y = torch.sin(x)
@@ -283,13 +252,9 @@ def test_nothing_moves_across_a_write():
 
     with mc.scoped():
         register(
-            "wave",
-            lambda x: torch.sin(x) * 3,
-            lambda x: 3 * torch.sin(x),
-            [SQUARE],
+            "wave", lambda x: torch.sin(x) * 3, lambda x: 3 * torch.sin(x), [SQUARE],
             stage="pre_grad",
-        )
-        assert "pattern:wave" not in fired(traced(fn, [rand(4)]).aot)
+        )  # fmt: skip
         assert "pattern:wave" in fired(traced(between, [rand(4)]).aot)
 
 
@@ -297,18 +262,6 @@ def writes_through_a_view(x, w, i):
     y = torch.sin(x)
     v = x[0]
     v.add_(1)
-    return y * 3
-
-
-def writes_an_item(x, w, i):
-    y = torch.sin(x)
-    x[0] = 5.0
-    return y * 3
-
-
-def adds_in_place(x, w, i):
-    y = torch.sin(x)
-    x += 1
     return y * 3
 
 
@@ -342,8 +295,6 @@ def leaves_a_mode(x, w, i):
     "fn",
     [
         writes_through_a_view,
-        writes_an_item,
-        adds_in_place,
         writes_by_a_flag,
         renormalises,
         writes_inside,
@@ -384,16 +335,6 @@ def test_passes_and_patterns_go_by_name():
         compiled(rand(3))
 
 
-@pytest.mark.parametrize("names", ["cse", "", None])
-def test_names_of_passes_come_in_a_tuple(names):
-    with pytest.raises(OptionError, match=r"disable_passes can't be .*: a tuple of names"):
-        mc.compile(torch.sin, options={"disable_passes": names})
-
-
-def returns_its_argument(x):
-    return x
-
-
 def writes(x):
     return x.add_(1) * 2
 
@@ -413,14 +354,12 @@ def wave(x):
 @pytest.mark.parametrize(
     "search, replace, examples, why",
     [
-        (returns_its_argument, wave, [SQUARE], "returns an argument"),
+        (lambda x: x, wave, [SQUARE], "returns an argument"),
         (writes, wave, [SQUARE], "writes into a tensor"),
         (fails, wave, [SQUARE], "can't be traced: ValueError: no"),
-        (wave, wave, [SQUARE, SQUARE], "takes 1 positional argument but 2 were given"),
         (ignores, ignores, [SQUARE, SQUARE], "doesn't use"),
         (wave, lambda x: x.sum(0), [SQUARE], r"gives shape \[2\], not \[3, 2\]"),
         (wave, lambda x: (x, x), [SQUARE], "2 results replace 1"),
-        (wave, fails, [SQUARE], "the replacement can't be traced: ValueError: no"),
     ],
 )
 @pytest.mark.parametrize("stage", ["joint", "post_grad", "pre_grad"])
@@ -431,12 +370,3 @@ def test_a_bad_pattern_is_an_error_that_names_it_and_its_line(
         register("bad", search, replace, examples, stage=stage)
         with pytest.raises(OptionError, match=rf"pattern 'bad' \(.*test_passes.py:\d+\): .*{why}"):
             mc.compile(lambda x: torch.sin(torch.cos(x)))(rand(3, 2))
-
-
-def test_an_unknown_stage_is_an_error():
-    with pytest.raises(OptionError, match="no stage 'late'; known: pre_grad, joint, post_grad"):
-        register("bad", wave, wave, [SQUARE], stage="late")
-    with pytest.raises(
-        OptionError, match="no stage 'full'; known: pre_grad, joint, prims, post_grad"
-    ):
-        graph_pass("bad", stage="full")

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import pytest
 import torch
 
 import minicompile as mc
 from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
-from minicompile.aot.runtime import interpret, make_callable
 from minicompile.errors import Unsupported
 from minicompile.options import Options
-from tests.aot.helpers import capture, compile_aot, forward_and_gradients
+from tests.aot.helpers import capture, compile_aot
 
 
 def leaf(*size):
     return torch.randn(*size, requires_grad=True)
-
-
-def both(fn, inputs):
-    call, result = compile_aot(fn, inputs)
-    for got, expected in zip(*(forward_and_gradients(f, inputs) for f in (call, fn)), strict=True):
-        torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
-    return call, result
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -53,43 +42,6 @@ def test_a_copy_of_an_input_is_kept_and_not_the_input(copy):
     x.add_(1)
     loss.backward()
     torch.testing.assert_close(w.grad, expected)
-
-
-def test_saved_tensors_die_with_the_backward_and_intermediates_earlier():
-    w = leaf(64)
-    call, result = compile_aot(lambda w: (w.exp().sin() * w.exp()).sum(), [w])
-    alive = []
-
-    def watch(run):
-        def wrapped(inputs):
-            outputs = run(inputs)
-            assert not inputs
-            alive.extend(
-                weakref.ref(o) for o in outputs[1:] if isinstance(o, torch.Tensor) and o is not w
-            )
-            return outputs
-
-        return wrapped
-
-    call = make_callable(result, watch(interpret(result.forward)), interpret(result.backward))
-    loss = call([w])[0]
-    loss.backward()
-    gc.collect()
-    assert all(ref() is None for ref in alive)
-
-
-def test_without_a_differentiable_output_there_is_no_backward():
-    call, result = compile_aot(lambda w: w.detach() + 1, [leaf(3)])
-    assert result.backward is None and not result.metadata.trains
-    assert not call([leaf(3)])[0].requires_grad
-
-
-def test_autocast_at_call_time_does_not_cast_again():
-    x, w = torch.randn(4, 4), torch.randn(4, 4)
-    call, _ = compile_aot(lambda x, w: x @ w, [x, w])
-    with torch.autocast("cpu", torch.bfloat16):
-        got = call([x, w])[0]
-    torch.testing.assert_close(got, x @ w)
 
 
 def test_cuda_fakes_are_refused_by_a_build_without_cuda():

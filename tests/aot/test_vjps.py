@@ -12,7 +12,6 @@ from torch import nn
 
 import minicompile as mc
 from minicompile.errors import OptionError
-from minicompile.ops.graph import origins_of
 from tests.aot.helpers import compile_aot, forward_and_gradients
 
 aten = torch.ops.aten
@@ -130,19 +129,6 @@ def test_a_composite_operator_can_have_one():
         torch.testing.assert_close(got, factor * tangent(q))
 
 
-def test_symbolic_sizes_give_no_guard():
-    @mc.register_vjp(aten.silu.default)
-    def per_row(grad, result, x):
-        return grad * x.shape[0]
-
-    x = leaf(3, 4)
-    call, _ = compile_aot(lambda x: F.silu(x), [x], dynamic={(0, 0): "rows"})
-    for rows in (3, 2, 7):
-        x = leaf(rows, 4)
-        call([x])[0].sum().backward()
-        assert x.grad.eq(rows).all()
-
-
 def test_a_custom_operator():
     with torch.library._scoped_library("mini_vjp", "FRAGMENT"):
 
@@ -181,45 +167,21 @@ def test_inference_and_eager_are_as_ever():
     assert x.grad.eq(1).all()
 
 
-def test_backward_nodes_keep_the_origins_of_the_call():
-    @mc.register_vjp(aten.silu.default)
-    def eightfold(grad, result, x):
-        return grad * 8
-
-    _, result = compile_aot(lambda x: F.silu(x.sin()).cos(), [leaf(3, 4)])
-    (node,) = (n for n in result.joint.nodes if 8 in n.args)
-    assert node.meta["phase"] == "backward"
-    assert {origin.target for origin in origins_of(node)} == {"silu"}
+WRONG = {
+    "shape": lambda grad, result, x: grad.sum(),
+    "dtype": lambda grad, result, x: grad.double(),
+    "too many": lambda grad, result, x: (grad, grad),
+    "python error": lambda grad, result, x: grad.nonsense,
+}
 
 
-def broken_rules():
-    def another_shape(grad, result, x):
-        return grad.sum()
-
-    def another_dtype(grad, result, x):
-        return grad.double()
-
-    def too_many(grad, result, x):
-        return grad, grad
-
-    def unfit(grad, result, x):
-        return grad @ x
-
-    def python_error(grad, result, x):
-        return grad.nonsense
-
-    return [another_shape, another_dtype, too_many, unfit, python_error]
-
-
-@pytest.mark.parametrize("rule", broken_rules(), ids=lambda rule: rule.__name__)
-def test_a_wrong_rule_is_an_error_that_names_its_line(rule):
-    mc.register_vjp(aten.silu.default)(rule)
-    line = inspect.getsourcelines(rule)[1]
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_is_an_error_that_names_its_line(name):
+    mc.register_vjp(aten.silu.default)(WRONG[name])
+    line = inspect.getsourcelines(WRONG[name])[1]
     x = leaf(3, 4)
     with pytest.raises(OptionError, match=rf"vjp of aten\.silu\.default at .*vjps\.py:{line}: "):
         mc.compile(lambda x: F.silu(x * 1), backend="aot_eager")(x)
-    kernels = aten.silu.default.py_kernels
-    assert not any("Autograd" in str(key) for key in kernels)
     with mc.without("vjp:aten.silu"):
         expected = forward_and_gradients(F.silu, [x])[-1]
         torch.testing.assert_close(gradients(F.silu, x)[0], expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import struct
 import sys
@@ -64,18 +63,6 @@ def test_an_error_code_becomes_an_exception_and_the_next_call_works(kernel: Any)
     assert out.item() == 2.0
 
 
-def test_a_wrong_number_of_arguments_is_a_type_error(kernel: Any) -> None:
-    with pytest.raises(TypeError):
-        kernel(X, X)
-
-
-def test_what_is_not_a_tensor_is_an_error(kernel: Any) -> None:
-    with pytest.raises(AttributeError, match="data_ptr"):
-        kernel(torch.tensor([1]), 3.0, torch.empty(1), 1)
-    with pytest.raises((TypeError, ctypes.ArgumentError)):
-        kernel(torch.tensor([1]), X, torch.empty(1), "1")
-
-
 @pytest.mark.parametrize("how", [bind, bind_ctypes])
 def test_floats_follow_the_sizes_bit_by_bit(how: Any) -> None:
     s0, f0, f1 = size_symbol("s0"), float_symbol("f0"), float_symbol("f1")
@@ -107,11 +94,6 @@ def test_kernels_run_in_several_threads(kernel: Any) -> None:
     for thread in threads:
         thread.join()
     assert all(torch.equal(out, X[index]) for out in outs)
-
-
-def test_the_extension_is_used_where_python_headers_are() -> None:
-    headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
-    assert (load_extension(FAST_CALL) is not None) == headers
 
 
 def test_without_headers_ctypes_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -62,15 +62,6 @@ def test_libraries_and_texts_go_with_the_functions(disk_cache: bool) -> None:
         assert libraries() == before
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_texts_of_graphs_go_with_the_functions(backend: str) -> None:
-    before = generated_texts()
-    for number in range(3):
-        mc.compile(numbered(number), backend=backend)(X)
-    assert generated_texts() == before
-
-
 def test_two_functions_share_a_library_and_one_may_go() -> None:
     first, second = mc.compile(numbered(3)), mc.compile(numbered(3))
     expected = first(X)
