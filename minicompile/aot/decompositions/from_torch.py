@@ -21,8 +21,7 @@ OPERATORS = """
     softplus_backward.default tanh_backward.default threshold.default threshold_backward.default
 
     binary_cross_entropy_backward.default binary_cross_entropy_with_logits.default
-    huber_loss.default huber_loss_backward.default mse_loss.default mse_loss_backward.default
-    smooth_l1_loss.default
+    mse_loss.default
 
     _fused_rms_norm_backward.default _safe_softmax.default aminmax.default count_nonzero.default
     count_nonzero.dim_IntList dot.default logsumexp.default std_mean.correction trace.default

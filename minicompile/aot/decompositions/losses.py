@@ -1,18 +1,20 @@
 """Losses: softmax and its logarithm (stable: the maximum is subtracted first), the negative log
-likelihood on top of them. Elementwise losses are torch's (from_torch.py), but for one check."""
+likelihood on top of them, and elementwise losses: a formula per element, then none, mean or sum."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, exp, log, where
+from torch import Tensor, clamp, exp, log, log1p, where
 
-from minicompile.aot.decompositions.registry import Maybe, decompose, formulas
-from minicompile.compat import torch_decompositions
+from minicompile.aot.decompositions.registry import Maybe, decompose, formulas, wide
 
 aten = torch.ops.aten
 
-NONE, MEAN = 0, 1
-"""ATen's numbers for `reduction`; 2 is the sum."""
+NONE, MEAN, SUM = 0, 1, 2
+"""ATen's numbers for `reduction`."""
+
+SMALLEST_LOG = -100.0
+"""Binary cross entropy clamps logarithms here, so that log(0) stays finite."""
 
 
 # Softmax -----------------------------------------------------------------------------------------
@@ -90,24 +92,52 @@ def nll_loss_backward(
 # Elementwise losses ------------------------------------------------------------------------------
 
 
+def reduce(losses: Tensor, reduction: int) -> Tensor:
+    if reduction == MEAN:
+        return losses.mean()
+    return losses.sum() if reduction == SUM else losses
+
+
 @decompose(aten.binary_cross_entropy.default, to="core", wide=True)
 def bce(x: Tensor, y: Tensor, weight: Maybe = None, reduction: int = MEAN) -> Tensor:
-    """torch's formula, and the check that eager makes of the probabilities."""
-    formula = torch_decompositions.get(aten.binary_cross_entropy.default)
-    if formula is None:
-        return NotImplemented
     for name, value in (("input", x), ("target", y)):
         text = f"all elements of {name} should be between 0 and 1"
         aten._assert_async.msg(((value >= 0) & (value <= 1)).all(), text)
-    return formula(x, y, weight, reduction)
+    positive = clamp(log(x), min=SMALLEST_LOG)
+    negative = clamp(log1p(-x), min=SMALLEST_LOG)
+    losses = (y - 1) * negative - y * positive
+    return reduce(losses if weight is None else losses * weight, reduction)
+
+
+@decompose(aten.huber_loss.default, to="core")
+def huber(x: Tensor, y: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
+    """A parabola near 0, lines further out."""
+    if x.dtype is not y.dtype or not x.is_floating_point():
+        return NotImplemented  # eager's result doesn't have the promoted dtype
+    z = (wide(x) - wide(y)).abs()
+    return reduce(where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
+
+
+def slope(grad: Tensor, x: Tensor, reduction: int) -> Tensor:
+    """The incoming gradient of each element's loss."""
+    return grad / x.numel() if reduction == MEAN else grad
+
+
+@decompose(aten.smooth_l1_loss.default, to="core", wide=True)
+def smooth_l1(x: Tensor, y: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
+    """Return the smooth L1 loss; its lines have slope 1. Eager refuses a negative beta."""
+    if beta < 0:
+        return NotImplemented
+    z = (x - y).abs()
+    near = 0.5 * z * z / beta if beta else z
+    return reduce(where(z < beta, near, z - 0.5 * beta), reduction)
 
 
 @decompose(aten.smooth_l1_loss_backward.default, to="core", wide=True)
 def smooth_l1_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float) -> Tensor:
-    """NaN stays NaN, of which torch's formula makes 0."""
     z = x - y
-    slope = where(z <= -beta, -1.0, where(z >= beta, 1.0, z / beta))
-    return slope * (grad / x.numel() if reduction == MEAN else grad)
+    steep = where(z <= -beta, -1.0, where(z >= beta, 1.0, z / beta))
+    return steep * slope(grad, x, reduction)
 
 
 formulas(
@@ -117,6 +147,12 @@ formulas(
         ),
         aten._log_softmax_backward_data.default: lambda grad, y, dim, dtype: (
             grad - exp(y) * grad.sum(dim, keepdim=True)
+        ),
+        aten.huber_loss_backward.default: lambda grad, x, y, reduction, delta: (
+            (x - y).clamp(-delta, delta) * slope(grad, x, reduction)
+        ),
+        aten.mse_loss_backward.default: lambda grad, x, y, reduction: (
+            (x - y) * (slope(grad, x, reduction) * 2)
         ),
     }
 )
