@@ -459,15 +459,6 @@ def operators_of_tensors(a):
 # -- less common ways to say common things
 
 
-class Keywords:
-    def keys(self):
-        return ["dim", "keepdim"]
-
-    def __getitem__(self, name):
-        return {"dim": 1, "keepdim": True}[name]
-
-
-keywords = Keywords()
 layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
 
 
@@ -476,12 +467,6 @@ def layers_in_reverse(a):
     for layer in reversed(layers):
         a = layer(a)
     return a
-
-
-@program(x)
-def sets_numbers_and_keywords_of_other_kinds(a):
-    chosen = {2, 1}
-    return a.sum(**keywords), set(chosen), {**keywords}, torch.mul(a, np.float32(2))
 
 
 @program(x, again=(x.log(),), whole=False)
