@@ -124,6 +124,8 @@ means(copy.deepcopy)(lambda world, value: duplicate(world, value, {}))
 
 def duplicate(world: World, value: Any, memo: dict[int, Any] | None) -> Any:
     """A copy of plain data: containers and objects that only have a `__dict__`. With a memo, deep."""
+    if isinstance(value, torch.Tensor):
+        world.unsupported("copy", "a tensor is copied by copy.copy or copy.deepcopy")
     if is_constant(value) or isinstance(value, FIXED_TYPES):
         return value
     if memo is not None and id(value) in memo:
