@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minicompile import compat
-from minicompile.dynamo.breaks import graph_break
 from minicompile.dynamo.dispatch import (
     Backend,
     Dispatcher,
@@ -90,9 +89,7 @@ def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -
 def find_backend(backend: Any, options: Options) -> Backend:
     if callable(backend):
         return callable_backend(backend)
-    if not isinstance(backend, str):
-        raise OptionError(f"backend must be a name or a callable, not a {type(backend).__name__}")
-    maker = backends.get(backend)
+    maker = backends.get(backend) if isinstance(backend, str) else None
     if maker is None:
         raise unknown("backend", backend, [*sorted(backends), "or a callable"])
     return maker(options)
@@ -195,8 +192,7 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
 
     Without a C++ compiler one warning says so, and the text of the kernels is there all the same.
     Pass what `mc.compile` returned to trace with its options. Raises Unsupported where `mc.compile` would
-    run the frame in eager; where this torch or this Python lacks what a stage needs, a warning says which
-    stages are missing from the trace.
+    run the frame in eager, also because this torch or this Python lacks what a stage needs.
     """
     from minicompile import pipeline
 
@@ -209,10 +205,6 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
             pipeline.compile_capture(capture, options)
         except RejectedKernel:
             raise
-        except Unsupported as error:
-            if error.id not in LOST:
-                raise
-            missing = f"this trace ends early: {error}"
         except BackendError as error:
             if len(traced.graphs) <= (traced.aot is not None and traced.aot.backward is not None):
                 raise
@@ -230,16 +222,7 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
         if missing := stop.args[1]:
             _tell_once(missing)
         return made
-    except Unsupported as error:
-        if error.id not in LOST:
-            raise
-        _tell_once(f"this trace is empty: {error}")
-        return Trace.refused(plain, graph_break(error))
     raise Unsupported(f"{plain!r} was not captured: it never reached the compiler")
-
-
-LOST = (compat.PART_GONE, compat.PYTHON_UNKNOWN)
-"""Reasons that a program isn't the cause of."""
 
 
 @functools.cache

@@ -13,15 +13,13 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-from torch import fx
-
 from minicompile.aot.result import AotResult, Partition
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
-from minicompile.dynamo.result import Capture, GraphBreak
+from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.display import Registered, Several, Shown, bytes_text, count_text
 from minicompile.ops.events import Event
-from minicompile.ops.graph import Graph, origins_of
+from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import SourceLine, union
 from minicompile.scheduling.schedule import Explained
 
@@ -111,15 +109,6 @@ class Trace(Shown):
         trace = cls(capture.name, capture)
         capture.watch.listeners.append(trace.keep)
         return trace
-
-    @classmethod
-    def refused(cls, target: Any, why: GraphBreak) -> Trace:
-        """A trace without stages, of something that can't even be captured here."""
-        name = getattr(target, "__qualname__", type(target).__qualname__)
-        graph = fx.Graph()
-        graph.output(())
-        empty = Graph(fx.GraphModule({}, graph), name, "nothing captured")
-        return cls(name, Capture(name, empty, [], [], stopped_by=why))
 
     def keep(self, event: Event) -> None:
         """Keep what a room made."""

@@ -9,7 +9,6 @@ The real compiler: torch/_dynamo/variables/user_defined.py, nn_module.py.
 from __future__ import annotations
 
 import collections
-import contextvars
 import enum
 import functools
 import threading
@@ -252,8 +251,6 @@ def slot_attribute(world: World, value: Any, name: str, definition: Any) -> Any:
     if name == "__class__":
         return world.type_of(value)
     owner = world.tracker(value)
-    if type(value) is contextvars.Token:
-        world.unsupported("context-variable", "a ContextVar's token is read")
     read = functools.partial(definition.__get__, value, type(value))
     if owner is None:
         found = read()

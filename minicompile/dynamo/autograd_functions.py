@@ -122,12 +122,8 @@ def as_expected(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tenso
 
 
 @means(compat.function_apply)
-def apply_function(world: World, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+def apply_function(world: World, cls: Any, /, *args: Any) -> Any:
     """`Fn.apply(...)`: a CustomFunction's node; without gradients just what its forward does."""
-    name = cls.__qualname__
-    if kwargs:
-        what = f"{name}, an autograd.Function, is called with keyword arguments"
-        world.unsupported("autograd-function", what)
     context = Context(tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args))
     if not torch.is_grad_enabled():
         results, several = run_forward(world, cls, context, args)

@@ -13,7 +13,6 @@ The real compiler: torch/_dynamo/variables/functions.py, builtin.py, torch.py, t
 from __future__ import annotations
 
 import collections
-import dataclasses
 import enum
 import functools
 import operator
@@ -89,8 +88,6 @@ PURE_CLASSES = frozenset(
         *GETTERS,
     }
 )
-REPR_GUARD = dataclasses.make_dataclass("Shown", ()).__repr__.__code__
-"""What a dataclass wraps around its `__repr__`, so that an object inside of itself is written as `...`."""
 DISABLED = "_minicompile_disabled"
 """The attribute of functions under `mc.disable`: the reason."""
 FIXED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
@@ -137,8 +134,6 @@ class RecordingMode(TorchFunctionMode):
         self.world = world
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "__get__":
-            return self.world.tensor_attribute(args[0], func.__self__.__name__)
         return self.world.torch_call(func, args, kwargs or {})
 
 
@@ -192,8 +187,6 @@ def call_python(world: World, function: types.FunctionType, args: Args, kwargs: 
             what = f"{function.__qualname__} is under torch.compiler.disable"
             world.unsupported("disabled", what)
         return world.call(wrapped, args, kwargs)
-    if function.__code__ is REPR_GUARD:
-        return world.call(world.load_attr(function, "__wrapped__"), args, kwargs)
     if library_of(function.__module__) == "numpy":
         world.unsupported("numpy", f"a call of numpy's {function.__qualname__}")
     return world.call_function(function, args, kwargs)
@@ -331,10 +324,8 @@ def call_builtin(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any
         rule = rule_for(world, class_method(function, owner))
         if rule is not None:
             return rule(world, (owner, *args), kwargs)
-        if issubclass(owner, torch.autograd.Function):
-            world.unsupported("autograd-function", "a custom autograd.Function")
-    if isinstance(owner, type) and function.__name__ == "__new__":
-        return native_new(world, function, args, kwargs)
+        if function.__name__ == "__new__":
+            return native_new(world, function, args, kwargs)
     return call_native(world, function, args, kwargs)
 
 

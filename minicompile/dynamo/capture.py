@@ -11,7 +11,6 @@ The real compiler: torch/_dynamo/convert_frame.py.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import gc
 import inspect
@@ -176,8 +175,7 @@ MAX_PLACES = 6
 def trace(world: World, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the world, as far as that shall go."""
     world.frames.definition = definition_of(values.get("self"))
-    facts, inference = settings.global_facts(), world.recorder.inference
-    before = Modes.now(), settings.settings_now()
+    inference, before = world.recorder.inference, (Modes.now(), settings.settings_now())
     rest = None
     with restored_modes(), deep_stack(), compat.silent_log():
         try:
@@ -198,11 +196,7 @@ def trace(world: World, values: dict[str, Any], resume: Resume | None) -> Traced
         if world.recorder.inference is not inference:
             what, places = "the frame is left inside of the block", world.recorder.blocks[0]
             raise refusal("inference-mode", what, places=places)
-        try:
-            change = changed(facts, *before)
-        except ValueError as error:
-            what = f"the frame leaves the {error} changed"
-            raise refusal("mode-left-changed", what) from None
+        change = changed(*before)
     return Traced(returned, rest, change)
 
 
@@ -392,10 +386,8 @@ def pristine_fakes(world: World) -> dict[VariableTracker, Any]:
 
 def check_left(world: World) -> None:
     """Refuse a frame that leaves a generator half way inside a try or with block, which would be closed when
-    it is dropped; or a context variable set, even to the same value."""
+    it is dropped."""
     for made, steps in world.writes.natives:
-        if isinstance(made, contextvars.Token):
-            raise refusal("context-variable", "a ContextVar is left set", places=[steps])
         if isinstance(made, TracedGenerator) and made.inside_try and is_users(made.frame):
             what = f"the generator {made.__name__} is left inside a try or with block"
             raise refusal("generator-or-coroutine", what, places=[steps])

@@ -127,10 +127,7 @@ def same_class(cls: type, expected: tuple[tuple[Any, ...], ...]) -> bool:
 
 
 def hook_free(module: Any) -> bool:
-    namespace = module.__dict__
-    return (
-        not any(namespace[name] for name in HOOKS) and namespace.get("_compiled_call_impl") is None
-    )
+    return not any(module.__dict__[name] for name in HOOKS)
 
 
 def memory_places(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:

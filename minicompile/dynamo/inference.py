@@ -21,16 +21,20 @@ from minicompile.dynamo.world import World
 class InferenceBlock:
     """Stands for torch's C++ object of one block while the frame that opens it is captured."""
 
-    def __init__(self, inference: bool) -> None:
-        self.inference = inference
-        self.before = False, False
-        """Inference mode and grad mode before the block."""
+    before = False, False
+    """Inference mode and grad mode before the block."""
 
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
 
 
-means(InferenceMode)(lambda world, inference: InferenceBlock(inference))
+means(InferenceMode)(
+    lambda world, inference: (
+        InferenceBlock()
+        if inference
+        else world.unsupported("inference-mode", "inference mode is left by a block")
+    )
+)
 
 
 @means(InferenceBlock.__enter__)
@@ -38,11 +42,6 @@ def enter_block(world: World, block: InferenceBlock) -> None:
     """Switch the mode. Graphs record no grad mode for inference mode: they run in it as a whole."""
     recorder = world.recorder
     block.before = recorder.inference, torch.is_grad_enabled()
-    if not block.inference:
-        if recorder.inference:
-            world.unsupported("inference-mode", "inference mode is left inside of its block")
-        world.call(settings.set_grad_enabled, (True,), {})
-        return
     recorder.blocks.append(recorder.places())
     recorder.inference = True
     settings.set_grad_enabled(False)
@@ -51,12 +50,8 @@ def enter_block(world: World, block: InferenceBlock) -> None:
 @means(InferenceBlock.__exit__)
 def exit_block(world: World, block: InferenceBlock, *error: Any) -> None:
     recorder = world.recorder
-    inference, grad = block.before
-    if not block.inference:
-        world.call(settings.set_grad_enabled, (grad,), {})
-        return
     recorder.blocks.pop()
-    recorder.inference = inference
+    recorder.inference, grad = block.before
     settings.set_grad_enabled(grad)
 
 

@@ -114,7 +114,7 @@ PYTHON_COPY: Any = copy.copy
 
 @means(copy.copy)
 def shallow_copy(world: World, value: Any) -> Any:
-    if isinstance(value, torch.Tensor) or python_method(value, "__copy__") is not None:
+    if python_method(value, "__copy__") is not None:
         return world.call_python(PYTHON_COPY, (value,), {})
     return duplicate(world, value, None)
 
@@ -166,8 +166,6 @@ def plain_copy(value: Any) -> bool:
 
 @means(contextvars.ContextVar.get)
 def context_get(world: World, variable: Any, *default: Any) -> Any:
-    if world.tracker(variable) is None:
-        return variable.get(*default)
     try:
         value = variable.get(MISSING) if default else variable.get()
     except LookupError:
@@ -175,23 +173,6 @@ def context_get(world: World, variable: Any, *default: Any) -> Any:
     if value is MISSING:
         world.unsupported("context-variable", "a ContextVar without a value is read")
     return world.below(variable, "context", None, value)
-
-
-@means(contextvars.ContextVar.set)
-def context_set(world: World, variable: Any, value: Any) -> Any:
-    """`variable.set(value)` where it has this value already, so that nothing changes until it is reset."""
-    if context_get(world, variable) is not value:
-        world.unsupported("context-variable", "a ContextVar is set")
-    elsewhere = contextvars.copy_context()  # capturing changes nothing in the caller's
-    return elsewhere.run(variable.set, value)
-
-
-@means(contextvars.ContextVar.reset)
-def context_reset(world: World, variable: Any, token: contextvars.Token[Any]) -> None:
-    others = [(made, steps) for made, steps in world.writes.natives if made is not token]
-    if len(others) == len(world.writes.natives) or token.var is not variable:
-        world.unsupported("context-variable", "a ContextVar is reset that was not set here")
-    world.writes.natives = others
 
 
 # -- torch: modules
@@ -225,12 +206,8 @@ def has_hooks(world: World, module: torch.nn.Module) -> bool:
     namespace = module.__dict__
     hooked = any(namespace.get(name) for name in HOOKS)
     owner = world.tracker(module)
-    if owner is not None:
-        if namespace.get("_compiled_call_impl") is not None:
-            what = "a module with its own compiled call (module.compile())"
-            world.unsupported("nested-compile", what)
-        if not hooked:
-            world.guard("hooks", owner.source, False, "called without hooks")
+    if owner is not None and not hooked:
+        world.guard("hooks", owner.source, False, "called without hooks")
     return hooked
 
 

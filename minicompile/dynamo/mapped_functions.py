@@ -41,11 +41,7 @@ def vmap(
     in_dims: Any = 0,
     out_dims: Any = 0,
     randomness: str = "error",
-    *,
-    chunk_size: Any = None,
 ) -> Any:
-    if chunk_size is not None:
-        world.unsupported("function-transform", "torch.vmap in chunks")
     return functools.partial(run_mapped, function, in_dims, out_dims, randomness)
 
 

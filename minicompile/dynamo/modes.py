@@ -20,12 +20,6 @@ from minicompile.compat import settings
 from minicompile.compat.inference import version
 from minicompile.compat.settings import Modes
 
-CHANGEABLE = (
-    *("grad mode", "autocast cache"),
-    *(f"autocast {device}" for device in settings.AUTOCAST_DEVICES),
-)
-"""Those of the global facts that a `Modes` holds."""
-
 
 @dataclass(frozen=True)
 class Change:
@@ -43,15 +37,8 @@ class Change:
             setter(value)
 
 
-def changed(facts: dict[str, object], before: Modes, set_before: dict[Any, Any]) -> Change | None:
-    """What differs from the facts and modes noted before; None if nothing does.
-
-    Raises ValueError with the name of a fact that can't be set.
-    """
-    found = settings.global_facts()
-    different = [name for name, fact in facts.items() if found[name] != fact]
-    if fixed := [name for name in different if name not in CHANGEABLE]:
-        raise ValueError(fixed[0])
+def changed(before: Modes, set_before: dict[Any, Any]) -> Change | None:
+    """What differs from the modes and settings noted before; None if nothing does."""
     after = Modes.now()
     new = tuple(settings.settings_now().items() - set_before.items())
     if after == before and not new:

@@ -147,7 +147,7 @@ def symbolic(world: World, value: Any, source: Source) -> Any:
     if type(value) not in (tuple, torch.Size):
         return sizes.number(value, source)
     parts = [Source("item", index, source) for index in range(len(value))]
-    if not any(map(sizes.wants, value, parts)):
+    if not any(map(sizes.wish, value, parts)):
         return None
     world.guard("type", source, type(value), "some of its items are symbolic")
     world.guard("length", source, len(value), "some of its items are symbolic")
@@ -416,7 +416,7 @@ def imported_contents(world: World, value: Any, tracker: VariableTracker) -> Any
         items = raw_items(value)
         for member in items:
             world.check_key(member)
-        world.guard("members", tracker.source, tuple(items), "its members are read")
+        world.guard("keys", tracker.source, tuple(items), "its members are read")
         if items != raw_items(copied(value)):  # the order depends on how the set came about
             what = f"{tracker.source}, a set, loses its order in a copy"
             world.unsupported("outside-object", what)

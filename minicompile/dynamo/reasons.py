@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
+
+if TYPE_CHECKING:
+    pass
 
 E = TypeVar("E", bound=Unsupported)
 
@@ -60,8 +63,6 @@ default-dtype-or-device: pass `dtype=` or `device=` where tensors are made; a de
 inference-mode: put the whole forward under inference mode, or call it there
     A graph runs as a whole in inference mode or out of it, because its results are inference tensors or
     not; autograd can't use those.
-mode-left-changed: restore it in the same function, with a `with` statement
-    The frame left a setting of torch in another state, and capture can't repeat that change.
 context-variable: set it outside, and pass its value in
     A ContextVar's value belongs to the running thread or task, and changing it is an effect.
 first-import: import it at the top of the file
@@ -102,8 +103,6 @@ shared-memory: clone one of them
 graph-value: take the object apart before the torch function is called
     Arguments and results of the torch functions in a graph must be tensors, numbers, or lists of them,
     that this capture knows.
-size-expression: compile with dynamic=False, or compute the size outside
-    A symbolic size is computed in a way that guards and graphs can't express.
 # Python objects
 outside-object: pass what is needed as a list, tuple, dict or tensor
     An object from outside has a type whose inside is hidden in C code: no guard could notice a change.

@@ -24,7 +24,7 @@ from minicompile import compat
 from minicompile.compat import settings
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, operation
+from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes
 from minicompile.dynamo.variables import (
     UserError,
     VariableTracker,
@@ -37,7 +37,7 @@ from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
 from minicompile.ops.origin import Origin, SourceLine
 from minicompile.shapes.expr import python_number
-from minicompile.shapes.symnode import SYMBOLIC
+from minicompile.shapes.symnode import SYMBOLIC, operation_of
 
 LARGEST_INT64 = 2**63 - 1
 CHECK = torch.ops.aten._assert_async.msg
@@ -427,7 +427,7 @@ class Recorder:
             tensor = next(i for i in self.inputs if i.source == source.base)
             op, target, args = "call_method", "size", (self.lift(tensor.value), source.key)
         else:
-            _, target, parts = operation(expr)
+            _, target, parts = operation_of(expr)
             op, args = "call_function", tuple(map(self.size_node, parts))
         node = self.graph.create_node(op, target, args, {})
         self.finish(node, target, sizes.env.number(expr))

@@ -170,9 +170,6 @@ GUARD_KINDS = {
     "absent": GuardKind("{e} not in {0}", "not dict.__contains__({0}, {e})", "it there"),
     "length": GuardKind("len({0}) == {e}", found="base_length({0})"),
     "keys": GuardKind("list({0}) == {e}", "same_items(items_of({0}), {e})", "items_of({0})"),
-    "members": GuardKind(
-        "members of {0} are {e}", "same_items(items_of({0}), {e})", "items_of({0})"
-    ),
     "class": GuardKind(
         "attributes of {0} are defined as before",
         "same_class({0}, {e})",
@@ -278,9 +275,6 @@ class Description(str):
 
     __slots__ = ()
 
-    def __repr__(self) -> str:
-        return str(self)
-
 
 @dataclass(frozen=True)
 class GraphBreak(Shown):
@@ -352,10 +346,6 @@ class Passage:
     def nodes(self) -> tuple[str, ...]:
         """Names of the graph nodes that they made."""
         return tuple(name for record in self.instructions for name in record.nodes)
-
-    def __str__(self) -> str:
-        steps = (f"\n    {record}" for record in self.instructions)
-        return "  " * self.depth + f"{self.line or '(no line)'}{''.join(steps)}"
 
 
 @dataclass

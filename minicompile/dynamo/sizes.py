@@ -22,9 +22,8 @@ import sympy
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Guard, Source, computed
-from minicompile.errors import OptionError, Unsupported
+from minicompile.errors import OptionError
 from minicompile.ops.strides import dense_strides
 from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv, ordered
 from minicompile.shapes.expr import python_number, to_size
@@ -176,19 +175,16 @@ class Sizes:
 
     # -- numbers
 
-    def wants(self, value: Any, source: Source) -> bool:
-        """Whether a value is a number, or a tuple with one, that shall be symbolic."""
-        if type(value) in (tuple, torch.Size):
-            return any(self.wants(v, Source("item", i, source)) for i, v in enumerate(value))
-        return type(value) in (int, float) and bool(self.dynamic.wish(source))
+    def wish(self, value: Any, source: Source) -> str:
+        """Why a value, if it is a number, shall be symbolic; "" if it shall not."""
+        return self.dynamic.wish(source) if type(value) in (int, float) else ""
 
     def number(self, value: Any, source: Source) -> Any:
         """The symbolic number for an int or float that is read; None if it stays what it is."""
         if source in self.numbers:
             return self.numbers[source]
-        if type(value) not in (int, float) or not (wish := self.dynamic.wish(source)):
-            return None
-        return self.symbol(value, source, wish)
+        wish = self.wish(value, source)
+        return self.symbol(value, source, wish) if wish else None
 
     def symbol(self, value: float, source: Source, wish: str) -> Any:
         """A symbol for a number. None for those whose sign or size kernels would treat in their own way."""
@@ -213,7 +209,7 @@ class Sizes:
             expr = self.env.rooted(found)
             if expr.is_Symbol:
                 return cast(Source, self.env.symbols[expr])
-            form, _, parts = operation(expr)
+            form, _, parts = operation_of(expr)
             return computed(form, map(self.source_of, parts))
         number = python_number(found) if isinstance(found, sympy.Basic) else found
         finite = not isinstance(number, float) or math.isfinite(number)
@@ -224,14 +220,6 @@ LARGEST_INT = 2**31 - 1
 """Larger ints are compiled apart: sums and products of two that are smaller fit into 64 bits."""
 LARGEST_FLOAT = 65504.0
 """Beyond the largest float16 torch may raise, depending on what a number is for."""
-
-
-def operation(expr: sympy.Basic) -> tuple[str, Any, tuple[sympy.Basic, ...]]:
-    """`operation_of`, with a reason of capture's where there is none."""
-    try:
-        return operation_of(expr)
-    except Unsupported as error:
-        raise refusal("size-expression", error.reason) from None
 
 
 def sources_of(env: ShapeEnv, expr: sympy.Basic) -> tuple[Source, ...]:

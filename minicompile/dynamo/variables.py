@@ -130,9 +130,7 @@ def same_constant(found: Any, expected: Any) -> bool:
         return same_items(tuple(found), tuple(expected))
     if cls is slice or cls is range:
         return same_items(parts_of(found), parts_of(expected))
-    if id(cls) in ATOM_IDS or is_numpy_scalar(expected):
-        return bool(found == expected)
-    return False
+    return bool(found == expected)
 
 
 def parts_of(value: slice | range) -> tuple[Any, Any, Any]:

@@ -319,7 +319,7 @@ def keys_of_an_argument() -> Any:
         yield run, lambda table=table: (x, table)
 
 
-@program("members")
+@program("keys")
 def members_of_a_set() -> Any:
     def run(a: torch.Tensor, chosen: Any) -> Any:
         return 1 in chosen, [repr(item) for item in chosen], a * len(chosen)
@@ -328,7 +328,7 @@ def members_of_a_set() -> Any:
         yield run, lambda members=members: (x, set(members))
 
 
-@program("members")
+@program("keys")
 def the_order_of_a_set() -> Any:
     def run(a: torch.Tensor, chosen: Any) -> Any:
         return list(chosen), a

@@ -454,3 +454,23 @@ def operators_of_tensors(a):
         a is None,
         a is not a,
     )
+
+
+# -- less common ways to say common things
+
+
+layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+
+
+@program(x)
+def layers_in_reverse(a):
+    for layer in reversed(layers):
+        a = layer(a)
+    return a
+
+
+@program(x, again=(x.log(),), whole=False)
+def raises_where_data_is_bad(a):
+    if a.isnan().any():
+        raise ValueError("not a number")
+    return a * 2

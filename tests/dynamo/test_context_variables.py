@@ -1,4 +1,4 @@
-"""Context variables: read with a guard; set without a break where the value stays what it is."""
+"""Context variables: read with a guard; set by Python between two graphs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,3 @@ def outcome(function: Callable[..., Any], values: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("values", [[None, None], [None, 3, 2], [4, 2, None]], ids=str)
 def test_results_and_values_afterwards_are_eager_s(function: Any, values: list[Any]):
     assert outcome(mc.compile(function, backend="eager"), values) == outcome(function, values)
-
-
-def test_a_variable_set_to_what_it_is_breaks_nothing():
-    assert not mc.explain(same_value)(torch.ones(3)).breaks
