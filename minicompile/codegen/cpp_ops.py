@@ -130,13 +130,6 @@ EXPRESSIONS: dict[str, OpRule] = {
 
 HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
-_BITCASTS = {
-    (torch.float32, torch.int32): "mc_bits",
-    (torch.int32, torch.float32): "mc_float",
-    (torch.float64, torch.int64): "mc_bits64",
-    (torch.int64, torch.float64): "mc_double",
-}
-
 
 def conversion(text: str, source: torch.dtype, target: torch.dtype) -> str:
     """`to_dtype` between legal types: half types meet float32 only."""
@@ -150,13 +143,6 @@ def conversion(text: str, source: torch.dtype, target: torch.dtype) -> str:
         return f"{text} ? {literal(1, target)} : {literal(0, target)}"
     if source.is_floating_point and target.itemsize < 4:
         return f"({CTYPES[target]})(int32_t){text}"  # out of range: as eager's vector code
-    return f"({CTYPES[target]}){text}"
-
-
-def bitcast(text: str, source: torch.dtype, target: torch.dtype) -> str:
-    """The same bits as another type; half types and integers of one width are alike already."""
-    if (source, target) in _BITCASTS:
-        return f"{_BITCASTS[source, target]}({text})"
     return f"({CTYPES[target]}){text}"
 
 

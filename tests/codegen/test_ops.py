@@ -236,18 +236,6 @@ def test_constants_arrive_exactly_alone_and_as_operands(language: str) -> None:
     check(Case(p, {"x": x, "i": i64}, results), language)
 
 
-@languages
-def test_a_bitcast_reads_the_same_bits(language: str) -> None:
-    p = Program()
-    x = torch.tensor([1.0, -0.0, math.inf, 1e-40])
-    h = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=BF16)
-    p.input("x", (4,))
-    p.input("h", (4,), BF16)
-    p.pointwise("bits", (4,), lambda o, i: o.bitcast(o.load("x", i[0]), I32), I32)
-    p.pointwise("half_bits", (4,), lambda o, i: o.bitcast(o.load("h", i[0]), I16), I16)
-    check(Case(p, {"x": x, "h": h}, {"bits": x.view(I32), "half_bits": h.view(I16)}), language)
-
-
 def exponential() -> Program:
     p = Program()
     p.input("x", (8,))
