@@ -12,7 +12,6 @@ import torch
 from minicompile.codegen.cpp_ops import (
     CTYPES,
     EXPRESSIONS,
-    HALVES,
     CIndex,
     conversion,
     literal,
@@ -144,13 +143,7 @@ class ValuePrinter(LinePrinter):
     def _store(self, value: Value) -> None:
         target, source = self.element(value), self.ref(value.inputs[0])
         if value.kind == "atomic_add":
-            dtype = self.arguments[value.buffer].dtype
-            sign = "|" if dtype is torch.bool else "+"
-            if dtype in HALVES:
-                wide = (conversion(text, dtype, torch.float32) for text in (target, source))
-                source = conversion(" + ".join(wide), torch.float32, dtype)
-            else:
-                source = f"{target} {sign} {source}"
+            source = f"{target} + {source}"
         self.line(f"{target} = {source};", value.origins)
 
     def _indirect(self, value: Value) -> None:

@@ -17,7 +17,7 @@ After `legalize`, a printer only prints:
 - `check` says whether a kernel must report a value: an index out of range, an integer divided by zero;
 - nothing is read from or written to a dimension of size 0.
 
-Each of these is a rule of the table `LEGALIZE`. Print it; or a `Legalizer`, which tells which rules fired.
+Each of these is a rule of the table `LEGALIZE`, which prints a line for each.
 
 What stays a duty of the printers: max/min/argmax/argmin reductions of floats propagate NaN,
 argmax and argmin give the first position, and integers wrap around.
@@ -54,7 +54,7 @@ LEGALIZE = Rules("legalize", "name -> rewrite of a loop operation as printers kn
 
 
 def legalize(body: LoopBody, dtypes: Mapping[str, torch.dtype]) -> Legalizer:
-    """Return the legal body (`body`), what stands for each old value (`new`), which rules fired (`fired`).
+    """Return the legal body (`body`) and what stands for each old value (`new`).
 
     `dtypes` gives the dtype of each buffer in memory.
     """
@@ -368,7 +368,7 @@ def whole_already(ops: Rewriter, value: Value) -> Value:
     return value.inputs[0]
 
 
-@LEGALIZE.rule("isnan isinf", of="int", why="every integer is a finite number")
+@LEGALIZE.rule("isnan", of="int", why="every integer is a number")
 def never(ops: Rewriter, value: Value) -> Value:
     "False"
     return ops.constant(False, torch.bool)

@@ -3,7 +3,6 @@
     Rules    := {name: Rule}, a registry, in which the first that fits decides
     Rule     := ops, of, when     which values it is for: their operations, the kind of dtype, a condition
                 result, why       what stands for such a value, and the reason
-    Firing   := a rule, the value that it was for, the value that stands for it
 
     FLOORS = Rules("floors", "...")
 
@@ -21,15 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from minicompile.ops.dtypes import HALF_TYPES, is_int, short
+from minicompile.ops.dtypes import HALF_TYPES, is_int
 from minicompile.ops.registry import Registry
 from minicompile.ops.table import result_dtype
 from minicompile.scheduling.body import LoopBody, Recorder, Value
-from minicompile.shapes.expr import Ranges, index_text
+from minicompile.shapes.expr import Ranges
 
 Result = Callable[[Any, Value], Value]
 """`result(rewriter, value)`: what stands for a value. Its docstring says so in words."""
@@ -103,34 +102,8 @@ class Rules(Registry[Rule]):
         return "\n".join([*first, f"rules {self.name}", *(f"  {rule}" for rule in self.values())])
 
 
-class Firing(NamedTuple):
-    """One use of a rule. Printed, it names the operands a, b, ..."""
-
-    rule: Rule
-    before: Value
-    after: Value
-
-    def __str__(self) -> str:
-        known = dict(zip(dict.fromkeys(v for v in self.before.inputs if v.op != "constant"), "abc"))
-        before, after = (expression(value, known) for value in self[1:])
-        return f"{before} -> {after}: {self.rule.why}"
-
-
-def expression(value: Value, known: Mapping[Value, str]) -> str:
-    """Return a value as nested calls, down to those that have names."""
-    if value in known:
-        return known[value]
-    if value.op == "constant":
-        return repr(value.constant)
-    place = [] if value.index is None else [index_text(value.index)]
-    parts = [value.buffer, value.kind, *place, *(expression(v, known) for v in value.inputs)]
-    if value.op in ("to_dtype", "load", "index_expr"):
-        parts.append(short(value.dtype))
-    return f"{value.op}({', '.join(filter(None, parts))})"
-
-
 class Rewriter(Recorder):
-    """Writes bodies anew by a table of rules: `body` is the new one. Printed, it tells which rules fired."""
+    """Writes bodies anew by a table of rules: `body` is the new one."""
 
     def __init__(
         self,
@@ -146,7 +119,6 @@ class Rewriter(Recorder):
         """The rules for each operation."""
         self.new: dict[Value, Value] = {}
         """Which value of the new body stands for each old one."""
-        self.fired: list[Firing] = []
 
     def rewrite(self, body: LoopBody) -> None:
         """Add all of a body."""
@@ -168,9 +140,7 @@ class Rewriter(Recorder):
             self.about[value.op] = self.rules.about(value.op)
         for rule in self.about[value.op]:
             if rule.fits(self, value):
-                result = rule.result(self, value)
-                self.fired.append(Firing(rule, value, result))
-                return result
+                return rule.result(self, value)
         return self.append(value)
 
     def again(self, value: Value, **changed: Any) -> Value:
@@ -181,11 +151,6 @@ class Rewriter(Recorder):
         dtype = result_dtype(name, tuple(v.dtype for v in values))
         origins = self.origins.union(*(v.origins for v in values if v.op == "constant"))
         return self.apply(Value(name, values, dtype, origins))
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [f"{self.body.name}, by the rules {self.rules.name}:", *map(str, self.fired)]
-        )
 
 
 # -- rules that make a body simpler -----------------------------------------------------------------

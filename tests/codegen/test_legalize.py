@@ -156,21 +156,6 @@ def test_the_table_prints_a_line_for_each_rule_with_condition_result_and_reason(
         assert rule.when is None or rule.when.__doc__
 
 
-def test_a_legalizer_tells_which_rules_fired_on_what() -> None:
-    p = Program()
-    p.input("x", (8,))
-    p.input("y", (8,))
-    fn = lambda ops, i: ops.maximum(ops.load("x", i[0]), ops.load("y", i[0]))  # noqa: E731
-    p.pointwise("out", (8,), fn)
-    found = legalize(merge(p.fused(), (), p.dtypes)[0], p.dtypes)
-    [firing] = [firing for firing in found.fired if firing.before.op == "maximum"]
-    assert str(firing) in str(found)
-    assert str(firing) == (
-        "maximum(a, b) -> where(logical_or(gt(a, b), isnan(a)), a, b): "
-        "NaN wins, but every comparison with it is False"
-    )
-
-
 def test_a_rule_can_be_added_and_taken_away_by_name() -> None:
     with without("legalize:extremum"):
         assert "maximum" in ops_of(binary("maximum", F32))
