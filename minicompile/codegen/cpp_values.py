@@ -12,6 +12,7 @@ import torch
 from minicompile.codegen.cpp_ops import (
     CTYPES,
     EXPRESSIONS,
+    HALVES,
     CIndex,
     conversion,
     literal,
@@ -143,7 +144,13 @@ class ValuePrinter(LinePrinter):
     def _store(self, value: Value) -> None:
         target, source = self.element(value), self.ref(value.inputs[0])
         if value.kind == "atomic_add":
-            source = f"{target} + {source}"
+            dtype = self.arguments[value.buffer].dtype
+            sign = "|" if dtype is torch.bool else "+"
+            if dtype in HALVES:
+                wide = (conversion(text, dtype, torch.float32) for text in (target, source))
+                source = conversion(" + ".join(wide), torch.float32, dtype)
+            else:
+                source = f"{target} {sign} {source}"
         self.line(f"{target} = {source};", value.origins)
 
     def _indirect(self, value: Value) -> None:
