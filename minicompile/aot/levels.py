@@ -102,6 +102,12 @@ class LevelGraph(Graph):
         return family(op) or ("fused" if above else "extern")
 
     @property
+    def externs(self) -> Counter[OpOverload]:
+        """The operators that are called as they are, and how often."""
+        kept = ("library", "custom", "extern")
+        return Counter(op for _, op in self.calls if self.family(op) in kept)
+
+    @property
     def summary(self) -> str:
         """How many operations there are, of which families."""
         counts = Counter(self.family(op) for _, op in self.calls).most_common()
