@@ -99,14 +99,13 @@ EXPRESSIONS: dict[str, OpRule] = {
     **INFIX,
     **{name: _libm(name) for name in _LIBM.split()},
     **{name: by_width(f"mc_{name}({{0}})", f"{name}({{0}})") for name in _OWN.split()},
-    **{name: _libm(name, 2) for name in ("atan2", "copysign", "hypot", "nextafter")},
+    **{name: _libm(name, 2) for name in ("atan2", "copysign", "hypot")},
     "truediv": form("{0} / {1}"),
     "truncdiv": _divide("/", "mc_div"),
     "fmod": by_kind(_libm("fmod", 2), _divide("%", "mc_mod")),
     "maximum": form("{0} > {1} ? {0} : {1}"),
     "minimum": form("{0} < {1} ? {0} : {1}"),
     "pow": by_kind(by_width("mc_pow({0}, {1})", "pow({0}, {1})"), form("mc_int_pow({0}, {1})")),
-    "gcd": lambda dtype, *ab: f"mc_gcd({', '.join(f'({CTYPES[dtype]})llabs({x})' for x in ab)})",
     "fma": _libm("fma", 3),
     "neg": form("-{0}"),
     "abs": by_kind(_libm("fabs"), form("{0} < 0 ? -{0} : {0}")),
@@ -116,7 +115,6 @@ EXPRESSIONS: dict[str, OpRule] = {
     "reciprocal": by_width("1.0f / {0}", "1.0 / {0}"),
     "sigmoid": by_width("mc_sigmoid({0})", "1.0 / (1.0 + exp(-{0}))"),
     "isnan": form("{0} != {0}"),
-    "isinf": by_width("fabsf({0}) == INFINITY", "fabs({0}) == INFINITY"),
     # not by signbit(): gcc 12 fails on it in vector loops
     "signbit": by_width("mc_bits({0}) < 0", "mc_bits64({0}) < 0"),
     "logical_not": form("!{0}"),
@@ -129,13 +127,6 @@ EXPRESSIONS: dict[str, OpRule] = {
 }
 
 HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
-
-_BITCASTS = {
-    (torch.float32, torch.int32): "mc_bits",
-    (torch.int32, torch.float32): "mc_float",
-    (torch.float64, torch.int64): "mc_bits64",
-    (torch.int64, torch.float64): "mc_double",
-}
 
 
 def conversion(text: str, source: torch.dtype, target: torch.dtype) -> str:
@@ -150,13 +141,6 @@ def conversion(text: str, source: torch.dtype, target: torch.dtype) -> str:
         return f"{text} ? {literal(1, target)} : {literal(0, target)}"
     if source.is_floating_point and target.itemsize < 4:
         return f"({CTYPES[target]})(int32_t){text}"  # out of range: as eager's vector code
-    return f"({CTYPES[target]}){text}"
-
-
-def bitcast(text: str, source: torch.dtype, target: torch.dtype) -> str:
-    """The same bits as another type; half types and integers of one width are alike already."""
-    if (source, target) in _BITCASTS:
-        return f"{_BITCASTS[source, target]}({text})"
     return f"({CTYPES[target]}){text}"
 
 

@@ -14,7 +14,6 @@ from minicompile.codegen.cpp_ops import (
     EXPRESSIONS,
     HALVES,
     CIndex,
-    bitcast,
     conversion,
     literal,
 )
@@ -133,8 +132,6 @@ class ValuePrinter(LinePrinter):
                 if source.dtype.is_floating_point and is_int(value.dtype) and is_number(source):
                     text = f"mc_unknown({text})"
                 return conversion(text, source.dtype, value.dtype)
-            case "bitcast":
-                return bitcast(operands[0], value.inputs[0].dtype, value.dtype)
         return EXPRESSIONS[value.op](value.inputs[-1].dtype, *operands)
 
     def index_of(self, value: Value) -> str:

@@ -327,17 +327,6 @@ static inline int64_t mc_int_pow(int64_t base, int64_t exponent) {
     return (int64_t)result;
 }
 
-#include <stdlib.h>
-// of absolute values, of which that of the smallest number is negative
-static inline int64_t mc_gcd(int64_t a, int64_t b) {
-    while (a != 0) {
-        int64_t rest = a == -1 ? 0 : b % a;
-        b = a;
-        a = rest;
-    }
-    return b;
-}
-
 // shifts by a negative or too large count push every bit out, as in eager
 static inline int64_t mc_lshift(int64_t a, int64_t by, int64_t bits) {
     return by < 0 || by >= bits ? 0 : (int64_t)((uint64_t)a << by);

@@ -43,7 +43,7 @@ ROUNDING = frozenset({"floor", "ceil", "trunc", "round"})
 STEPS = ROUNDING | {"sign", "floordiv", "truncdiv", "remainder", "fmod"}
 """A last digit more or less in an operand can change the result by far."""
 
-CONVERSIONS = frozenset({"load", "constant", "index_expr", "to_dtype", "bitcast"})
+CONVERSIONS = frozenset({"load", "constant", "index_expr", "to_dtype"})
 CHOICES = frozenset({"where", "maximum", "minimum", "neg", "abs", "max", "min"}) | ROUNDING
 """Operations and reductions that give numbers of a half type if they are given such numbers."""
 
@@ -82,14 +82,12 @@ class Legalizer(Rewriter):
 
     def renewed(self, value: Value) -> Value:
         found = super().renewed(value)
-        if value.op == "bitcast" or not self.unrounded.isdisjoint(value.inputs):
+        if not self.unrounded.isdisjoint(value.inputs):
             found.inputs = tuple(self.rounded(value, v) for v in value.inputs)
         return found
 
     def rounded(self, user: Value, value: Value) -> Value:
         """Return the new operand of a user, rounded where that matters to it."""
-        if user.op == "bitcast" and value.dtype in HALF_TYPES:
-            return narrow(self, self.new[value], value.dtype)
         stays = value.dtype is user.dtype and user.op not in STEPS
         if stays or value not in self.unrounded:
             return self.new[value]
@@ -199,13 +197,6 @@ def index_value(ops: Rewriter, value: Value) -> Value:
 def converted(ops: Rewriter, value: Value) -> Value:
     "a conversion that rounds"
     return convert(ops, value.inputs[0], value.dtype)
-
-
-@LEGALIZE.rule("bitcast", why="the bits of a half type are those that memory would have")
-def reinterpreted(ops: Rewriter, value: Value) -> Value:
-    "a bitcast of the rounded operand"
-    found = ops.bitcast(value.inputs[0], value.dtype)
-    return ops.to_dtype(found, computation_dtype(value.dtype))
 
 
 @LEGALIZE.rule("indirect", why="indices are computed as int64")
@@ -377,7 +368,7 @@ def whole_already(ops: Rewriter, value: Value) -> Value:
     return value.inputs[0]
 
 
-@LEGALIZE.rule("isnan isinf", of="int", why="every integer is a finite number")
+@LEGALIZE.rule("isnan", of="int", why="every integer is a number")
 def never(ops: Rewriter, value: Value) -> Value:
     "False"
     return ops.constant(False, torch.bool)

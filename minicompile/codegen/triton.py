@@ -199,8 +199,6 @@ class TilePrinter(AddressPrinter):
             case "to_dtype":
                 source = value.inputs[0]
                 return convert(self.ref(source), source.dtype, value.dtype)
-            case "bitcast":
-                return f"{self.ref(value.inputs[0])}.to({dtype}, bitcast=True)"
             case "reduction" if value in self.plan.riders:
                 own, total = (self.names[v] for v in (self.plan.riders[value], value))
                 apart = f"libdevice.exp({own} - {self.ref(middle(value))})"

@@ -66,18 +66,6 @@ def pow_int(base, exponent):
     return tl.where(exponent < 0, inverse, result)
 
 @triton.jit
-def gcd_int(a, b):
-    a, b = tl.broadcast(a, b)
-    a = tl.where(a < 0, 0 - a, a)
-    b = tl.where(b < 0, 0 - b, b)
-    for _ in range(0, 92):
-        done = a == 0
-        rest = b % (a + done.to(a.dtype))
-        b = tl.where(done, b, a)
-        a = tl.where(done, a, rest)
-    return b
-
-@triton.jit
 def max_combine(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -236,16 +224,12 @@ def _unless_byte(rule: OpRule, byte: str) -> OpRule:
 for _name, _rule in {
     **INFIX,
     **{name: form(f"libdevice.{name}({{0}})") for name in _LIBDEVICE.split()},
-    **{
-        name: form(f"libdevice.{name}({{0}}, {{1}})")
-        for name in ("atan2", "copysign", "hypot", "nextafter")
-    },
+    **{name: form(f"libdevice.{name}({{0}}, {{1}})") for name in ("atan2", "copysign", "hypot")},
     **{name: form(f"tl.{name}({{0}})") for name in ("abs", "floor", "ceil")},
     **{name: form(f"tl.{name}({{0}}, {{1}})") for name in ("maximum", "minimum")},
     "truncdiv": form("{0} // {1}"),
     "fmod": by_kind(form("libdevice.fmod({0}, {1})"), form("{0} % {1}")),
     "pow": by_kind(form("libdevice.pow({0}, {1})"), form("pow_int({0}, {1})")),
-    "gcd": form("gcd_int({0}, {1})"),
     "round": form("libdevice.nearbyint({0})"),
     "fma": form("tl.fma({0}, {1}, {2})"),
     "where": form("tl.where({0}, {1}, {2})"),
@@ -260,7 +244,6 @@ for _name, _rule in {
     "neg": by_kind(form("{0} * -1.0"), form("0 - {0}")),
     "sign": form("({0} > 0).to(tl.{name}) - ({0} < 0).to(tl.{name})"),
     "isnan": form("{0} != {0}"),
-    "isinf": form('tl.abs({0}) == float("inf")'),
     "signbit": form("{0}.to(tl.int{bits}, bitcast=True) < 0"),
     "logical_not": form("{0} == 0"),
     # the interpreter has no ~ on uint8

@@ -344,10 +344,6 @@ class _Writer:
     def _view(self, view: View) -> str:
         """A buffer's variable where that has the layout, else its memory seen otherwise."""
         own, layout = self.layouts[view.buffer], view.layout
-        if own.dtype != layout.dtype:
-            raise Unsupported(
-                f"{view.buffer} holds {own.dtype} and can't be seen as {layout.dtype}"
-            )
         name = self._name(view.buffer)
         if own == layout:  # strides of dimensions of size 1 included: callers may look at them
             return name
@@ -396,27 +392,18 @@ def variable_layouts(schedule: Schedule) -> dict[str, Layout]:
     targets = {*memory.aliases, *memory.aliases.values()}
     found: dict[str, Layout] = {}
     for name, buffer in graph.buffers.items():
-        found[name] = _flat(buffer.layout) if name in allocated else buffer.layout
+        found[name] = buffer.layout
         if name in allocated and isinstance(buffer, ComputedBuffer) and name not in targets:
             own = found[name]
             fitting = [
                 look
                 for look in looks.get(name, ())
-                if _is_plain(look)
-                and look.dtype == own.dtype
-                and same(look.storage_size, own.storage_size)
+                if _is_plain(look) and same(look.storage_size, own.storage_size)
             ]
             found[name] = max(fitting, key=fitting.count, default=own)
     for name, target in memory.aliases.items():
         found[name] = found[target]
     return found
-
-
-def _flat(layout: Layout) -> Layout:
-    """What to allocate: the layout itself, or one dimension of memory if it begins elsewhere or overlaps."""
-    if _is_plain(layout):
-        return layout
-    return Layout.contiguous(layout.device, layout.dtype, (layout.storage_size,))
 
 
 def _is_plain(layout: Layout) -> bool:

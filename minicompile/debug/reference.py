@@ -223,9 +223,6 @@ class ReferenceOps(Ops):
     def to_dtype(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return value.to(dtype)
 
-    def bitcast(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return value.contiguous().view(dtype)
-
     def masked(
         self, mask: torch.Tensor, body: Callable[[Ops], torch.Tensor], other: float | int | bool
     ) -> torch.Tensor:

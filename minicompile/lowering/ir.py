@@ -425,9 +425,6 @@ class FormulaOps(Ops):
     def to_dtype(self, value: str, dtype: torch.dtype) -> str:
         return f"{short(dtype)}({value})"
 
-    def bitcast(self, value: str, dtype: torch.dtype) -> str:
-        return f"bitcast({value}, {short(dtype)})"
-
     def masked(self, mask: str, body: Callable[[Ops], str], other: float | int | bool) -> str:
         return f"masked({mask}, {body(self)}, {other!r})"
 

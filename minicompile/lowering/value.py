@@ -171,9 +171,6 @@ class Scope(Ops):
     def to_dtype(self, value: V, dtype: torch.dtype) -> V:
         return self.arithmetic.to_dtype(value, dtype)
 
-    def bitcast(self, value: V, dtype: torch.dtype) -> V:
-        return self.arithmetic.bitcast(value, dtype)
-
     def masked(self, mask: V, body: Callable[[Ops], V], other: float | int | bool) -> V:
         # values of the body exist only where the mask holds: they are remembered apart
         def inside(inner: Ops) -> V:
@@ -267,11 +264,6 @@ class Probe(Scope):
 
     def to_dtype(self, value: Term, dtype: torch.dtype) -> Term:
         self.flops += 1
-        return dtype, value[1] + 1
-
-    def bitcast(self, value: Term, dtype: torch.dtype) -> Term:
-        if value[0].itemsize != dtype.itemsize:
-            raise TypeError(f"bitcast needs dtypes of one width, got {value[0]} and {dtype}")
         return dtype, value[1] + 1
 
     def masked(self, mask: Term, body: Callable[[Ops], Term], other: float | int | bool) -> Term:

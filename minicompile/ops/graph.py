@@ -203,8 +203,6 @@ def call_text(node: fx.Node) -> str:
     function = target_name(node.target)
     if node.op == "call_method":
         function = f"{arguments.pop(0)}.{function}"
-    elif node.op == "call_module":
-        function = f"self.{function}"
     return f"{function}({', '.join(arguments)})"
 
 

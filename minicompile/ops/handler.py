@@ -54,10 +54,6 @@ class Ops(abc.ABC):
         """Convert as eager does: float to int truncates, to bool compares with 0."""
 
     @abc.abstractmethod
-    def bitcast(self, value: V, dtype: torch.dtype) -> V:
-        """The same bits as another dtype of the same width."""
-
-    @abc.abstractmethod
     def masked(self, mask: V, body: Callable[[Ops], V], other: float | int | bool) -> V:
         """`body` where mask holds, else `other`; loads inside happen only where the mask holds."""
 

@@ -11,7 +11,6 @@
         constant     constant
         index_expr   index
         to_dtype     inputs                        dtype: the target
-        bitcast      inputs
         indirect     symbol, size, inputs          a loaded integer that indices use as `symbol`
         reduction    kind, inputs                  over the reduction variables
         scan         kind, inputs                  along r0, in order: this element and all before
@@ -225,9 +224,6 @@ class Recorder(Ops):
     def to_dtype(self, value: Value, dtype: torch.dtype) -> Value:
         return value if value.dtype is dtype else self.emit("to_dtype", (value,), dtype)
 
-    def bitcast(self, value: Value, dtype: torch.dtype) -> Value:
-        return value if value.dtype is dtype else self.emit("bitcast", (value,), dtype)
-
     def masked(self, mask: Value, body: Callable[[Ops], Value], other: float | int | bool) -> Value:
         inside = mask if self.mask is None else self.pointwise("logical_and", self.mask, mask)
         value = body(self._changed(mask=inside))
@@ -308,7 +304,7 @@ def _value_text(value: Value, named: Mapping[Value, str], indices: Mapping[Index
         arguments.append(str(value.size))
     elif op in ("reduction", "scan"):
         arguments.insert(0, f"'{value.kind}'")
-    elif op in ("index_expr", "to_dtype", "bitcast"):
+    elif op in ("index_expr", "to_dtype"):
         arguments += [*index, str(value.dtype)]
     return f"ops.{op}({', '.join(arguments)}){after}"
 

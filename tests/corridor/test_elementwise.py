@@ -29,8 +29,8 @@ isinf isfinite isposinf isneginf signbit logical_not bitwise_not deg2rad rad2deg
 special.entr special.logit"""
 BINARY = """
 add sub mul maximum minimum fmax fmin eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and
-bitwise_or bitwise_xor atan2 hypot copysign heaviside gcd logaddexp logaddexp2 xlogy special.xlog1py
-nextafter true_divide"""
+bitwise_or bitwise_xor atan2 hypot copysign heaviside logaddexp logaddexp2 xlogy special.xlog1py
+true_divide"""
 
 DIVISIONS: dict[str, Function] = {
     "floor_divide": torch.floor_divide,
@@ -114,8 +114,6 @@ def functions(dtype: torch.dtype) -> dict[str, Function]:
     found: dict[str, Function] = {n: of_the_first(named(n)) for n in UNARY.split()}
     found |= {n: named(n) for n in BINARY.split()} | FORMULAS
     found |= {} if dtype.is_floating_point else SHIFTS
-    if dtype in (torch.bfloat16, torch.float16):
-        del found["nextafter"]  # called as it is: its steps are those of the half type
     return {name: f for name, f in found.items() if eager_has(f, dtype)}
 
 

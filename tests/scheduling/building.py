@@ -351,8 +351,8 @@ class KernelOps(ReferenceOps):
             return self.reduction(value.kind, value.dtype, inputs[0])
         if value.op == "scan":
             return self.scan(value.kind, inputs[0])
-        if value.op in ("to_dtype", "bitcast"):
-            return getattr(self, value.op)(inputs[0], value.dtype)
+        if value.op == "to_dtype":
+            return self.to_dtype(inputs[0], value.dtype)
         return self.pointwise(value.op, *inputs)
 
 

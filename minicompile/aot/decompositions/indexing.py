@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from minicompile.aot.decompositions.pointwise import scaled
-from minicompile.aot.decompositions.registry import decompose, formulas
+from minicompile.aot.decompositions.registry import decompose
 from minicompile.ops.dtypes import HALF_TYPES
 
 aten = torch.ops.aten
@@ -57,41 +57,3 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     x, mask = torch.broadcast_tensors(x, mask)
     place = mask.reshape([-1]).cumsum(0).reshape(x.shape) - 1
     return torch.where(mask, index(source.reshape([-1]), [torch.where(mask, place, 0)]), x)
-
-
-@decompose(aten.scatter_reduce.two, to="prims")
-def scatter_reduce(
-    x: Tensor, dim: int, at: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    """Sums, and means of floats. Half types round after each addition, in eager's order."""
-    if reduce != "sum" and not (reduce == "mean" and x.is_floating_point()):
-        return NotImplemented
-    if x.dtype in (*HALF_TYPES, torch.bool):
-        return NotImplemented
-    start = x if include_self else x.scatter(dim, at, 0)
-    total = start.scatter_add(dim, at, source)
-    if reduce == "sum":
-        return total
-    ones = torch.ones_like(x) if include_self else torch.zeros_like(x)
-    return total / ones.scatter_add(dim, at, torch.ones_like(source)).clamp(min=1)
-
-
-def within(x: Tensor, places: list[Any]) -> list[Any]:
-    """Positions that are in range, also those that nobody looks at."""
-    return [p if p is None else p.clamp(min=0, max=n - 1) for p, n in zip(places, x.shape)]
-
-
-formulas(
-    {
-        aten.put.default: lambda x, at, source, accumulate=False: index_put(
-            x.reshape([-1]), [at.reshape([-1])], source.reshape([-1]), accumulate
-        ).reshape(x.shape),
-        aten._unsafe_masked_index.default: lambda x, mask, at, fill: torch.where(
-            mask, index(x, within(x, at)), fill
-        ),
-        aten._unsafe_masked_index_put_accumulate.default: lambda x, mask, at, values: index_put(
-            x, within(x, at), torch.where(mask, values, values.new_zeros([])), True
-        ),
-    },
-    wide=False,
-)

@@ -116,16 +116,10 @@ formulas({aten.frac.default: lambda x: x - torch.trunc(x)})
 """Torch's rule gives zeros another sign."""
 
 
-def outer(a: Tensor, b: Tensor) -> Tensor:
-    return a.unsqueeze(1) * b
-
-
 formulas(
     {
-        aten.addr.default: added_to(outer),
         aten.addmm.default: added_to(torch.mm),
         aten.baddbmm.default: added_to(torch.bmm),
-        aten.addmv.default: added_to(torch.mv),
     },
     to="prims",
     wide=False,

@@ -81,7 +81,6 @@ def var_mean(
 
 formulas(
     {
-        aten.dist.default: lambda x, y, order=2: aten.linalg_vector_norm.default(x - y, order),
         aten.sum.default: lambda x, **kw: aten.sum.dim_IntList(x, all_dims(x, None), **kw),
         aten.mean.default: lambda x, **kw: aten.mean.dim(x, all_dims(x, None), **kw),
         aten.max.default: lambda x: x.amax(all_dims(x, None)),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile.aot.decompositions.registry import Rule, decompose, formulas
+from minicompile.aot.decompositions.registry import decompose, formulas
 
 aten = torch.ops.aten
 
@@ -41,44 +41,6 @@ def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     return x.clone() if all(shift == 0 for shift in shifts) else x
 
 
-def copied(view: Rule) -> Rule:
-    """A view operator's copying variant."""
-
-    def copy(*args: Any, **options: Any) -> Any:
-        found = view(*args, **options)
-        return found.clone() if isinstance(found, Tensor) else [part.clone() for part in found]
-
-    return copy
-
-
-VIEWS = """
-    alias as_strided detach diagonal expand narrow permute select slice split split_with_sizes squeeze
-    transpose unbind unfold unsqueeze view"""
-
-for _name in VIEWS.split():
-    _copies = getattr(aten, f"{_name}_copy", None)  # not every release has all of them
-    for _overload in _copies.overloads() if _copies is not None else ():
-        if not (_copy := getattr(_copies, _overload))._schema.is_mutable:
-            decompose(_copy, to="core")(copied(getattr(getattr(aten, _name), _overload)))
-
-
-def column_less_row(x: Tensor) -> Tensor:
-    rows = torch.arange(x.shape[-2], device=x.device).unsqueeze(-1)
-    return torch.arange(x.shape[-1], device=x.device) - rows
-
-
-@decompose(aten.diagonal_scatter.default, to="core")
-def diagonal_scatter(
-    x: Tensor, new: Tensor, offset: int = 0, dim0: int = 0, dim1: int = 1
-) -> Tensor:
-    """With the two dimensions last, row r of the diagonal has the element r + offset of its row."""
-    turned = x.movedim((dim0, dim1), (-2, -1))
-    before = max(-offset, 0)
-    rows = aten.constant_pad_nd.default(new, [before, x.shape[dim0] - before - new.shape[-1]])
-    found = torch.where(column_less_row(turned) == offset, rows.unsqueeze(-1), turned)
-    return found.movedim((-2, -1), (dim0, dim1))
-
-
 formulas(
     {
         aten.t.default: lambda x: x.permute([1, 0]) if x.dim() == 2 else x,
@@ -90,6 +52,3 @@ formulas(
     },
     wide=False,
 )
-
-
-decompose(aten.t_copy.default, to="core")(lambda x: x.permute([*reversed(range(x.dim()))]).clone())

@@ -27,14 +27,14 @@ from minicompile.lowering.rules.common import (
     prims,
 )
 from minicompile.lowering.value import TensorValue
-from minicompile.ops.dtypes import HALF_TYPES, LOOP_DTYPES, computation_dtype
+from minicompile.ops.dtypes import LOOP_DTYPES, computation_dtype
 from minicompile.ops.handler import Ops, V
 from minicompile.ops.table import BOOL_AS_LOGIC
 
 OPERATORS = """
     sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p
     sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh sigmoid erf erfc lgamma
-    atan2 hypot copysign gcd
+    atan2 hypot copysign
     neg maximum minimum eq ne lt le gt ge isnan signbit
     logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not"""
 """ATen operators that have a loop operation of the same name."""
@@ -80,7 +80,6 @@ lowering(aten.abs.default)(one_operation("abs", unchanged=BOOL | {torch.uint8}))
 lowering(aten.sign.default)(one_operation("sign", unchanged=BOOL))
 for _name in ("floor", "ceil", "trunc", "round"):
     lowering(getattr(aten, _name).default)(one_operation(_name, unchanged=INTS, refused=BOOL))
-lowering(aten.nextafter.default)(one_operation("nextafter", refused=HALF_TYPES))
 lowering(*overloads(aten.__lshift__), *overloads(aten.bitwise_left_shift))(
     one_operation("lshift", refused=FLOATS | BOOL)
 )
