@@ -30,9 +30,9 @@ class Budget:
 
 
 BUDGETS = {
-    "core": Budget(222_500, 190_000),
-    "package": Budget(367_500, 350_000),
-    "tests": Budget(526_500, 420_000),
+    "core": Budget(221_500, 190_000),
+    "package": Budget(366_700, 350_000),
+    "tests": Budget(435_000, 420_000),
 }
 
 

@@ -124,7 +124,7 @@ def expression(value: Value, known: Mapping[Value, str]) -> str:
         return repr(value.constant)
     place = [] if value.index is None else [index_text(value.index)]
     parts = [value.buffer, value.kind, *place, *(expression(v, known) for v in value.inputs)]
-    if value.op in ("to_dtype", "bitcast", "load", "index_expr"):
+    if value.op in ("to_dtype", "load", "index_expr"):
         parts.append(short(value.dtype))
     return f"{value.op}({', '.join(filter(None, parts))})"
 
