@@ -57,6 +57,9 @@ DIFFERENCES: dict[str, Difference] = {
     "a product with GELU fits on sm_80": Difference(
         (2, 15), (2, 14), "2.14's Triton 3.8 spills 136 bytes, 3.6 and 3.9 at most 64"
     ),
+    "a saved tensor is had without the others": Difference(
+        (2, 12), NEVER, "2.11 unpacks all saved tensors of a function, or none"
+    ),
     "one_hot is checked where it is traced": Difference(
         (2, 12), NEVER, "2.11's one_hot of a fake tensor doesn't look whether there is such a class"
     ),

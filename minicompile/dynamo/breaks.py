@@ -36,9 +36,7 @@ from minicompile.dynamo.continuation import (
     units,
 )
 from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame
-from minicompile.dynamo.reasons import REASONS, refusal
-from minicompile.dynamo.result import GraphBreak
-from minicompile.errors import Unsupported
+from minicompile.dynamo.reasons import refusal
 
 if TYPE_CHECKING:
     from minicompile.dynamo.dispatch import Dispatcher
@@ -280,9 +278,3 @@ def live_names(code: types.CodeType, point: int) -> set[str]:
             waiting += [first[id(target)] for target in targets if target is not None]
         waiting.append(number + 1)
     return found
-
-
-def graph_break(why: Unsupported, kind: str = "frame") -> GraphBreak:
-    """Return the break that an exception is the reason for."""
-    explanation = REASONS[why.id].explanation
-    return GraphBreak(why.reason, why.where, why.hint, kind, why.id, explanation)

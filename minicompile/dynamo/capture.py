@@ -32,11 +32,11 @@ from minicompile.compat.inference import (
     without_inference_mode,
 )
 from minicompile.compat.settings import Modes, restored_modes
-from minicompile.dynamo.breaks import Cut, GoOn, Resume, graph_break, resume_after
+from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Raised, changed, raised, random_states
-from minicompile.dynamo.reasons import refusal
+from minicompile.dynamo.reasons import graph_break, refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import CHECK, Recorder
 from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput

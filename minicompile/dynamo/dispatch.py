@@ -29,7 +29,7 @@ from minicompile.compat import settings
 from minicompile.compat.inference import without_inference_mode
 from minicompile.compat.settings import restored_modes
 from minicompile.dynamo.arguments import fingerprint, is_large, signature_of
-from minicompile.dynamo.breaks import Resume, graph_break
+from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import CapturedFrame, Request, capture_frame, deep_stack
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
@@ -37,7 +37,7 @@ from minicompile.dynamo.guards import generate, quick_checks
 from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.modes import Raised
-from minicompile.dynamo.reasons import REASONS, refusal
+from minicompile.dynamo.reasons import REASONS, graph_break, refusal
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError

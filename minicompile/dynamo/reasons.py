@@ -15,6 +15,9 @@ from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
 
 if TYPE_CHECKING:
+    from minicompile.dynamo.result import GraphBreak
+
+if TYPE_CHECKING:
     pass
 
 E = TypeVar("E", bound=Unsupported)
@@ -185,3 +188,11 @@ def refusal(
     made = kind(what, where, hint or REASONS[id].fix, id)
     made.places = places
     return made
+
+
+def graph_break(why: Unsupported, kind: str = "frame") -> GraphBreak:
+    """Return the break that an exception is the reason for."""
+    from minicompile.dynamo.result import GraphBreak  # tests run the stack machine without torch
+
+    explanation = REASONS[why.id].explanation
+    return GraphBreak(why.reason, why.where, why.hint, kind, why.id, explanation)

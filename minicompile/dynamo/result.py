@@ -347,6 +347,10 @@ class Passage:
         """Names of the graph nodes that they made."""
         return tuple(name for record in self.instructions for name in record.nodes)
 
+    def __str__(self) -> str:
+        steps = (f"\n    {record}" for record in self.instructions)
+        return "  " * self.depth + f"{self.line or '(no line)'}{''.join(steps)}"
+
 
 @dataclass
 class Capture(Shown):

@@ -10,6 +10,7 @@ import torch
 
 import minicompile as mc
 from tests.dynamo.helpers import explained
+from tests.torch_versions import needs
 
 BACKENDS = ["aot_eager", "inductor"]
 
@@ -151,6 +152,7 @@ def test_a_loss_beside_its_logits_needs_no_graph_of_its_own() -> None:
         torch.testing.assert_close(gradients(fn, "inductor", used, False), expected)
 
 
+@needs("a saved tensor is had without the others")
 def test_an_output_that_is_saved_is_had_without_the_other_saved_tensors() -> None:
     gradients = []
     for call in (fn := lambda x, w: (x.exp(), w.sin()), mc.compile(fn)):
