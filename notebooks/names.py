@@ -145,7 +145,7 @@ def paths(root: Path) -> tuple[str, ...]:
         "/notebooks/solutions",
         "/notebooks/GLOSSARY.md",
     ]
-    for top in ("minicompile", "notebooks", "tests"):
+    for top in ("docs", "minicompile", "notebooks", "tests"):
         for file in (root / top).rglob("*"):
             if "__pycache__" not in file.parts:
                 found.append("/" + file.relative_to(root).as_posix())

@@ -30,9 +30,9 @@ class Budget:
 
 
 BUDGETS = {
-    "core": Budget(221_500, 190_000),
-    "package": Budget(366_700, 350_000),
-    "tests": Budget(435_000, 420_000),
+    "core": Budget(221_900, 190_000),
+    "package": Budget(367_000, 350_000),
+    "tests": Budget(434_900, 420_000),
 }
 
 

@@ -82,7 +82,7 @@ print(trace.plans[0])
 
 # %% [markdown]
 # `not parallel loop` is a rejected alternative with its reason: so little work isn't worth waking a
-# thread. A plan starts with the facts; each decision after that is a *step*: a rule of the registry
+# thread. A plan starts with the facts; each decision after that is a step: a rule of the registry
 # `plan_rule`, in order. The plan lists the steps that set something, each with its reason. Rules for
 # C++ begin with `cpp:`.
 
