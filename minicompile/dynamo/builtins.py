@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import abc
 import collections
+import contextlib
 import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -202,7 +203,17 @@ for _method in words("send throw close __iter__ __next__"):
     means(getattr(types.GeneratorType, _method), named=True)(generator_method)
 
 
-means(iter)(lambda world, value: world.iterate(value))
+@means(iter)
+def builtin_iter(world: World, value: Any, sentinel: Any = UNBOUND) -> Any:
+    if sentinel is UNBOUND:
+        return world.iterate(value)
+
+    def results() -> Iterator[Any]:
+        with contextlib.suppress(StopIteration):
+            while not world.equal(sentinel, found := world.call(value, (), {})):
+                yield found
+
+    return results()
 
 
 @means(next)
