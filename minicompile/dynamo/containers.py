@@ -372,10 +372,10 @@ def branch(world: World, condition: torch.Tensor) -> bool:
     """
     plain = condition.dtype is torch.bool and condition.dim() == 0
     if plain and condition.device.type == "cpu" and not world.recorder.open:
-        for truth in (True, False):
-            if raises_if(world, truth):
-                world.recorder.require(condition, not truth)
-                return not truth
+        refused = [truth for truth in (True, False) if raises_if(world, truth)]
+        if len(refused) == 1:  # where both raise, the values say which exception it is
+            world.recorder.require(condition, not refused[0])
+            return not refused[0]
     return world.unsupported("branch-on-tensor", "Python branches on a tensor's data")
 
 

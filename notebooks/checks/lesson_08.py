@@ -399,8 +399,8 @@ def fill_the_budget(run: Run, keep: Callable[..., Any]) -> str:
             budget: float,
             limits: list[int] = limits,
         ) -> rules.Saved:
-            bans = {node: rules.why_never_recomputed(node) for node in parts.candidates}
-            least = rules.Cut(parts, bans, parts.primals).width // rules.ONE_BYTE
+            bans = {node: rules.why_never_recomputed(node, parts) for node in parts.candidates}
+            least = rules.Cut(parts, bans, parts.primals, {}).width // rules.ONE_BYTE
             most = sum(map(rules.bytes_of, naive.keys() - set(parts.primals)))
             free = [node for node in naive if not bans[node]]
             offered = [Value(n.name, rules.bytes_of(n), work(n, naive)) for n in free]
@@ -408,7 +408,7 @@ def fill_the_budget(run: Run, keep: Callable[..., Any]) -> str:
             limits.append(least + room)
             kept = tried(run, keep, offered, room, f"keep for the block, {room} bytes of room")
             bans |= {node: "your choice" for node in free if node.name in kept}
-            return rules.Cut(parts, bans, parts.primals).saved()
+            return rules.Cut(parts, bans, parts.primals, {}).saved()
 
         with run.replaced("minicompile.aot.partition:within_budget", chosen):
             aot, got = gradients_of(block, h, memory_budget=budget)

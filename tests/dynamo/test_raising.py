@@ -369,3 +369,16 @@ def test_a_view_of_a_custom_function_is_refused_writes_where_it_was_returned(fun
         with pytest.raises(RuntimeError, match="custom Function"):
             first.mul_(2)
     torch.testing.assert_close(*found)
+
+
+def test_where_both_ways_of_a_branch_raise_the_values_choose() -> None:
+    def fn(a: torch.Tensor, b: torch.Tensor) -> None:
+        a[0] = b[-1]
+        assert a.sum() == a.sum()
+        raise ValueError("after the check")
+
+    with torch.inference_mode():
+        a = torch.zeros(3, 4)
+        with pytest.raises(ValueError, match="after the check"):
+            mc.compile(fn)(a, torch.ones(3, 4))
+        assert a[0].tolist() == [1, 1, 1, 1]

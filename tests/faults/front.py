@@ -433,8 +433,8 @@ def old_contents_are_read_anew(patch):
     """The gradient is that of an input after it was written to."""
     whole = partition.why_never_recomputed
 
-    def why(node: fx.Node) -> str:
-        found = whole(node)
+    def why(node: fx.Node, parts: partition.JointParts) -> str:
+        found = whole(node, parts)
         return "" if found.startswith("the old contents") else found
 
     patch.setattr(partition, "why_never_recomputed", why)
