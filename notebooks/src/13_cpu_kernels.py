@@ -339,7 +339,7 @@ block_trace.roofline(DeviceSpec("a machine", 40e9, 400e9))
 # %% name="block-plans"
 for plan in block_trace.plans:
     vectors, tiles = f"{plan.vector_axis} x {plan.vector_width}", plan.tiles or "none"
-    kept = ", ".join(value.op for value in plan.stashed) or "nothing"
+    kept = ", ".join(v.op for v in plan.body.values if v in plan.stashed) or "nothing"
     print(f"{plan.name[10:44]:34} along {vectors}, tiles {tiles}, keeps {kept}")
 
 # %% [markdown]
