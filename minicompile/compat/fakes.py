@@ -131,6 +131,8 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
             return tuple(map(self.frozen, value))
         if isinstance(value, float):  # 0.0 and -0.0 are equal
             return float, value.hex()
+        if isinstance(value, torch.device) and value.type == "cuda" and value.index is None:
+            raise TypeError  # the GPU that is current at the call
         return type(value), size_expr(value)
 
     def recalled(self, key: Any, args: Any) -> Any:

@@ -320,7 +320,7 @@ def holds(world: World, container: Any, item: Any) -> bool:
         return bool(base.__contains__(inside, world.pinned(item)))
     by_python = python_method(container, "__iter__") or is_old_style(container)
     if isinstance(container, TracedGenerator) or by_python:
-        return any(world.equal(other, item) for other in world.items(container))
+        return any(world.equal(other, item) for other in world.lazily(container))
     if world.tracker(container) is None:
         return item in container
     return world.unsupported_kind("outside-object", "`in` on a {} from outside", container)
@@ -367,14 +367,18 @@ def raises_if(world: World, truth: bool) -> bool:
 def branch(world: World, condition: torch.Tensor) -> bool:
     """The way that is left where Python branches on a tensor's data and the other way raises.
 
-    The graph raises if that other way is the right one, and then the frame runs in eager. A GPU's kernel
+    The graph raises if that other way is the right one, and then the frame runs in eager: so it may not have
+    written to inputs before. Under inference mode tensors have no versions that would tell. A GPU's kernel
     can't raise such that the program may go on.
     """
-    plain = condition.dtype is torch.bool and condition.dim() == 0
-    if plain and condition.device.type == "cpu" and not world.recorder.open:
+    recorder = world.recorder
+    plain = (
+        condition.dtype is torch.bool and condition.dim() == 0 and condition.device.type == "cpu"
+    )
+    if plain and not (recorder.open or recorder.mutated or recorder.inference):
         refused = [truth for truth in (True, False) if raises_if(world, truth)]
         if len(refused) == 1:  # where both raise, the values say which exception it is
-            world.recorder.require(condition, not refused[0])
+            recorder.require(condition, not refused[0])
             return not refused[0]
     return world.unsupported("branch-on-tensor", "Python branches on a tensor's data")
 

@@ -371,14 +371,39 @@ def test_a_view_of_a_custom_function_is_refused_writes_where_it_was_returned(fun
     torch.testing.assert_close(*found)
 
 
-def test_where_both_ways_of_a_branch_raise_the_values_choose() -> None:
-    def fn(a: torch.Tensor, b: torch.Tensor) -> None:
-        a[0] = b[-1]
-        assert a.sum() == a.sum()
-        raise ValueError("after the check")
+def both_ways_raise(a: torch.Tensor) -> None:
+    if a.sum() > 0:
+        raise ValueError("positive")
+    raise KeyError("negative")
 
-    with torch.inference_mode():
-        a = torch.zeros(3, 4)
-        with pytest.raises(ValueError, match="after the check"):
-            mc.compile(fn)(a, torch.ones(3, 4))
-        assert a[0].tolist() == [1, 1, 1, 1]
+
+def checked_before_a_write(a: torch.Tensor) -> torch.Tensor:
+    if not (a > 0).all():
+        raise ValueError("not positive")
+    a.add_(1)
+    return a * 2
+
+
+def checked_after_a_write(a: torch.Tensor) -> torch.Tensor:
+    a.mul_(2)
+    if not (a > 0).all():
+        raise LookupError("not positive")
+    return a * 2
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("fn", [both_ways_raise, checked_before_a_write, checked_after_a_write])
+def test_a_check_of_values_raises_what_eager_raises(fn: Any, backend: str, mode: Any) -> None:
+    """Where a graph would have written to an input before, or no version tells whether it has, it ends."""
+    answers = []
+    for call in (fn, mc.compile(fn, backend=backend)):
+        for value in (1.0, -1.0, 1.0):
+            with mode():
+                a = torch.full((2, 3), value)
+                try:
+                    answer: Any = call(a)
+                except Exception as error:
+                    answer = repr(error)
+                answers.append((str(answer), a.tolist()))
+    assert answers[:3] == answers[3:]

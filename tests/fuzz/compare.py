@@ -97,7 +97,7 @@ def words_of(text: str) -> str:
     The wording of exceptions is not promised. Eager calls one view by different names: "Output 0 of
     UnbindBackward0 is a view", and of AsStridedBackward0 once its history was made anew.
     """
-    return re.sub(r"Output \d+ of \w+Backward\d+ is a view", "an output is a view", text)
+    return re.sub(r"Output \d+ of \w+ is a view", "an output is a view", text)
 
 
 class Loose(Recorder):
