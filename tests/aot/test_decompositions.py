@@ -219,7 +219,9 @@ def test_a_number_in_a_vmap_of_scalars() -> None:
     ],
 )
 def test_no_rule_asks_how_large_symbolic_sizes_are(fn) -> None:
-    compiled = mc.compile(fn, backend="aot_eager", dynamic=True, options={"recompile_limit": 1})
+    compiled = mc.compile(
+        fn, backend="aot_eager", dynamic=True, fullgraph=True, options={"recompile_limit": 1}
+    )
     for rows, columns in ((4, 6), (5, 8), (9, 12)):
         x = torch.randn(rows, columns, requires_grad=True)
         found = [call(x) for call in (compiled, fn)]

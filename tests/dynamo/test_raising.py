@@ -72,22 +72,6 @@ def test_the_exception_and_the_arguments_are_eagers(function: Any, dynamic: bool
         assert outcome(compiled, *(x.clone() for x in given)) == expected
 
 
-def chunks(a: torch.Tensor, b: torch.Tensor) -> None:
-    b.clamp_(max=2)
-    a.mul_(2)
-    b *= 3
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_view_that_may_not_be_written_to_is_one_with_symbolic_sizes_too(dynamic: bool) -> None:
-    compiled = mc.compile(chunks, dynamic=dynamic)
-    for rows in (4, 6):
-        base = (torch.ones(rows, 4, requires_grad=True) * 1.0).chunk(2)[0]
-        found = [outcome(f, base, torch.ones(rows, 4) * 5) for f in (chunks, compiled)]
-        assert "returns multiple views" in found[0][1]
-        assert found[0] == found[1]
-
-
 def writes_both(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     a.add_(x)
     b.mul_(2)  # refused: b, made by the caller, doesn't know yet that its base requires grad now
@@ -377,33 +361,21 @@ def both_ways_raise(a: torch.Tensor) -> None:
     raise KeyError("negative")
 
 
-def checked_before_a_write(a: torch.Tensor) -> torch.Tensor:
+def checks_around_a_write(a: torch.Tensor) -> None:
     if not (a > 0).all():
         raise ValueError("not positive")
-    a.add_(1)
-    return a * 2
-
-
-def checked_after_a_write(a: torch.Tensor) -> torch.Tensor:
-    a.mul_(2)
+    a.sub_(1)
     if not (a > 0).all():
-        raise LookupError("not positive")
-    return a * 2
+        raise LookupError("not positive now")
 
 
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.inference_mode])
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-@pytest.mark.parametrize("fn", [both_ways_raise, checked_before_a_write, checked_after_a_write])
-def test_a_check_of_values_raises_what_eager_raises(fn: Any, backend: str, mode: Any) -> None:
-    """Where a graph would have written to an input before, or no version tells whether it has, it ends."""
-    answers = []
-    for call in (fn, mc.compile(fn, backend=backend)):
-        for value in (1.0, -1.0, 1.0):
-            with mode():
-                a = torch.full((2, 3), value)
-                try:
-                    answer: Any = call(a)
-                except Exception as error:
-                    answer = repr(error)
-                answers.append((str(answer), a.tolist()))
-    assert answers[:3] == answers[3:]
+@pytest.mark.parametrize("function", [both_ways_raise, checks_around_a_write])
+def test_a_check_of_values_raises_what_eager_raises(function: Any, backend: str, mode: Any) -> None:
+    """Where a graph may have written to an input when the check fails, it ends before the check."""
+    compiled = mc.compile(function, backend=backend)
+    with mode():
+        for value in (2.0, -1.0, 1.0):
+            a, b = torch.full((2, 3), value), torch.full((2, 3), value)
+            assert (outcome(compiled, a), a.tolist()) == (outcome(function, b), b.tolist())
