@@ -125,6 +125,6 @@ def without(
 
 
 def layout(node: fx.Node) -> Any:
-    """What a sum and its only operand must have in common."""
+    """Attributes in which a sum and its only operand must agree."""
     value = node.meta["val"]
     return value.dtype, repr(value.shape), repr(value.stride())

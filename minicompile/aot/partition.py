@@ -155,7 +155,7 @@ class JointParts:
         """Inputs, and what the results lie in: others may write to them."""
         self.given.update(self.primals)
         self.overwritten = self.given if continues else set()
-        """Of these, what code that runs before the backward may write to."""
+        """Inputs and results that Python code may write to before the backward runs."""
         self.needed_by_forward = ancestors(self.results)
         self.after_tangents = set(self.tangents)
         """What only the backward can compute, from tangents or random numbers that it draws itself."""

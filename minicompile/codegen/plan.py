@@ -251,7 +251,7 @@ NOTES = frozenset({"alternatives", "steps"})
 
 @dataclass(eq=False)
 class CppPlan(KernelPlan):
-    """What C++ adds: vectors and threads.
+    """A plan for C++: the common part, vectors and threads.
 
     `tiles` has "x", columns per tile; "r" and "chunks", the part of a long row that a thread takes and the
     most parts there are; or two loop variables, the sides of squares in which transposed loads are turned.
@@ -267,7 +267,7 @@ class CppPlan(KernelPlan):
 
 @dataclass(eq=False)
 class TritonPlan(KernelPlan):
-    """What Triton adds: how tiles lie, warps, widths of indices.
+    """A plan for Triton: the common part, tiles, warps and the width of indices.
 
     `tiles` has "y", "x" and "r", elements per program, and "stages", tiles on their way at once.
     """

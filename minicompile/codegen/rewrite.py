@@ -145,7 +145,7 @@ class Rewriter(Recorder):
         self.about: dict[str, list[Rule]] = {}
         """The rules for each operation."""
         self.new: dict[Value, Value] = {}
-        """Which value of the new body stands for each old one."""
+        """The new body's value for each value of the old body."""
         self.fired: list[Firing] = []
 
     def rewrite(self, body: LoopBody) -> None:
