@@ -69,10 +69,10 @@ def tune(fake: Fake, options: Options, times: int = 1) -> Fake:
     """Run the kernel with tiles that are measured at its first call."""
     run = tuned(SOURCE, options, fake.load, fake.measure)
     for _ in range(times):
-        y = torch.zeros(4096)
+        y, earlier = torch.zeros(4096), len(fake.ran)
         run(X, y)
         assert torch.equal(y, X * X)
-        assert [place == y.data_ptr() for _, place in fake.ran].count(True) == 1
+        assert [place for _, place in fake.ran[earlier:]].count(y.data_ptr()) == 1
     return fake
 
 
