@@ -381,7 +381,7 @@ def notices_one_write_only() -> contextlib.AbstractContextManager[Any]:
 
 
 def forgets_the_caller() -> contextlib.AbstractContextManager[Any]:
-    return mock.patch("minicompile.aot.joint.JointTracer.has_written", lambda *_: False)
+    return mock.patch("minicompile.aot.joint.writes", lambda _: False)
 
 
 def outcome(function: Callable[..., Any], x: Tensor) -> str:
