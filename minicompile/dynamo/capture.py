@@ -25,12 +25,7 @@ import torch
 
 from minicompile import compat
 from minicompile.compat import settings
-from minicompile.compat.inference import (
-    InferenceMode,
-    mark_inference,
-    version,
-    without_inference_mode,
-)
+from minicompile.compat.inference import mark_inference, version, without_inference_mode
 from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
@@ -175,8 +170,7 @@ MAX_PLACES = 6
 def trace(world: World, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the world, as far as that shall go."""
     world.frames.definition = definition_of(values.get("self"))
-    inference, before = world.recorder.inference, (Modes.now(), settings.settings_now())
-    rest = None
+    before, rest = (Modes.now(), settings.settings_now()), None
     with restored_modes(), deep_stack(), compat.silent_log():
         try:
             returned = world.run_root(values)
@@ -193,9 +187,6 @@ def trace(world: World, values: dict[str, Any], resume: Resume | None) -> Traced
             reason = f"the frame raises {type(error).__name__}: {text}"
             places, at = [world.frames.raised_after], world.raised_at
             raise refusal("exception", reason, at, kind=UserError, places=places) from error
-        if world.recorder.inference is not inference:
-            what, places = "the frame is left inside of the block", world.recorder.blocks[0]
-            raise refusal("inference-mode", what, places=places)
         change = changed(*before)
     return Traced(returned, rest, change)
 
@@ -265,7 +256,7 @@ def finished(
         result="; ".join([*rebuild.lines, result]),
         side_effects=tuple(rebuild.effects),
         inlined=tuple(world.frames.inlined),
-        grad_enabled=torch.is_grad_enabled() and not recorder.region,
+        grad_enabled=torch.is_grad_enabled(),
         shape_env=env,
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
@@ -302,9 +293,6 @@ def graph_call(recorder: Recorder, code: SourceCode) -> list[str]:
         setters = [node.target for node in recorder.calls if node.target in settings.SETTINGS]
         code.names["restored_modes"] = functools.partial(restored_modes, setters)
         call = ["with restored_modes():", "    out = graph(inputs)"]
-    if recorder.region not in (None, recorder.inference):
-        code.names["InferenceMode"] = InferenceMode
-        call = [f"with InferenceMode({recorder.region}):", *(f"    {line}" for line in call)]
     return call
 
 

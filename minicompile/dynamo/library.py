@@ -298,6 +298,10 @@ def is_compiling(world: World, args: Any, kwargs: Any) -> bool:
     return world.compiling
 
 
+means(torch.is_inference_mode_enabled)(lambda world: world.recorder.inference)
+means(torch.is_inference, torch.Tensor.is_inference)(
+    lambda world, tensor: world.recorder.is_inference(tensor)
+)
 call_rules(*settings.TRACING_PREDICATES, torch.overrides.has_torch_function)(
     lambda world, args, kwargs: False
 )

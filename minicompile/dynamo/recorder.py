@@ -159,22 +159,20 @@ class Recorder:
         self.places: Callable[[], list[int]] = list
         """Gives the places where the capture could end before the instruction being interpreted."""
         self.inference = torch.is_inference_mode_enabled()
-        """Whether the frame is in inference mode."""
-        self.region: bool | None = None
-        """Whether the graph runs in inference mode; None before the first call of an operator."""
-        self.blocks: list[list[int]] = []
-        """Blocks of inference mode that the frame has opened: where it could be cut before each."""
-        self.inference_inputs: dict[int, bool] = {}
-        """Memory of inputs, and whether they are inference tensors."""
+        """Whether the frame, and its graph, run in inference mode."""
         self.changes_state = False
         """Whether the graph sets grad mode or autocast."""
-        self.meets_inference = self.meets_gradients = False
-        """Whether calls out of inference mode take inference tensors; give tensors that require grad."""
 
     # -- inputs
 
     def input(self, tensor: torch.Tensor, fake: torch.Tensor, source: Source) -> VariableTracker:
-        """A placeholder for an outside tensor."""
+        """A placeholder for an outside tensor.
+
+        Out of inference mode autograd keeps no inference tensor, and lets none be written to: eager decides.
+        """
+        if tensor.is_inference() and not self.inference:
+            what = "an inference tensor is used outside of inference mode"
+            self.refuse("inference-mode", what, "clone the inference tensor")
         name = "".join(c if c.isalnum() else "_" for c in source.name).strip("_") or "input"
         node = self.root.placeholder("self_" if name == "self" else name)  # fx's own first argument
         node.target = node.name  # which is unique
@@ -182,7 +180,6 @@ class Recorder:
         self.own(fake, node)
         tracker = VariableTracker(fake, source, real=tensor)
         self.inputs[tracker] = node
-        self.inference_inputs[compat.storage_id(fake)] = tensor.is_inference()
         return tracker
 
     def own(self, value: Any, node: fx.Node) -> None:
@@ -253,46 +250,21 @@ class Recorder:
         written = list(filter(self.mode.has_written, tensors))
         for storages in (self.written, *(inner.written for inner in self.open)):
             storages.update(map(compat.storage_id, written))
-        self.check_inference(name, tensors, written, value)
         given_back = not written and any(value is tensor for tensor in tensors)
         known = all(id(leaf) in self.nodes for leaf in tensors_in(value))
         if known and value is not None and not written and not given_back:
             return value  # a fact about metadata
-        self.stay_in_region()
         node = self.graph.create_node(op, target, lifted, lifted_kwargs, name=name)
         self.finish(node, target, value)
         if not given_back:  # such an argument keeps the node it has
             self.bind(value, node)
         return value
 
-    # -- inference mode
-
     def is_inference(self, tensor: torch.Tensor) -> bool:
         """Whether eager's tensor would be an inference tensor."""
-        return self.inference_inputs.get(compat.storage_id(tensor), bool(self.region))
-
-    def stay_in_region(self) -> None:
-        """A graph runs as a whole in inference mode, or out of it: the frame is cut where that changes."""
-        if self.region is None:
-            self.region = self.inference
-        if self.region is not self.inference:
-            what = "a graph would have calls in inference mode and calls outside of it"
-            places = self.blocks[0] if self.blocks else ()
-            raise refusal("inference-mode", what, self.line(), places=places)
-
-    def check_inference(
-        self, name: Any, tensors: list[torch.Tensor], written: list[torch.Tensor], value: Any
-    ) -> None:
-        """Out of inference mode autograd keeps no inference tensor, and lets none be written to."""
-        if self.inference or True not in self.inference_inputs.values():
-            return
-        if any(map(self.is_inference, written)):
-            self.refuse("exception", f"{name} writes to an inference tensor", kind=UserError)
-        self.meets_inference |= any(map(self.is_inference, tensors))
-        self.meets_gradients |= any(tensor.requires_grad for tensor in tensors_in(value))
-        if self.meets_inference and self.meets_gradients:
-            what = "inference tensors and tensors that require grad are in one graph"
-            self.refuse("inference-mode", what, "clone the inference tensors")
+        storage = compat.storage_id(tensor)
+        owners = (t.real for t in self.inputs if compat.storage_id(t.value) == storage)
+        return next((owner.is_inference() for owner in owners), self.inference)
 
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self.running = target_name(target)
@@ -321,8 +293,6 @@ class Recorder:
     def statement(self, target: Any, args: tuple[Any, ...]) -> None:
         """Record a call that gives nothing and changes state (grad mode, autocast)."""
         self.changes_state = True
-        if target is settings.set_grad_enabled and self.region:
-            args = (False,)  # the graph runs in inference mode, where it only ends blocks around
         node = self.graph.create_node("call_function", target, args, {})
         self.finish(node, target, None)
 
@@ -330,7 +300,6 @@ class Recorder:
         """Record a check, which raises where a boolean tensor is not `holds`."""
         if not holds:
             condition = self.record("call_method", "logical_not", (condition,), {})
-        self.stay_in_region()
         args = self.node_of(condition), "a condition of the program does not hold"
         self.finish(self.graph.call_function(CHECK, args), CHECK, None)
 
@@ -343,7 +312,6 @@ class Recorder:
         if not made_here or not is_constant(requires_grad) or self.inference:
             reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
             self.refuse("autograd-state", reason, "call it on a tensor that is made there")
-        self.stay_in_region()
         self.run("call_method", "requires_grad_", (fake, requires_grad), {})
         node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
         self.finish(node, "requires_grad_", fake)

@@ -44,6 +44,7 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("nested-compile", "torch.compile is called inside the captured function", torch, "compile"),
     ("nested-compile", "torch.compiler.disable is called", torch.compiler, "disable"),
     ("backward", "gradients are computed by the captured function", autograd, "grad backward"),
+    ("inference-mode", "inference mode is switched", torch.inference_mode, "__enter__ __exit__"),
     ("context-variable", "a ContextVar is set", contextvars.ContextVar, "set reset"),
     ("default-dtype-or-device", "the default dtype is set", torch, "set_default_dtype"),
     ("default-dtype-or-device", "the default device is set", torch, "set_default_device"),

@@ -47,7 +47,7 @@ call_rules: Registry[CallRule] = Registry(
 """A function of a module that is imported late stands in it by module and name."""
 call_rules.modules += [
     f"minicompile.dynamo.{name}"
-    for name in ("builtins", "library", "inference", "autograd_functions", "mapped_functions")
+    for name in ("builtins", "library", "autograd_functions", "mapped_functions")
 ]
 
 

@@ -262,7 +262,7 @@ def inference_mode_block(a):
     return b.is_inference(), b.requires_grad, a @ weight
 
 
-@program(x)
+@program(x, whole=False)
 @torch.inference_mode()
 def inference_mode_decorator(a):
     return a @ weight + 1
