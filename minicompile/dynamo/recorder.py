@@ -21,7 +21,6 @@ import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.compat import settings
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes
@@ -30,7 +29,6 @@ from minicompile.dynamo.variables import (
     VariableTracker,
     is_constant,
     is_numpy_scalar,
-    words,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
@@ -47,14 +45,6 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         return [tree]
     return [leaf for leaf in compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-PRODUCTS = words(
-    "matmul __matmul__ __rmatmul__ __imatmul__ mm bmm mv dot vdot inner addmm addmv addbmm baddbmm "
-    "chain_matmul tensordot einsum linear bilinear conv1d conv2d conv3d conv_transpose1d "
-    "conv_transpose2d conv_transpose3d"
-)
-"""Operators that refuse tensors of different dtypes when they run; their fakes don't."""
 
 
 def finished(
@@ -120,14 +110,6 @@ class Subgraph:
             what = f"{name}, a function that torch calls, changes a tensor of the frame in place"
             raise refusal("shared-memory", what, self.line)
         return finished(self.graph, self.placeholders, outputs, name)
-
-
-def after_autocast(tensor: torch.Tensor) -> torch.dtype:
-    """The type that a product gets. Autocast leaves doubles and integers alone."""
-    device, dtype = tensor.device.type, tensor.dtype
-    casts = dtype.is_floating_point and dtype is not torch.float64
-    casts = casts and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if casts else dtype
 
 
 class Recorder:
@@ -240,9 +222,6 @@ class Recorder:
 
         lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), lift)
         name = target if op == "call_method" else getattr(target, "__name__", None)
-        dtypes = {after_autocast(tensor) for tensor in tensors} if name in PRODUCTS else ()
-        if len(dtypes) > 1:
-            self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
         if kwargs.get("out") is not None:
             self.refuse("tensor-memory", f"{name} writes to an `out`, which it may resize")
         self.mode.written.clear()
@@ -377,10 +356,7 @@ class Recorder:
                     self.sizes.env.evaluate(symbol)
                     return self.size_node(self.sizes.env.simplified(expr))
             if expr.is_integer and largest(expr) > LARGEST_INT64:  # Python's ints are larger
-                small = sympy.Le(expr, LARGEST_INT64), sympy.Ge(expr, -LARGEST_INT64)
-                if not all(map(self.sizes.env.evaluate, small)):
-                    what = f"{self.sizes.env.text(expr)} is no 64-bit number"
-                    self.refuse("exception", what, kind=UserError)
+                return python_number(self.sizes.env.evaluate(expr))
             self.size_nodes[key] = self.size_call(expr, self.sizes)
         return self.size_nodes[key]
 
