@@ -417,7 +417,9 @@ def call_descriptor(world: World, method: Any, args: Args, kwargs: Kwargs) -> An
         kwargs = {key: world.as_text(value) for key, value in kwargs.items()}
     if name in KEEPS_ITEMS:
         hashed = isinstance(owner, dict | set | frozenset)
-        return method(owner, *(map(world.pinned, rest) if hashed else rest), **kwargs)
+        made = method(owner, *(map(world.pinned, rest) if hashed else rest), **kwargs)
+        world.note_native(made)
+        return made
     return world.run_native(functools.partial(method, owner), rest, kwargs)
 
 

@@ -230,14 +230,13 @@ def iterate(world: World, value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         return iter(world.torch_call(torch.Tensor.unbind, (value,), {}))
     base = raw_base(value)
-    if base is not None:
-        iterator: Iterator[Any] = base.__iter__(world.inside(value))
-        return iterator
-    if is_old_style(value):
+    if base is None and is_old_style(value):
         return by_position(world, value)
-    if world.tracker(value) is not None:
+    if base is None and world.tracker(value) is not None:
         world.unsupported_kind("outside-object", "iteration over a {} from outside", value)
-    return iter(value)
+    iterator: Iterator[Any] = iter(value) if base is None else base.__iter__(world.inside(value))
+    world.note_native(iterator)
+    return iterator
 
 
 def is_old_style(value: Any) -> bool:

@@ -252,7 +252,7 @@ class World(Interpreter):
     def places_now(self) -> list[int]:
         """Where the running frames could be cut."""
         assert self.frame is not None
-        return places(self.frame, self.frames.log.steps, self.comes_and_goes, is_users)
+        return places(self.frame, self.comes_and_goes, is_users)
 
     def comes_and_goes(self, function: types.FunctionType) -> bool:
         """Whether each call may bring a function of its own, with cells of its own."""

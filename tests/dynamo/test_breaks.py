@@ -358,8 +358,7 @@ def test_effects_and_handlers_of_a_frame_whose_graph_raises() -> None:
 
 
 def mixes_dtypes(a: torch.Tensor, log: list[Any]) -> Any:
-    """Fake tensors take this product; the real ones are refused when `a` has been changed already."""
-    a.mul_(2)
+    """Fake tensors take this product; the graph raises, and the frame runs in eager."""
     log.append(a)
     return a @ torch.ones(4, dtype=torch.float64)
 
