@@ -82,7 +82,6 @@ from minicompile.compat.views import (
     VIEW_OF_FUNCTION,
     autograd_base,
     creation_meta,
-    has_forgotten_history,
     how_made,
     is_view,
     set_creation_meta,

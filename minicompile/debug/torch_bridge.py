@@ -157,10 +157,10 @@ class Handover:
             self.written = tuple(sorted(event.subject.metadata.mutated_inputs))
 
     def places(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Which inputs share memory with those that the graph changes, and where."""
+        """Whether inputs that the graph changes share memory with others, and how they were made."""
         changed = [inputs[i] for i in self.written]
         rest = [x for i, x in enumerate(inputs) if i not in self.written and torch.is_tensor(x)]
-        return guards.memory_places(len(changed), *changed, *rest)
+        return guards.memory_facts(len(changed), *changed, *rest)
 
 
 def plain_values(mode: Any) -> Callable[[Any], Any]:

@@ -335,7 +335,7 @@ def or_in_eager(
 
 
 def check_memory(world: World) -> None:
-    """Inputs that the graph changes must share memory with the same others later, in the same places."""
+    """Inputs that the graph changes must share memory with no other, now and at later calls."""
     inputs = world.recorder.inputs
     mutated = world.recorder.mutated
     if len(inputs) > 1:
@@ -345,11 +345,11 @@ def check_memory(world: World) -> None:
         return
     ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)
     sources = tuple(tracker.source for tracker in ordered)
-    places, made = memory_facts(len(mutated), *(tracker.real for tracker in ordered))
-    if any(place and free_dims(tracker.value) for tracker, place in zip(ordered, places)):
-        what = "an input with symbolic sizes shares memory that is changed"
-        raise refusal("shared-memory", what)
-    world.guard("memory", sources, (len(mutated), (places, made)), "changed by the graph")
+    facts = memory_facts(len(mutated), *(tracker.real for tracker in ordered))
+    if not facts[0]:
+        line = world.recorder.written[compat.storage_id(mutated[0].value)]
+        raise refusal("shared-memory", "several inputs share memory that is written to", line)
+    world.guard("memory", sources, (len(mutated), facts), "changed by the graph")
 
 
 def pristine_fakes(world: World) -> dict[VariableTracker, Any]:

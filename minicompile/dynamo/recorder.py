@@ -82,8 +82,8 @@ class Subgraph:
         self.placeholders: list[fx.Node] = []
         self.inputs: dict[fx.Node, tuple[torch.Tensor, fx.Node]] = {}
         """By node of the graph around: the value, and the placeholder here."""
-        self.written: set[int] = set()
-        """Storages that calls in this graph write to."""
+        self.written: dict[int, SourceLine | None] = {}
+        """Storages that calls in this graph write to, with the user's line."""
 
     def placeholder(self, value: torch.Tensor, name: str) -> fx.Node:
         node = self.graph.placeholder(name)
@@ -106,7 +106,7 @@ class Subgraph:
 
     def finish(self, outputs: Iterable[Any], name: str) -> Graph:
         """The finished graph. Raises Unsupported if it changes what it was given."""
-        if not self.written.isdisjoint(map(compat.storage_id, self.values)):
+        if not self.written.keys().isdisjoint(map(compat.storage_id, self.values)):
             what = f"{name}, a function that torch calls, changes a tensor of the frame in place"
             raise refusal("shared-memory", what, self.line)
         return finished(self.graph, self.placeholders, outputs, name)
@@ -136,8 +136,8 @@ class Recorder:
         self.calls: list[fx.Node] = []
         self.stack: Callable[[], tuple[tuple[SourceLine, ...], str]] = lambda: ((), "")
         """Gives the user's lines and the module path of the call being recorded."""
-        self.written: set[int] = set()
-        """Storages of the calls' arguments that the calls write to."""
+        self.written: dict[int, SourceLine | None] = {}
+        """Storages of the calls' arguments that the calls write to, with the user's line."""
         self.places: Callable[[], list[int]] = list
         """Gives the places where the capture could end before the instruction being interpreted."""
         self.inference = torch.is_inference_mode_enabled()
@@ -228,7 +228,7 @@ class Recorder:
         value = self.run(op, target, args, kwargs)
         written = list(filter(self.mode.has_written, tensors))
         for storages in (self.written, *(inner.written for inner in self.open)):
-            storages.update(map(compat.storage_id, written))
+            storages.update((compat.storage_id(tensor), self.line()) for tensor in written)
         given_back = not written and any(value is tensor for tensor in tensors)
         known = all(id(leaf) in self.nodes for leaf in tensors_in(value))
         if known and value is not None and not written and not given_back:

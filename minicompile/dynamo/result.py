@@ -186,9 +186,9 @@ GUARD_KINDS = {
         "different objects: {all}", "all_different({all})", "one object under two names"
     ),
     "memory": GuardKind(
-        "what is changed of {all} shares memory as before",
+        "what is changed of {all} shares no memory",
         "memory_facts({e}[0], {all}) == {e}[1]",
-        "other places in memory, or views made in another way",
+        "memory that is shared, or views made in another way",
     ),
     "shape": GuardKind("{e}"),
     "number": GuardKind("{e}"),
