@@ -201,14 +201,6 @@ def test_what_is_flaky_is_told() -> None:
     assert found.verdict == "two runs of the same setting differ (inductor): it is flaky"
 
 
-def test_state_is_as_before_and_dropout_no_difference() -> None:
-    net = torch.nn.Sequential(torch.nn.BatchNorm1d(9), torch.nn.Dropout(0.5))
-    state, before = torch.get_rng_state(), {k: v.clone() for k, v in net.state_dict().items()}
-    assert mc.bisect(net, [INPUT]).verdict == "it never fails"
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-
-
 SCRIPT = """
 import sys
 import torch

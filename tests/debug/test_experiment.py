@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +12,10 @@ import torch
 import minicompile as mc
 from minicompile.codegen.plan import KernelPlan
 from minicompile.debug import variant
-from minicompile.debug.experiment import Experiment, Outcome, tile_refusal
+from minicompile.debug.experiment import Outcome, tile_refusal
 from minicompile.debug.why import totals
 from minicompile.errors import OptionError
-from minicompile.extension import FusionPolicy, fusion_rule, plan_rule
+from minicompile.extension import plan_rule
 from minicompile.ops.display import to_html
 from minicompile.options import Options
 
@@ -84,26 +83,6 @@ def test_what_the_policy_would_not_fuse_is_fused_on_demand() -> None:
     assert kernels(outcome) == (4, 3) and good(outcome) and not outcome.refused
 
 
-def two_results(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return x + 1, x * 2
-
-
-def test_a_policy_of_the_users_own_changes_the_result_and_wishes_overrule_it() -> None:
-    found = mc.what_if(two_results, X)
-    assert kernels(found.run()) == (1, 1)
-    with mc.scoped():
-
-        @fusion_rule("policy")
-        class OneAtATime(FusionPolicy):
-            def can_fuse(self, *_: Any) -> tuple[bool, str]:
-                return False, "this house fuses nothing"
-
-        assert kernels(found.run()) == (2, 2), "compiled anew with the new rule"
-        assert kernels(found.run(fuse=[("buf0", "buf1")])) == (2, 1)
-    assert kernels(found.run()) == (1, 1)
-    assert FusionPolicy().wishes.fuse == ()
-
-
 def test_wishes_are_about_one_graph() -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(torch.relu(x), -1).square().mean()
@@ -133,19 +112,6 @@ def test_wishes_are_about_the_first_of_several_captures(capsys: pytest.CaptureFi
     assert "2 graphs; print writes to the terminal" in str(outcome)
     ways = 2 + 2  # in float64 and eager; compiled unchanged and with the wish
     assert capsys.readouterr().out == "between\n" * ways, "timed calls print nothing"
-
-
-def test_what_other_threads_compile_meanwhile_is_not_part_of_it() -> None:
-    def with_a_thread(x: torch.Tensor) -> torch.Tensor:
-        thread = threading.Thread(target=mc.compile(lambda y: y * 3), args=(x,))
-        thread.start()
-        thread.join()
-        return x + 1
-
-    outcome = mc.what_if(with_a_thread, X).run()
-    assert outcome.before.traces and good(outcome)
-    for trace in outcome.before.traces:
-        assert "lambda" not in trace.name
 
 
 def transposed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -309,9 +275,3 @@ def test_text_and_picture_show_both_sides() -> None:
     for kernel in itertools.chain(*outcome.graphs["forward"][1]):
         assert kernel.name in told and kernel.name in page
     assert "0x" not in told and "<script" not in page
-
-
-def test_an_experiment_as_text_is_its_first_state_and_what_can_be_changed() -> None:
-    found = mc.what_if(scores, X)
-    assert isinstance(found, Experiment)
-    assert "what if of scores: nothing changed" in str(found) and ".run(forbid=" in str(found)

@@ -414,18 +414,6 @@ def test_cells_of_one_name_are_refused(tmp_path: Path) -> None:
         findings(tmp_path, {**FILES, LESSON: twice})
 
 
-def test_the_command_prints_a_line_for_each_finding_and_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path, FILES)
-    assert lint.main(["--root", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == ""
-    write(tmp_path, {**FILES, LESSON: FILES[LESSON].replace("It may fail", "It may faill")})
-    assert lint.main(["--root", str(tmp_path), "00"]) == 1
-    out = capsys.readouterr().out
-    assert out.startswith("00 cell-") and out.endswith("spelling: faill\n") and out.count("\n") == 1
-
-
 def test_the_glossary_links_term_lesson_and_file_in_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

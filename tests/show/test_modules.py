@@ -69,14 +69,6 @@ def test_parts_hold_every_node_in_order_each_in_its_module(aot: Any, name: str) 
     assert flat(parts_of(nodes), ()) == nodes
 
 
-def test_modules_fold_inside_the_modules_that_hold_them(aot: Any) -> None:
-    for graph in (aot.forward, aot.backward):
-        page = to_html(graph)
-        for number in range(3):
-            start = page.index(f"<summary><code>{number}</code> <small>")
-            assert 0 < page.find("<summary><code>widen</code> <small>", start) - start < 100_000
-
-
 def test_boxes_and_arrows_of_a_drawing_are_those_of_the_graph(aot: Any) -> None:
     """By an independent walk over all edges of the graph."""
     parts = parts_of([n for n in aot.forward.nodes if n.op not in ("placeholder", "output")])
