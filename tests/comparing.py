@@ -51,6 +51,21 @@ def strides_of(value: Tensor) -> list[int]:
     return [step if size > 1 and value.numel() else 0 for size, step in sizes]
 
 
+def alias_pattern(values: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """Which tensors are the same object, which share memory, and where they start in it, in bytes."""
+    objects: dict[int, int] = {}
+    starts: dict[int, tuple[int, int]] = {}
+    pattern = []
+    for i, x in enumerate(values):
+        shared = None
+        if x.layout is torch.strided and x.numel():
+            place = x.storage_offset() * x.element_size()
+            first, start = starts.setdefault(x.untyped_storage()._cdata, (i, place))
+            shared = first, place - start
+        pattern.append((objects.setdefault(id(x), i), shared))
+    return pattern
+
+
 @dataclass
 class Answer:
     """What a call gives: results, arguments and buffers afterwards, gradients; or an exception."""

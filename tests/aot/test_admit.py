@@ -10,7 +10,7 @@ import torch
 
 import minicompile as mc
 from minicompile.dynamo.history import Explanation
-from tests.aot.view_programs import alias_pattern
+from tests.comparing import alias_pattern
 from tests.dynamo.helpers import explained
 
 Program = Callable[..., Any]

@@ -10,7 +10,7 @@ from minicompile.aot.layout import overlaps
 from minicompile.errors import Unsupported
 from minicompile.extension import inverse
 from tests.aot.helpers import compile_aot
-from tests.aot.view_programs import alias_pattern
+from tests.comparing import alias_pattern
 
 aten = torch.ops.aten
 
@@ -111,7 +111,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("program", [diagonal_write, transposed_in_place, fills, index_writes])
 def test_program_of_views_and_writes_equals_eager(program, layout):
-    """More of them, at random, are in test_view_programs.py."""
+    """More of them, at random, are in tests/fuzz/test_views.py."""
     assert_like_eager(program, [LAYOUTS[layout]()])
 
 

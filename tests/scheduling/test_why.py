@@ -14,14 +14,14 @@ from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.options import Options
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
+from tests.fuzz.loop_checks import compare
+from tests.fuzz.loops import generate
 from tests.scheduling.building import GraphBuilder, check, compiled
 from tests.scheduling.claims import (
     check_answer,
     check_fused,
     pairs_with_common_buffers,
 )
-from tests.scheduling.loop_checks import compare
-from tests.scheduling.loop_programs import generate
 
 OPTIONS = Options(verify=True)
 

@@ -18,6 +18,7 @@ from minicompile.options import Options
 from minicompile.runtime.load import load_wrapper
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import size_symbol
+from tests.fuzz.loops import generate
 from tests.scheduling.building import (
     CPU,
     F64,
@@ -28,7 +29,6 @@ from tests.scheduling.building import (
     example_inputs,
     python_kernels,
 )
-from tests.scheduling.loop_programs import generate
 
 S0 = size_symbol("s0")
 OPTIONS = Options(verify=True)

@@ -1,17 +1,12 @@
-"""Random loop programs: what scheduling and code generation make of them against the reference interpreter.
-
-    python -m tests.scheduling.loop_checks --programs 2000 --seed 0
-    python -m tests.scheduling.loop_checks --programs 50 --language triton
+"""What scheduling and code generation make of random loop programs, against the reference interpreter.
 
 Every result's rounding error is bounded from what its step does, so that a program may be long: results
-without one must be equal to the last bit. Failing programs are printed. Exit code 1 if there are any.
+without one must be equal to the last bit.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -35,13 +30,13 @@ from minicompile.runtime.load import kernel_loader, load_wrapper
 from minicompile.scheduling.schedule import schedule
 from tests.codegen.races import shared_writes
 from tests.comparing import fresh
+from tests.fuzz.loop_functions import F64, SLOPES
+from tests.fuzz.loops import Program, Step
 from tests.scheduling.building import (
     compiled,
     dirty_empty,
     example_inputs,
 )
-from tests.scheduling.loop_functions import F64, SLOPES
-from tests.scheduling.loop_programs import Program, Step, generate
 
 # -- how far two ways to compute may be apart
 
@@ -108,6 +103,11 @@ def difference(have: Any, want: torch.Tensor, error: float) -> str | None:
 
 
 # -- running
+
+LANGUAGES = {
+    backend: Options(verify=True, device_codegen=language)
+    for backend, language in (("inductor", "cpp"), ("triton", "triton"))
+}
 
 
 SMALL_LIMITS: dict[Any, dict[str, int]] = {
@@ -242,27 +242,3 @@ def failures(programs: Sequence[Program], options: Options) -> dict[int, str]:
         if why:
             found[one.program.seed] = why
     return found
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0, help="the first program's seed")
-    parser.add_argument("--size", type=int, default=9, help="steps of a program")
-    parser.add_argument("--batch", type=int, default=20, help="programs compiled together")
-    parser.add_argument("--language", choices=("cpp", "triton"), default="cpp")
-    given = parser.parse_args()
-    options, failed = Options(verify=True, device_codegen=given.language), 0
-    last = given.seed + given.programs
-    for start in range(given.seed, last, given.batch):
-        seeds = range(start, min(start + given.batch, last))
-        programs = {seed: generate(seed, given.size) for seed in seeds}
-        for seed, why in failures(list(programs.values()), options).items():
-            print(f"\nseed {seed}: {why}\n{programs[seed]}", flush=True)
-            failed += 1
-    print(f"{failed} of {given.programs} programs differ from the reference interpreter")
-    return bool(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

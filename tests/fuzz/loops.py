@@ -26,12 +26,7 @@ from minicompile.lowering.ir import (
     Scatter,
 )
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same, size_symbol
-from tests.scheduling.building import (
-    GraphBuilder,
-    T,
-    broadcast,
-)
-from tests.scheduling.loop_functions import (
+from tests.fuzz.loop_functions import (
     BF16,
     BOOL,
     F16,
@@ -45,6 +40,11 @@ from tests.scheduling.loop_functions import (
     U8,
     kind_of,
     number,
+)
+from tests.scheduling.building import (
+    GraphBuilder,
+    T,
+    broadcast,
 )
 
 CPU = torch.device("cpu")

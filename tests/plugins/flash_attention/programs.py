@@ -1,4 +1,4 @@
-"""Random written-out attention through the template of kernels: `python -m tests.fuzz.attention 0 100`.
+"""Random written-out attention through the template of kernels: `python -m tests.fuzz attention`.
 
 What is done to the scores is drawn: caps, biases, masks, tensors made and written to in between; so
 are sizes, dtypes and where inputs lie. Result and gradients are held against the same program in float64:
@@ -8,7 +8,6 @@ ours may be off by three times what eager is, or by some last digits of the dtyp
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 import minicompile as mc
+from tests.fuzz.running import namespace_of
 
 DIGITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 """By the largest number: what all may be off by."""
@@ -114,9 +114,8 @@ class Program:
         return self.compiled(text.replace(".float()", ".double()"))
 
     def compiled(self, text: str) -> Callable[..., Tensor]:
-        scope: dict[str, Any] = {"torch": torch}
-        exec(compile(text, f"<attention {self.seed}>", "exec"), scope)
-        return scope["fn"]
+        made: Callable[..., Tensor] = namespace_of(text, f"attention {self.seed}")["fn"]
+        return made
 
 
 def generate(seed: int) -> Program:
@@ -165,7 +164,7 @@ def generate(seed: int) -> Program:
         "out = w @ v",
         f"return {end}",
     ]
-    text = "def fn(q, k, v, bias, slopes, keep):\n    " + "\n    ".join(lines)
+    text = "import torch\n\n\ndef fn(q, k, v, bias, slopes, keep):\n    " + "\n    ".join(lines)
     layout = pick.choice(("whole", "whole", "heads last", "elements first", "one head for all"))
     sizes = (pick.choice((1, 2)), heads, rows, columns, head)
     return Program(text, sizes, dtype, seed, layout)
@@ -225,17 +224,3 @@ def wrong(seed: int) -> str:
     finally:
         mc.reset()
     return "" if why == REFUSED else why
-
-
-def main() -> int:
-    """Try a range of seeds."""
-    failed = 0
-    for seed in range(*map(int, sys.argv[1:])):
-        if why := wrong(seed):
-            failed += 1
-            print(f"\n# seed {seed}, {generate(seed)}: {why}\n{generate(seed).text}", flush=True)
-    return int(failed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

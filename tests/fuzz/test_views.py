@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minicompile.aot import joint, runtime
-from tests.aot.view_programs import REFUSED, run
+from tests.fuzz.views import REFUSED, run
 
 LEFT_TO_EAGER = (
     "changes the shape of an input",

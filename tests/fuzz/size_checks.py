@@ -1,36 +1,27 @@
-"""Are guards on sizes sound? `python -m tests.shapes.soundness --programs 2000 --seed 0 --backend inductor`
+"""Are guards on sizes sound? Random programs of `sizes.py`, compiled at one size and called at ten others.
 
-Each random program is compiled at one size and called at ten others; results, changed arguments, gradients
-and exceptions must be those of eager. Prints each program that differs, made smaller. Exit code 1 if any
-does. `--seed N --programs 1` runs one again.
+Results, changed arguments, gradients and exceptions must be those of eager.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
-import faulthandler
-import linecache
-import logging
-import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 import minicompile as mc
-from tests.shapes.programs import Program, Sizes, generate
+from tests.comparing import strides_of
+from tests.fuzz.running import namespace_of
+from tests.fuzz.sizes import Program, Sizes
 
-BACKENDS = ("eager", "aot_eager", "inductor")
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
 """Of values computed by other kernels; relative to the largest one."""
 STRICTER = ("modified by an inplace operation", "not implemented for")
 """Where only eager need raise: a compiled function saves other tensors, and has kernels for more dtypes."""
-SLOW = 120
-"""Seconds after which a program's stack is printed."""
 
 
 @dataclasses.dataclass
@@ -46,11 +37,7 @@ class Finding:
 
 
 def function_of(text: str) -> Callable[..., Any]:
-    file = "<sound>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names: dict[str, Any] = {"__name__": "sound"}
-    exec(compile(text, file, "exec"), names)
-    made: Callable[..., Any] = names["f"]
+    made: Callable[..., Any] = namespace_of(text, "sound")["f"]
     return made
 
 
@@ -81,17 +68,15 @@ def called(function: Callable[..., Any], program: Program, sizes: Sizes) -> dict
             shown |= {f"gradient {i}": value for i, value in enumerate(grads)}
     except Exception as error:
         return {"raised": type(error).__name__, "text": str(error)}
-    return {
-        k: v.detach().clone() if isinstance(v, torch.Tensor) else v for k, v in shown.items()
-    } | {f"{k} strides": steps(v) for k, v in shown.items() if "gradient" not in k}
-
-
-def steps(tensor: Any) -> list[int]:
-    """The strides that say where elements are: those of dimensions with several."""
-    if not isinstance(tensor, torch.Tensor):
-        return []
-    strides = zip(tensor.shape, tensor.stride(), strict=True)
-    return [stride for size, stride in strides if size > 1 and tensor.numel()]
+    lies = {
+        f"{name} strides": strides_of(value)
+        for name, value in shown.items()
+        if isinstance(value, torch.Tensor) and "gradient" not in name
+    }
+    return lies | {
+        name: value.detach().clone() if isinstance(value, torch.Tensor) else value
+        for name, value in shown.items()
+    }
 
 
 def difference(got: dict[str, Any], want: dict[str, Any], exact: bool) -> str:
@@ -204,30 +189,3 @@ def shrink(program: Program, backend: str, why: str) -> tuple[Program, str]:
                 break
         else:
             return program, why
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0, help="the first program's seed")
-    parser.add_argument("--backend", choices=BACKENDS, default="inductor")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.disable(logging.ERROR)  # torch reports operators that raise on fakes
-    total, wrong = Counter[str](), 0
-    for seed in range(options.seed, options.seed + options.programs):
-        faulthandler.dump_traceback_later(SLOW)
-        program = generate(seed)
-        found = run(program, options.backend)
-        total.update({name: n for name, n in vars(found).items() if name != "why"})
-        if found.why:
-            wrong += 1
-            program, why = shrink(program, options.backend, found.why)
-            print(f"\nseed {seed}: {why}\n{program}", flush=True)
-    faulthandler.cancel_dump_traceback_later()
-    print(f"{options.programs} programs on {options.backend}, {wrong} wrong: {dict(total)}")
-    return bool(wrong)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

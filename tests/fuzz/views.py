@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import linecache
 import random
 import textwrap
 import warnings
@@ -22,7 +21,9 @@ import torch
 
 import minicompile as mc
 from minicompile.aot.layout import overlaps
+from tests.comparing import alias_pattern, strides_of
 from tests.dynamo.helpers import explained
+from tests.fuzz.running import namespace_of
 
 SHAPES = [(4, 6), (6,), (3, 4), (2, 3, 4), (1, 4), (4, 4), (2, 2), (5, 1, 3)]
 DTYPES = {
@@ -50,7 +51,7 @@ class Program:
     def __str__(self) -> str:
         given = ", ".join(self.arguments)
         return (
-            "def make(seed):\n    torch.manual_seed(seed)\n"
+            "import torch\n\n\ndef make(seed):\n    torch.manual_seed(seed)\n"
             + textwrap.indent("\n".join(self.inputs), "    ")
             + f"\n    return [{given}], [{', '.join(self.leaves)}]\n\n"
             + f"def program({given}):\n"
@@ -276,7 +277,7 @@ def program_for(seed: int) -> Program:
     """The first program of a seed that eager runs as a whole."""
     for attempt in itertools.count():
         program = Maker(f"{seed}.{attempt}").make()
-        names = module_of(str(program), seed)
+        names = namespace_of(str(program), f"views {seed}")
         with (
             contextlib.suppress(RuntimeError, IndexError, ValueError, TypeError, Warning),
             warnings.catch_warnings(),
@@ -291,39 +292,17 @@ def program_for(seed: int) -> Program:
 # Running and comparing ---------------------------------------------------------------------------
 
 
-def module_of(text: str, number: int) -> dict[str, Any]:
-    file = f"<view program {number}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names: dict[str, Any] = {"torch": torch, "__name__": "view_program"}
-    exec(compile(text, file, "exec"), names)
-    return names
-
-
 def contents(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     with torch.no_grad():
         return [x.resolve_conj().resolve_neg().clone() for x in tensors]
 
 
-def alias_pattern(tensors: list[torch.Tensor]) -> list[tuple[Any, ...]]:
-    """Which are the same object, which share memory, and where they start in it, in bytes."""
-    objects: dict[int, int] = {}
-    starts: dict[int, tuple[int, Any]] = {}
-    pattern = []
-    for i, x in enumerate(tensors):
-        place = x.storage_offset() * x.element_size()
-        first, start = starts.setdefault(x.untyped_storage()._cdata, (i, place))
-        shared = (first, place - start) if x.numel() else None
-        pattern.append((objects.setdefault(id(x), i), shared))
-    return pattern
-
-
 def facts(x: torch.Tensor) -> tuple[Any, ...]:
-    strides = tuple(step for step, size in zip(x.stride(), x.shape) if size > 1)
     try:
         history: Any = (x.requires_grad, x.is_leaf)
     except RuntimeError:  # a view that autograd refuses to use, since its base was changed
         history = "refused"
-    return (x.dtype, tuple(x.shape), strides if x.numel() else (), history)
+    return (x.dtype, tuple(x.shape), strides_of(x), history)
 
 
 def differentiable(x: torch.Tensor) -> bool:
@@ -411,7 +390,7 @@ def run(seed: int, backend: str = "aot_eager", dynamic: bool | None = None) -> O
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         text = str(program_for(seed))
-        names = module_of(text, seed)
+        names = namespace_of(text, f"views {seed}")
         mc.reset()
         compiled = mc.compile(names["program"], backend=backend, dynamic=dynamic)
         difference, excused = "", False

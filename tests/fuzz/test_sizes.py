@@ -9,8 +9,8 @@ import torch
 
 import minicompile as mc
 from minicompile.shapes.env import ShapeEnv
-from tests.shapes.programs import Input, Program, generate
-from tests.shapes.soundness import run, shrink
+from tests.fuzz.size_checks import run, shrink
+from tests.fuzz.sizes import Input, Program, generate
 
 PROGRAMS = {"eager": range(24), "aot_eager": range(24, 36), "inductor": range(36, 40)}
 

@@ -7,18 +7,16 @@ import torch
 
 from minicompile.codegen import merge
 from minicompile.debug.reference import run_reference
-from minicompile.options import Options
 from minicompile.scheduling import align
 from minicompile.scheduling.body import Recorder
 from minicompile.shapes import expr
+from tests.fuzz.loop_checks import LANGUAGES, error_bounds, failure, failures, magnitude
+from tests.fuzz.loop_functions import FUNCTIONS
+from tests.fuzz.loops import CHOICES, generate
 from tests.scheduling.building import example_inputs
-from tests.scheduling.loop_checks import error_bounds, failure, failures, magnitude
-from tests.scheduling.loop_functions import FUNCTIONS
-from tests.scheduling.loop_programs import CHOICES, generate
 
 torch.set_num_threads(1)
-CPP = Options(verify=True, device_codegen="cpp")
-TRITON = Options(verify=True, device_codegen="triton")
+CPP, TRITON = LANGUAGES["inductor"], LANGUAGES["triton"]
 
 
 @pytest.mark.long
