@@ -72,7 +72,11 @@ class Answer:
 
     results: Any = None
     written: list[Tensor] = field(default_factory=list)
+    memory: list[tuple[Any, ...]] = field(default_factory=list)
+    """How arguments and results share it."""
     gradients: list[Tensor | None] = field(default_factory=list)
+    drawn: Tensor | None = None
+    """The random number that comes next."""
     raised: Exception | None = None
 
 
@@ -99,6 +103,7 @@ def answer(
     torch.manual_seed(0)
     try:
         answered.results = fn(*args)
+        answered.memory = alias_pattern([*answered.written, *tensors(answered.results)])
         leaves = [x for x in (*answered.written, *parameters) if x.requires_grad and x.is_leaf]
         outputs = [y for y in tensors(outputs_of(answered.results)) if y.requires_grad]
         if leaves and outputs:
@@ -107,6 +112,7 @@ def answer(
             answered.gradients = list(grads)
     except Exception as error:
         answered.raised = error
+    answered.drawn = torch.rand(1)
     if module:
         answered.written += [buffer.clone() for buffer in module.buffers()]
         module.load_state_dict(state)
@@ -157,7 +163,9 @@ def assert_answer(
 ) -> None:
     assert_same(found.results, expected.results, **tolerance)
     assert_same(found.written, expected.written, **tolerance)
+    assert found.memory == expected.memory
     assert_same(found.gradients, expected.gradients, gradient_strides, **tolerance)
+    assert found.drawn == expected.drawn
 
 
 def assert_as_eager(
@@ -168,7 +176,8 @@ def assert_as_eager(
     gradient_strides: bool = False,
     **tolerance: float,
 ) -> None:
-    """A compiled call gives eager's results, writes, gradients and types of exceptions.
+    """A compiled call gives eager's results, writes, aliases, gradients and types of exceptions, and draws as
+    many random numbers.
 
     `rtol=0, atol=0` asks for equal bits.
     """
