@@ -188,3 +188,17 @@ def assert_as_eager(
         assert isinstance(found.raised, type(expected.raised))
         return
     assert_answer(found, expected, gradient_strides, **tolerance)
+
+
+def assert_scenario(
+    scenario: Callable[[Callable[..., Any]], Any],
+    compile: Callable[..., Any],
+    strides: bool = False,
+    **tolerance: float,
+) -> None:
+    """What `scenario(compile)` tells is what it tells where nothing is compiled."""
+    found = []
+    for compile_with in (compile, lambda function: function):
+        torch.manual_seed(0)
+        found.append(scenario(compile_with))
+    assert_same(*found, strides=strides, **tolerance)

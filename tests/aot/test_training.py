@@ -17,6 +17,7 @@ import minicompile as mc
 from minicompile.aot import runtime
 from minicompile.aot.runtime import interpret, make_callable
 from tests.aot.helpers import compile_aot
+from tests.comparing import assert_scenario
 
 BACKENDS = ("aot_eager", "inductor")
 
@@ -42,28 +43,6 @@ def outcome(call):
         return call()
     except Exception as error:
         return type(error).__name__, str(error)[:60]
-
-
-def same_as_eager(scenario, compiled):
-    """`scenario(compile)` once with a compiler and once without, from the same random state."""
-    found = []
-    for compile_with in (compiled, lambda fn: fn):
-        torch.manual_seed(0)
-        found.append(scenario(compile_with))
-    compare(*found)
-
-
-def compare(got, expected):
-    if isinstance(got, tuple | list):
-        assert len(got) == len(expected)
-        for one, other in zip(got, expected, strict=True):
-            compare(one, other)
-    elif torch.is_tensor(got):
-        torch.testing.assert_close(got, expected)
-    elif isinstance(got, float):
-        assert got == pytest.approx(expected, rel=1e-5)
-    else:
-        assert got == expected
 
 
 # Hooks and graphs --------------------------------------------------------------------------------
@@ -204,7 +183,7 @@ SCENARIOS = (
 def test_training_is_as_in_eager(scenario, compiled, takes_over, monkeypatch):
     if takes_over:
         monkeypatch.setattr(runtime, "LARGE", 0)
-    same_as_eager(scenario, compiled)
+    assert_scenario(scenario, compiled)
 
 
 def test_threads_may_share_a_retained_graph(compiled, monkeypatch):
@@ -234,7 +213,7 @@ def test_a_result_that_eager_does_not_save_may_be_written_to_before_backward(com
         quotient.sum().backward()
         return x.grad
 
-    same_as_eager(scenario, compiled)
+    assert_scenario(scenario, compiled)
 
 
 # Second derivatives ------------------------------------------------------------------------------
@@ -333,7 +312,7 @@ TRANSFORMED = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_other_derivatives_are_eagers(backend, name):
-    same_as_eager(TRANSFORMED[name], lambda fn: mc.compile(fn, backend=backend))
+    assert_scenario(TRANSFORMED[name], lambda fn: mc.compile(fn, backend=backend))
 
 
 # Random numbers ----------------------------------------------------------------------------------
@@ -382,7 +361,7 @@ def test_checkpointed_calls_draw_the_same_mask_again(backend, reentrant):
         checkpoint(call, x, use_reentrant=reentrant).sum().backward()
         return x.grad
 
-    same_as_eager(scenario, lambda fn: mc.compile(fn, backend=backend))
+    assert_scenario(scenario, lambda fn: mc.compile(fn, backend=backend))
 
 
 # Memory ------------------------------------------------------------------------------------------
