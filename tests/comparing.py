@@ -45,6 +45,14 @@ def copy_of(value: Tensor, storages: dict[int, Any]) -> Tensor:
     return torch._neg_view(new) if value.is_neg() else new
 
 
+def in_double(values: Sequence[Any]) -> list[Any]:
+    """Copies of floating-point tensors in float64, of which those are leaves that are here."""
+    return [
+        x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
+        for x in values
+    ]
+
+
 def strides_of(value: Tensor) -> list[int]:
     """A tensor's strides, but of dimensions that lead to no other element."""
     sizes = zip(value.shape, value.stride(), strict=True)
@@ -156,6 +164,18 @@ def assert_same(found: Any, expected: Any, strides: bool = True, **tolerance: fl
         assert mine.requires_grad == eagers.requires_grad
         if strides:
             assert strides_of(mine) == strides_of(eagers)
+
+
+def assert_near(
+    found: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor], roundings: float = 4
+) -> None:
+    """At most twice as far from the exact numbers as eager's are, and some roundings of the largest."""
+    for mine, eagers, right in zip(found, eager, map(Tensor.double, exact), strict=True):
+        assert (mine.dtype, strides_of(mine)) == (eagers.dtype, strides_of(eagers))
+        bound = 2 * (eagers.double() - right).abs().max()
+        bound += roundings * torch.finfo(mine.dtype).eps * right.abs().max()
+        near = {"rtol": 0.0, "atol": float(bound.nan_to_num())}
+        torch.testing.assert_close(mine.double(), right, equal_nan=True, **near)
 
 
 def assert_answer(

@@ -10,7 +10,8 @@ from minicompile.errors import Unsupported
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
-from tests.lowering.conftest import assert_same, check, lowered, run
+from tests.comparing import assert_same
+from tests.lowering.conftest import check, lowered, run
 
 aten = torch.ops.aten
 

@@ -19,6 +19,7 @@ from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.plugins.flash_attention.kernels import AttentionPrinter
 from minicompile.plugins.flash_attention.operators import FlashAttention
+from tests.comparing import in_double
 from tests.plugins.flash_attention.scores import (
     CASES,
     attention,
@@ -46,11 +47,9 @@ def errors(fn: Function, exact: Function, given: Sequence[Tensor]) -> list[float
     """Largest differences from float64, by the largest number."""
     torch.manual_seed(1)
     down = torch.randn(given[0].shape).to(given[0].dtype)
-    doubles = [
-        x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
-        for x in given
-    ]
-    return largest_errors(gradients(fn, given, down), gradients(exact, doubles, down.double()))
+    return largest_errors(
+        gradients(fn, given, down), gradients(exact, in_double(given), down.double())
+    )
 
 
 def compiled(fn: Function, **options: Any) -> Any:

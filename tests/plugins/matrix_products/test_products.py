@@ -21,6 +21,7 @@ from minicompile.pipeline_result import CompiledStages
 from minicompile.plugins.matrix_products.autotune import candidates, load_candidate
 from minicompile.plugins.matrix_products.tiles import product_of
 from minicompile.runtime.gpu_kernel import Tiles, planned_tiles
+from tests.comparing import assert_near, in_double
 from tests.torch_versions import torch_has
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -50,20 +51,15 @@ def given(*sizes: tuple[int, ...], dtype: torch.dtype = F32) -> list[Tensor]:
     return [(torch.randn(s, generator=made) / s[-1] ** 0.25).to(dtype) for s in sizes]
 
 
-def assert_near(found: Tensor, fn: Callable[..., Tensor], *args: Tensor) -> None:
-    """Of what is exact, no farther than eager is, or than twice the rounding of its dtype."""
-    exact = fn(*(x.double() for x in args))
-    assert found.dtype is fn(*args).dtype and found.shape == exact.shape
-    allowed = 2 * (fn(*args).double() - exact).abs().max()
-    allowed += 8 * torch.finfo(found.dtype).eps * exact.abs().max()
-    assert (found.double() - exact).abs().max() <= allowed
+def assert_right(found: Tensor, fn: Callable[..., Tensor], *args: Tensor) -> None:
+    assert_near([found], [fn(*args)], [fn(*in_double(args))], roundings=8)
 
 
 def both(fn: Callable[..., Tensor], *args: Tensor, kernels: int = 1) -> None:
     """One call is right, by templates alone: as many as are expected."""
     found = stages(fn, *args)
     assert not found.loops.externs and len(products(found)) == kernels
-    assert_near(tuned(fn)(*args), fn, *args)
+    assert_right(tuned(fn)(*args), fn, *args)
 
 
 def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -131,7 +127,7 @@ def test_what_follows_is_computed_of_the_tiles(follows, dtype) -> None:
     decisions = [d for d in found.schedule.decisions if d.fused]
     assert len(decisions) == len(found.schedule.before) - 1
     assert {d.kind for d in decisions} <= {"template_epilogue"}
-    assert_near(tuned(fn)(*args), fn, *args)
+    assert_right(tuned(fn)(*args), fn, *args)
 
 
 PRECEDES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -153,13 +149,13 @@ def test_cheap_loops_before_a_product_run_as_its_kernel_loads(precedes) -> None:
     assert kernel.plan.reduction == "product" and not found.loops.externs
     kinds = [d.kind for d in found.schedule.decisions if d.fused]
     assert "template_prologue" in kinds and len(kinds) == len(found.schedule.before) - 1
-    assert_near(tuned(fn)(*args), fn, *args)
+    assert_right(tuned(fn)(*args), fn, *args)
     (out,) = (a for a in kernel.plan.arguments if a.role == "out")
     tensors = dict(zip((b.name for b in found.loops.inputs), args, strict=True))  # type: ignore[union-attr]
     for tiles in distinct(kernel):
         result = torch.full((40, 24), 77.0, dtype=out.dtype)
         run(kernel, tiles, {**tensors, out.buffer: result})
-        assert_near(result, fn, *args)
+        assert_right(result, fn, *args)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +246,7 @@ def test_every_candidate_computes_the_same(fn, dtype) -> None:
     for tiles in tried:
         found = torch.full((40, 72), 77.0, dtype=out.dtype)
         run(kernel, tiles, {**dict(zip(names, args, strict=True)), out.buffer: found})
-        assert_near(found, fn, *args)
+        assert_right(found, fn, *args)
 
 
 def test_a_split_product_is_added_up_in_order() -> None:
@@ -303,7 +299,7 @@ def test_sizes_that_vary_are_the_librarys() -> None:
     fn = mc.compile(gelu, mode="max-autotune", options=OPTIONS, dynamic=True)
     for rows in (48, 80):
         args = given((rows, 64), (32, 64), (32,))
-        assert_near(fn(*args), gelu, *args)
+        assert_right(fn(*args), gelu, *args)
     (found,) = mc.trace(fn, *args).graphs.values()
     assert "sizes vary" in found.loops.externs[0].reason
 
@@ -323,7 +319,7 @@ def test_the_reference_interpreter_runs_templates() -> None:
     args = given((40, 64), (48, 64), (48,), dtype=BF16)
     found = stages(gelu, *args, device_codegen="reference")
     assert any(isinstance(getattr(b, "loops", None), Template) for b in found.loops.operations)
-    assert_near(tuned(gelu, device_codegen="reference")(*args), gelu, *args)
+    assert_right(tuned(gelu, device_codegen="reference")(*args), gelu, *args)
 
 
 # -- plug-ins
@@ -368,7 +364,7 @@ def test_candidates_fit_their_gpus(sm, follows) -> None:
 def test_compiled_candidates_compute_the_same(fn, dtype) -> None:
     sizes = ((200, 1024), (136, 1024), (136,) if fn is gelu else (136, 1024))
     args = [x.cuda() for x in given(*sizes, dtype=dtype)]
-    assert_near(mc.compile(fn, mode="max-autotune")(*args), fn, *args)
+    assert_right(mc.compile(fn, mode="max-autotune")(*args), fn, *args)
     (found,) = mc.trace(mc.compile(fn, mode="max-autotune"), *args).graphs.values()
     last = found.kernels[-1]
     tensors = {b.name: t for b, t in zip(found.loops.inputs, args, strict=True)}  # type: ignore[union-attr]
@@ -383,4 +379,4 @@ def test_compiled_candidates_compute_the_same(fn, dtype) -> None:
         else:
             mine[out.buffer] = torch.zeros_like(wanted)
         run(last, tiles, mine)
-        assert_near(mine[out.buffer], fn, *args)
+        assert_right(mine[out.buffer], fn, *args)

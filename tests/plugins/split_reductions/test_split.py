@@ -21,6 +21,7 @@ from minicompile.options import Options
 from minicompile.pipeline_result import Trace
 from minicompile.plugins.split_reductions.split import PART, refusal
 from tests.codegen.triton_running import devices
+from tests.comparing import assert_as_eager, fresh
 
 TRITON = {"device_codegen": "triton"}
 F32, F64 = torch.float32, torch.float64
@@ -51,11 +52,9 @@ def traced(fn: Callable[..., Any], *args: Any) -> Trace:
 
 def agrees(fn: Callable[..., Any], *args: Tensor, **tolerance: float) -> Trace:
     """Compiled with splits and in eager: the same results, and changes of the inputs. Gives the trace."""
-    other = [a.clone() for a in args]
-    trace = traced(fn, *[a.clone() for a in args])
+    trace = traced(fn, *fresh(args))
     assert any(plan.launches for plan in trace.plans)
-    torch.testing.assert_close(compiled(fn)(*args), fn(*other), equal_nan=True, **tolerance)
-    torch.testing.assert_close(args, tuple(other), equal_nan=True, **tolerance)
+    assert_as_eager(compiled(fn), fn, *args, **tolerance)
     return trace
 
 
