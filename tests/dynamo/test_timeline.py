@@ -12,7 +12,7 @@ import minicompile as mc
 from minicompile.dynamo.history import Timeline
 from minicompile.errors import OptionError
 from minicompile.ops.display import to_html
-from tests.dynamo.test_hook import eager_loop, in_eager, needs_hook
+from tests.plugins.nested_frames.test_specification import eager_loop, in_eager, needs_hook
 
 
 def grow(x: torch.Tensor, k: float) -> torch.Tensor:

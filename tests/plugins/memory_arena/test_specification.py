@@ -1,4 +1,9 @@
-"""Large memory is used again, but never what anybody still holds."""
+"""Large memory on the CPU is used again.
+
+- Never what anybody still holds, however it is held; nor what was changed.
+- Its tensors are like any other; what is kept has a limit, and goes with the compiled function.
+- Threads and forked processes never get the same memory.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,19 @@
-"""Nested frames: what eager code calls is captured too, and nothing else is different."""
+"""Nested frames: what eager code calls is captured too, and nothing else is different.
+
+- Functions below a frame that runs in eager, and those called by the instruction at a break, are captured.
+- Libraries, generators and what records nothing are left alone; what can't be captured runs as it is.
+- Exceptions, tracebacks, recursion, closures, transforms and training are as without.
+"""
 
 from __future__ import annotations
 
 import contextvars
 import functools
 import gc
-import re
-import subprocess
 import traceback
 import warnings
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,22 +35,9 @@ from tests.dynamo.helpers import (
 )
 from tests.dynamo.program_table import names
 from tests.dynamo.program_table import run as run_program
-from tests.dynamo.test_bytecode import ROOT, VERSIONS, find_python
 
 x = torch.randn(3, 4)
 needs_hook = pytest.mark.skipif(hook.load_hook() is None, reason="no C compiler")
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_hook_alone(version: str) -> None:
-    python = find_python(version)
-    if python is None or hook.load_hook() is None:
-        pytest.skip(f"no Python {version} or no C compiler here")
-    script = Path(__file__).with_name("hook_programs.py")
-    command = [python, str(script), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(re.findall(r"\d+", done.stdout)[0]) >= 19
 
 
 def nested(run: Any) -> dict[str, tuple[int, int, int]]:

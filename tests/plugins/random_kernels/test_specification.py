@@ -1,4 +1,9 @@
-"""Random numbers in kernels (`fallback_random=False`): Triton's numbers, from seeds drawn at each call."""
+"""Random numbers in kernels, with fallback_random=False.
+
+- They are Triton's numbers, from seeds drawn at each call, the same in every language and order of loops.
+- The backward pass, and a region that is computed again, see the forward's numbers.
+- They are distributed as they should be; what has no rule stays eager's.
+"""
 
 from __future__ import annotations
 

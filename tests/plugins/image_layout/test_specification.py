@@ -1,4 +1,9 @@
-"""Images lie channels-last between convolutions; results, gradients and their strides stay eager's."""
+"""Images channels-last between convolutions.
+
+- Results, gradients and their strides stay eager's, in training and at other sizes.
+- Images move only where that copies less than the convolutions read and write.
+- A graph that looks at memory keeps its layouts.
+"""
 
 from __future__ import annotations
 

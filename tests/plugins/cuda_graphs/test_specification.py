@@ -1,4 +1,8 @@
-"""`mode="reduce-overhead"`: calls are replayed where that gives what a call would have given, and only there.
+"""CUDA graphs, with mode="reduce-overhead".
+
+- A later call replays what an earlier one launched, where that gives what the call would have given: other
+  inputs, held results, written inputs, other sizes, training.
+- What can't be captured runs as without the plug-in, and the log says why.
 
 Without a GPU a stand-in captures (minicompile/lessons/replay.py).
 """

@@ -1,4 +1,8 @@
-"""Compiled captures on disk: what comes back is what was made, and whatever decides it is in the key.
+"""Compiled captures on disk.
+
+- The second process compiles nothing, and what comes back is what was made.
+- Whatever decides what is made is in the key; what has no text has no key and is not kept.
+- What is damaged is compiled again.
 
 Tensors on the CPU stand for those on a GPU: their kernels are Triton's, interpreted.
 """

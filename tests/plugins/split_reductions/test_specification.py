@@ -1,4 +1,10 @@
-"""Split reductions: rows that several programs share give what one program gives, and plans say why."""
+"""Long rows shared by several programs.
+
+- They give what one program gives, with the same bits every time.
+- Few long rows are split; plans say what either way costs, and why others are not.
+
+`test_varying_sizes.py` has sizes that vary.
+"""
 
 from __future__ import annotations
 

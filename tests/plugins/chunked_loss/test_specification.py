@@ -1,4 +1,9 @@
-"""Cross-entropy of a linear layer in chunks: the same losses and gradients, a fraction of the memory."""
+"""Cross-entropy of a linear layer in chunks of rows.
+
+- Losses and gradients are eager's; sums of half types are made in float32.
+- Memory is a fraction of eager's.
+- What isn't a mean or sum over the rows of one linear layer, or is small, stays whole, and the pass says why.
+"""
 
 from __future__ import annotations
 

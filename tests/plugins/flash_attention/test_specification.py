@@ -1,4 +1,11 @@
-"""Attention is recognised as it is usually written, and what only looks like it is left alone."""
+"""Written-out attention as one kernel, or as one call of the library.
+
+- It is recognised as it is usually written; what only looks like it is left as it is written.
+- On a CPU the library gets scores that are scaled and masked; other scores stay as they are written.
+- Values and gradients are eager's; a model with it trains.
+
+`test_kernels.py` has the template of kernels, `test_random.py` random programs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about held objects notice every change that a guard could."""
+"""Guards checked all at once, in C: facts about held objects notice every change that a guard could."""
 
 from __future__ import annotations
 

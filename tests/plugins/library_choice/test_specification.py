@@ -1,4 +1,4 @@
-"""Large products by another library or in padded rows; numbers and strides are eager's."""
+"""Large products by another library or in padded rows, where that is faster: numbers and strides of eager."""
 
 from __future__ import annotations
 
