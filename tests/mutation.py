@@ -1,12 +1,13 @@
 """`python -m tests.mutation`: plant small faults in the core, one at a time, and see whether tests notice.
 
 A fault is a change of one place of one file: a comparison turned, a number off by one, operands swapped,
-`and` for `or`, a condition that no longer holds back what it guards. Files are drawn by their size in
+`and` for `or`, a condition that no longer holds back what it guards. Numbers outside of functions stay: most
+are measured choices, as of how much to unroll, and others are as right. Files are drawn by their size in
 tokens, places at random (`--seed`); `--faults FILE` plants those that an earlier run printed. The last
 `python -m tests.coverage` says which tests execute the faulty line: those of `make test` run, then the long
-ones; each time those of the fault's room first, then quick ones, until they add up to `--seconds`. A fault in a line that none executes survives at once. A
-test notices a fault if it fails with it and passes without. Survivors are listed for a verdict by hand: a
-test is missing, the code is not needed, or nothing changes.
+ones; each time those of the fault's room first, then quick ones, until they add up to `--seconds`. A fault in
+a line that none executes survives at once. A test notices a fault if it fails with it and passes without.
+Survivors are listed for a verdict by hand: a test is missing, the code is not needed, or nothing changes.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Fault:
         return held
 
 
-def changes(node: ast.AST, text: str) -> Iterator[tuple[ast.AST, str]]:
+def changes(node: ast.AST, text: str) -> Iterator[tuple[ast.expr, str]]:
     """Yield what a node could be instead: the part of the tree, and the text in its place."""
 
     def part(of: ast.AST) -> str:
@@ -89,6 +90,16 @@ def changes(node: ast.AST, text: str) -> Iterator[tuple[ast.AST, str]]:
             yield test, "False"
 
 
+def nodes(tree: ast.AST, inside: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield every node, and whether it is in the body of a function."""
+    yield tree, inside
+    for name, part in ast.iter_fields(tree):
+        body = inside or (isinstance(tree, ast.FunctionDef) and name == "body")
+        for node in part if isinstance(part, list) else [part]:
+            if isinstance(node, ast.AST):
+                yield from nodes(node, body)
+
+
 def faults_of(file: Path) -> list[Fault]:
     """Return every fault that can be planted in a file, each in place of one line or a part of it."""
     text = (PACKAGE / file).read_text(encoding="utf-8")
@@ -96,7 +107,9 @@ def faults_of(file: Path) -> list[Fault]:
     for line in text.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     faults = []
-    for node in ast.walk(ast.parse(text)):
+    for node, inside in nodes(ast.parse(text)):
+        if isinstance(node, ast.Constant) and not inside:
+            continue
         for place, after in changes(node, text):
             before = ast.get_source_segment(text, place)
             if before and before != after and "\n" not in before:
