@@ -10,7 +10,6 @@ from torch import fx
 import minicompile as mc
 from minicompile.aot.levels import LevelGraph, verify
 from minicompile.errors import VerifyError
-from minicompile.ops.display import to_html
 from minicompile.options import Options
 from minicompile.passes.manager import graph_pass
 from tests.aot.helpers import compile_aot
@@ -117,18 +116,3 @@ def test_the_option_verifies_what_passes_leave():
         compile_aot(torch.sin, [torch.randn(3)])
         with pytest.raises(VerifyError, match=r"level prims: aten\.silu\.default .*has a rule"):
             compile_aot(torch.sin, [torch.randn(3)], options=Options(verify=True))
-
-
-def test_a_level_says_which_rules_led_to_it(levels):
-    full, core, prims = (str(levels.level(name)) for name in ("full", "core", "prims"))
-    assert full.startswith(f"# level full: {levels.level('full').op_count} operations: ")
-    assert "by its rule" not in full and "pointwise" in full and "fused" in full
-    assert "#   2 x aten.silu.default by its rule, from user.py:" in core
-    assert (
-        "#   1 x aten._softmax.default by its rule, from user.py:" in prims and "silu" not in prims
-    )
-    steps = [row[:2] for row in levels.level("core").steps]
-    assert ("aten.silu.default", 2) in steps and steps == sorted(steps, key=lambda r: -r[1])
-    page = to_html(levels.level("core"))
-    assert "replaced by its rule" in page and "aten.silu.default" in page and "user.py" in page
-    assert "replaced by its rule" in to_html(levels)

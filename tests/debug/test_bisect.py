@@ -164,16 +164,6 @@ def test_a_wrong_gradient_and_a_written_argument_count() -> None:
     assert torch.equal(given.nan_to_num(), WITH_NAN.nan_to_num())
 
 
-@pytest.mark.long
-def test_a_rule_used_twice_and_two_rules() -> None:
-    with planted("hot sigmoid"):
-        twice = mc.bisect(lambda x: torch.sigmoid(x * 900) + torch.sigmoid(x * 800), [INPUT])
-    assert twice.verdict.endswith("in several places: this is the first")
-    with planted("hot sigmoid", "lost nan"):
-        both = mc.bisect(lambda x: (torch.sigmoid(x * 900), torch.relu(x)), [WITH_NAN])
-    assert both.verdict.endswith("each for itself or together")
-
-
 def test_a_check_of_ones_own() -> None:
     with planted("half rotation"):
         found = mc.bisect(

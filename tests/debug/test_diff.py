@@ -154,12 +154,6 @@ def test_a_pass_names_what_it_took_away_and_switched_off_it_took_nothing(traced:
     assert [row.status for row in between.changes] == ["added", "changed"]
 
 
-def test_a_stage_alone_is_compared_with_the_stage_before_it(traced: Trace) -> None:
-    for stage, before in (("full", "capture"), ("prims", "core"), ("aot.backward", "prims")):
-        assert traced.diff(stage).rows == traced.diff(before, stage).rows
-    assert {row.status for row in traced.diff("guards").rows} == {"added"}
-
-
 def test_a_decomposition_is_the_cause_of_what_it_made(traced: Trace) -> None:
     diff = traced.diff("core", "prims")
     made = [r for r in diff.rows if "aten._softmax.default" in r.cause and r.after is not None]

@@ -144,14 +144,6 @@ def test_another_process_starts_anew_and_leaves_other_files_alone(tmp_path: Path
     assert "fused_sin" not in (folder / "output_code.py").read_text()
 
 
-def test_a_folder_that_cannot_be_is_a_warning_and_no_more(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="an observer failed on start: ") as caught:
-        x = torch.ones(3)
-        assert torch.equal(compiled(lambda x: x + 1, tmp_path / "file" / "dump")(x), x + 1)
-    assert len(caught) == 1
-
-
 def test_the_environment_switches_it_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not Options().trace
     for value, on in (("1", True), ("0", False), ("", False), ("true", True), ("False", False)):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +10,7 @@ import torch
 import minicompile as mc
 from minicompile.codegen.plan import KernelPlan
 from minicompile.debug import variant
-from minicompile.debug.experiment import Outcome, tile_refusal
-from minicompile.debug.why import totals
+from minicompile.debug.experiment import Outcome
 from minicompile.errors import OptionError
 from minicompile.extension import plan_rule
 from minicompile.ops.display import to_html
@@ -165,26 +162,6 @@ def test_tiles_that_a_kernel_can_take_are_taken_and_others_refused(
         assert f"tile {axis} = {size}: " in refused and good(outcome)
 
 
-def triton_plan(fn: Any, x: torch.Tensor) -> KernelPlan:
-    """As for a GPU: the plan alone, which nobody runs."""
-    plan: KernelPlan = mc.trace(mc.compile(fn, options={"device_codegen": "triton"}), x).plans[0]
-    return replace(plan, device=torch.device("cuda"))
-
-
-def test_tiles_of_triton_kernels_have_limits_of_their_own() -> None:
-    pointwise = triton_plan(lambda x: x + 1, X)
-    assert tile_refusal(pointwise, "x", 256) == ""
-    assert "powers of two" in tile_refusal(pointwise, "x", 96)
-    assert "hold at most" in tile_refusal(pointwise, "x", 1 << 21)
-    row = triton_plan(lambda x: x.softmax(-1), X)
-    assert row.reduction == "persistent" and tile_refusal(row, "x", 4) == ""
-    assert "holds whole rows" in tile_refusal(row, "r", 64)
-    (refused,) = (
-        mc.what_if(lambda x: x + 1, X).run(tiles={"x": 64}, device_codegen="triton").refused
-    )
-    assert "interpreter takes tiles of its own" in refused
-
-
 def test_backends_and_sizes_can_be_chosen() -> None:
     found = mc.what_if(scores, X)
     for backend, stages in (("eager", ["capture"]), ("aot_eager", ["capture", "aot"])):
@@ -260,18 +237,3 @@ def test_neither_the_target_nor_the_arguments_change() -> None:
     for name, value in layer.state_dict().items():
         assert torch.equal(value, state[name]), name
     assert all(p.grad is None for p in layer.parameters())
-
-
-def test_text_and_picture_show_both_sides() -> None:
-    outcome = mc.what_if(scores, X).run(forbid=[("buf0", "buf1")], tiles={"q": 2})
-    told, page = str(outcome), to_html(outcome)
-    assert told.startswith("what if of scores: forbid = [('buf0', 'buf1')], tiles = {'q': 2}\n")
-    assert "time, median of 2 calls" in told and "refused: tile q: no kernel has one" in told
-    for name, before, after in outcome.graphs["forward"][0].rows:
-        assert name in page and before in page and after in page
-    assert [before for _, before, _ in outcome.graphs["forward"][0].rows] == [
-        *totals(outcome.before.graphs["forward"].schedule).values()
-    ]
-    for kernel in itertools.chain(*outcome.graphs["forward"][1]):
-        assert kernel.name in told and kernel.name in page
-    assert "0x" not in told and "<script" not in page

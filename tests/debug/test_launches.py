@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -13,10 +12,8 @@ from torch import nn
 import minicompile as mc
 from minicompile.debug.launches import Instrumented, Timeline
 from minicompile.debug.variant import Case
-from minicompile.ops.display import to_html
 from minicompile.options import Options
 from minicompile.scheduling.nodes import ExternKernelSchedulerNode
-from tests.show.test_views import parsed
 
 
 class Small(nn.Module):
@@ -98,17 +95,3 @@ def test_what_is_not_compiled_says_so() -> None:
 
     with pytest.raises(mc.Unsupported, match=r"mc\.explain"):
         mc.launches(generator, torch.ones(2), repeats=1)
-
-
-def test_it_shows_itself_with_a_bar_for_each_step(found: list[Timeline]) -> None:
-    page = to_html(found)
-    parsed(page + page)
-    pictures = [part.split("</svg>")[0] + "</svg>" for part in page.split("<svg")[1:]]
-    for timeline, picture in zip(found, pictures, strict=True):
-        drawn: Any = ElementTree.fromstring("<svg" + picture)
-        titles = [rect.find("title").text for rect in drawn.findall("rect")]
-        assert len(titles) == len(timeline.launches)
-        assert all(title.startswith(str(step)) for title, step in zip(titles, timeline.launches))
-    assert str(found).count("kernel    cpp_fused") == sum(
-        step.kind == "kernel" for t in found for step in t.launches
-    )

@@ -14,7 +14,6 @@ import torch
 import minicompile as mc
 from minicompile.dynamo import dispatch
 from minicompile.dynamo.interpreter import bytecode
-from minicompile.extension import decompose
 from minicompile.lessons.exercise import (
     VERDICT,
     Lesson,
@@ -168,27 +167,6 @@ def test_a_released_cell_is_not_answered(text: str):
         try_answer(lesson_about(doubles, [1], [5]), cell(text))
 
 
-def relus(run: Run, relu: Callable[..., Any]) -> str:
-    with mc.scoped():
-        decompose(torch.ops.aten.relu.default, to="prims")(relu)
-        x = torch.randn(3)
-        run.close(mc.compile(torch.relu)(x), torch.relu(x), "relu")
-        mc.trace(torch.relu, x)
-    return "a rule"
-
-
-@pytest.mark.parametrize(
-    ("body", "verdict"),
-    [("raise NotImplementedError", "no answer yet"), ("x.nothing", "has no attribute 'nothing'")],
-)
-def test_the_error_of_an_answer_inside_the_compiler_is_told_once(
-    body: str, verdict: str, recwarn: pytest.WarningsRecorder
-):
-    with pytest.raises(Wrong, match=verdict):
-        try_answer(lesson_about(relus, [1], [5]), cell(f"def relu(x):\n    {body}\n"))
-    assert not [one for one in recwarn if "runs in eager" in str(one.message)]
-
-
 def test_an_exception_names_the_line_of_the_answer():
     namespace = cell("def double(n):\n    half = n / (n - 1)\n    return half * 4\n")
     with pytest.raises(Wrong) as wrong:
@@ -247,18 +225,6 @@ def test_an_error_of_an_answer_is_sent_as_text():
     lesson = lesson_about(doubles, [1], [])
     with pytest.raises(NotAnswered):
         judged(lesson, sent_by(lesson, "def double(n):\n    raise NotImplementedError\n"))
-
-
-def test_what_an_answer_draws_changes_no_later_input():
-    def draws(run: Run, double: Callable[..., Any]) -> str:
-        for _ in run.cases:
-            x = torch.randn(3)
-            run.close(double(x), x + x, "double")
-        return "drawn"
-
-    lesson = lesson_about(draws, [1, 2], [])
-    sent = sent_by(lesson, "def double(x):\n    torch.randn(7)\n    return 2 * x\n")
-    assert judged(lesson, sent) == "drawn"
 
 
 # -- names an answer may not use

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from minicompile.errors import MinicompileError
 from notebooks import glossary, lint
 from notebooks.build import read_source
 from notebooks.reading import read_course
@@ -408,12 +407,6 @@ def test_what_is_in_order_is_not_reported(text: str, tmp_path: Path) -> None:
     assert findings(tmp_path, fine) == []
 
 
-def test_cells_of_one_name_are_refused(tmp_path: Path) -> None:
-    twice = FILES[LESSON].replace('name="second-picture"', 'name="first-picture"')
-    with pytest.raises(MinicompileError, match="several cells are called first-picture"):
-        findings(tmp_path, {**FILES, LESSON: twice})
-
-
 def test_the_glossary_links_term_lesson_and_file_in_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -430,9 +423,3 @@ def test_the_glossary_links_term_lesson_and_file_in_order(
     assert row in text
     assert text.index("| Alias |") < text.index("| guard |") < text.index("| bytes read |")
     assert "(https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/guards.py)" in text
-
-
-def test_a_term_of_two_lessons_belongs_to_the_first(tmp_path: Path) -> None:
-    files = {**FILES, "notebooks/terms/05.toml": TERMS.replace("A condition", "A second condition")}
-    terms = glossary.read_glossary(write(tmp_path, files)).terms
-    assert [(term.lesson, term.name) for term in terms] == [("00", "guard")]

@@ -160,11 +160,3 @@ def test_places_are_the_same_on_every_machine(
     assert short_file(str(tmp_path / "nowhere" / "m.py")) == "m.py"
     monkeypatch.syspath_prepend(str(tmp_path))
     assert short_file(str(tmp_path / "package" / "m.py")) == "package/m.py"
-
-
-def test_a_function_without_source_is_shown_by_its_line_numbers() -> None:
-    scope: dict[str, Any] = {}
-    exec("def f(x):\n    return x + 1", scope)
-    [section] = mc.trace(scope["f"], torch.ones(2)).explore().pane("source").sections
-    assert [piece.text for piece in section.pieces] == ["line 2, whose source is not there"]
-    assert str(mc.launches(scope["f"], torch.ones(2))).startswith("forward of f")

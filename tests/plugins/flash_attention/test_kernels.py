@@ -195,26 +195,6 @@ def test_large_products_leave_one_weight(dtype: torch.dtype, size: float) -> Non
     assert all(a <= 2 * b for a, b in zip(errors(compiled(fn), fn, [*given, v, v]), limits))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "more",
-    [
-        lambda s, hidden: s + torch.tanh(s),
-        lambda s, hidden: s + s.masked_fill(hidden, -torch.inf),
-    ],
-)
-def test_scores_that_are_used_twice_are_looked_at_once(more: Function) -> None:
-    """Else thirty such steps would take a billion looks."""
-
-    def score(s: Tensor) -> Tensor:
-        i, j = positions(s)
-        for _ in range(30):
-            s = more(s, j > i)
-        return s
-
-    assert len(kernel_texts(partial(attention, score), made(40, 40, 16)[:3])) == 3
-
-
 def filled_in_part(s: Tensor, bias: Tensor) -> Tensor:
     low = bias * 2
     low[:, :3] = -5.0

@@ -22,7 +22,6 @@ from torch import Tensor
 import minicompile as mc
 from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule
 from minicompile.debug.gpu_assembly import cross_compile
-from minicompile.lowering.ir import Template
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
@@ -321,13 +320,6 @@ def test_without_the_plugin_a_product_is_the_librarys_even_without_a_library() -
 
 
 # -- the reference
-
-
-def test_the_reference_interpreter_runs_templates() -> None:
-    args = given((40, 64), (48, 64), (48,), dtype=BF16)
-    found = stages(gelu, *args, device_codegen="reference")
-    assert any(isinstance(getattr(b, "loops", None), Template) for b in found.loops.operations)
-    assert_right(tuned(gelu, device_codegen="reference")(*args), gelu, *args)
 
 
 # -- plug-ins

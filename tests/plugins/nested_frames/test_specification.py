@@ -158,21 +158,6 @@ def test_torch_the_standard_library_and_generators_are_left_alone() -> None:
 
 
 @needs_hook
-def test_what_a_notebook_prints_with_is_left_alone() -> None:
-    namespace: dict[str, Any] = {"__name__": "ipykernel.iostream", "helper": helper}
-    exec("def write(a):\n    return helper(a)", namespace)
-    write = namespace["write"]
-
-    def printing(a: torch.Tensor) -> Any:
-        a.frac()
-        return write(a)
-
-    run = in_eager(printing)
-    assert equal(run(x), helper(x))
-    assert nested(run) == {}
-
-
-@needs_hook
 def test_refused_functions_run_as_they_are_and_say_why() -> None:
     def refused(a: torch.Tensor) -> Any:
         a.frac()
