@@ -45,22 +45,6 @@ def test_backward_nodes_take_their_origins_from_the_forward_line():
     assert cos.meta["phase"] == "backward" and origins_of(cos) == origins_of(sin)
 
 
-def test_a_constant_changes_only_nodes_of_its_line():
-    def program(constant):
-        def fn(x):
-            y = x.sin()
-            z = y * constant
-            return z.exp()
-
-        return compile_aot(fn, [leaf(3)])[1]
-
-    one, other = program(2.0), program(3.0)
-    for name in ("full", "core", "prims"):
-        for a, b in zip(one.level(name).nodes, other.level(name).nodes, strict=True):
-            if str(a.args) != str(b.args):
-                assert "mul" in {origin.target for origin in origins_of(a)}
-
-
 # Partition
 
 

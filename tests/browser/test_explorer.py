@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -214,30 +213,3 @@ def test_rooms_and_menus_choose_up_to_four_panes(show: Open, trace: Trace) -> No
     page.locator(".room[data-p=loops]").press("Enter")
     pressed = page.locator(".room[aria-pressed=true]")
     assert pressed.count() == 3 and opened(page) == ["bytecode", "kernels", "wrapper"]
-
-
-def test_a_trace_of_36000_lines_opens_in_three_seconds(pages: Pages, tmp_path: Path) -> None:
-    """As many as a training step of a 12-layer GPT-2 has, all different."""
-    trace = example.trace()
-    origins = [
-        Origin(f"op{n}", "torch.relu", next(iter(operation(trace, "relu"))).stack)
-        for n in range(600)
-    ]
-    for graph in trace.graphs.values():
-        graph.kernels[0].lines[:] = [
-            CodeLine(
-                f"    float tmp{n} = in_ptr{n % 7}[{n} * x0 + x1] * {n}.5f;",
-                frozenset({origins[n % 600]}),
-            )
-            for n in range(18_000)
-        ]
-    page = trace.save(tmp_path)
-    assert page.stat().st_size < 15_000_000
-    start = time.perf_counter()
-    window = pages.open(page.as_uri())
-    line(window, "kernels", 5).hover()
-    window.wait_for_selector(".ln.hot")
-    seconds = time.perf_counter() - start
-    assert len([at for at in lit(window) if at[0] == "kernels"]) == 60
-    window.close()
-    assert seconds < 3

@@ -187,11 +187,8 @@ def test_it_starts_from_the_options_of_a_compiled_function() -> None:
     [
         ({"forbid": [("buf0", "nowhere")]}, ValueError, "nowhere is not known; known: buf0"),
         ({"forbid": ("buf0", "buf1")}, OptionError, "fuse and forbid take pairs of names"),
-        ({"fuse": [("buf0",)]}, OptionError, "fuse and forbid take pairs of names"),
         ({"nothing": 1}, OptionError, "no option 'nothing'"),
-        ({"inline": "sometimes"}, OptionError, "option inline can't be 'sometimes'"),
         ({"backend": "mine"}, OptionError, "no backend 'mine'"),
-        ({"device_codegen": "cobol"}, OptionError, "no code generator 'cobol'"),
         ({"forbid": [("buf0", "buf1")], "graph": "backward"}, OptionError, "no backward graph"),
     ],
     ids=str,

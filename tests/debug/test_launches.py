@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -70,23 +69,6 @@ def test_the_answer_is_that_of_the_compiled_call() -> None:
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
     assert [graph.graph for graph in measured.graphs] == ["forward", "backward"]
     assert [len(graph.runs) for graph in measured.graphs] == [1, 1]
-
-
-def test_nothing_of_the_callers_changes() -> None:
-    calls = Counter[str]()
-
-    def step(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        calls["run"] += 1
-        seen.add_(1)
-        return torch.nn.functional.dropout(x * 2, 0.5)
-
-    compiled = mc.compile(step)
-    x, seen = torch.ones(4, requires_grad=True), torch.zeros(2)
-    state = torch.get_rng_state()
-    mc.launches(compiled, x, seen, repeats=2)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(seen, torch.zeros(2)) and x.grad is None
-    assert mc.explain(compiled)(x, seen).compiled_calls == 1, "only the call of explain itself"
 
 
 def test_what_is_not_compiled_says_so() -> None:

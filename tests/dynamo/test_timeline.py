@@ -11,7 +11,6 @@ import minicompile as mc
 from minicompile.dynamo.history import Timeline
 from minicompile.errors import OptionError
 from minicompile.ops.display import to_html
-from tests.plugins.nested_frames.test_specification import eager_loop, in_eager, needs_hook
 
 
 def grow(x: torch.Tensor, k: float) -> torch.Tensor:
@@ -82,33 +81,6 @@ def test_calls_in_eager_say_why_and_the_limit_is_told() -> None:
     assert [failure.version for failure in last.failures] == [1, 2]
     assert answered == {0: 2, 1: 1, 2: 0}
     assert "calls 3 to 5: 2 in eager, 1 by version 1" in str(timeline)
-
-
-def test_resumed_frames_have_timelines_by_name() -> None:
-    def cut(x: torch.Tensor) -> torch.Tensor:
-        y = x + 1
-        print(end="")
-        return y.relu()
-
-    run = mc.compile(cut, backend="eager")
-    for size in (3, 4, 5):
-        run(torch.ones(size))
-    own, rest = mc.timeline(run)
-    assert (own.name, rest.name) == (cut.__qualname__, f"{cut.__qualname__}, resumed")
-    assert [miss.symbolic for miss in rest.misses] == [(), ("y.size(0)",)]
-    assert rest.answered == {0: 0, 1: 1, 2: 2}
-
-
-@needs_hook
-def test_nested_frames_have_timelines_by_name() -> None:
-    run = in_eager(eager_loop)
-    for _ in range(3):
-        run(torch.ones(3))
-    own, inner = mc.timeline(run)
-    assert own.answered == {0: 3} and [miss.made for miss in own.misses] == [0]
-    assert own.misses[0].why is not None and "in eager: " in str(own)
-    assert inner.name == "helper" and [miss.made for miss in inner.misses] == [1, 2]
-    assert sum(inner.answered.values()) == 6
 
 
 def test_what_was_not_compiled_has_no_timeline() -> None:

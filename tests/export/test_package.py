@@ -115,6 +115,24 @@ def test_convolutions_of_every_kind_are_those_of_eager(tmp_path: Path) -> None:
         torch.testing.assert_close(package(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+def products(a: Tensor, b: Tensor, c: Tensor) -> list[Tensor]:
+    rows, columns = a.mT.contiguous(), a.repeat_interleave(2, 2)[..., ::2]
+    return [
+        a @ b,
+        rows.mT @ b,
+        columns @ b,
+        a @ b.mT.contiguous().mT,
+        torch.baddbmm(c, a, b, beta=0.5, alpha=2),
+    ]
+
+
+@pytest.mark.long
+def test_products_of_every_layout_are_those_of_eager(tmp_path: Path) -> None:
+    given = torch.randn(2, 290, 20), torch.randn(2, 20, 33), torch.randn(2, 290, 33)
+    package = mc.load_package(mc.aot_package(mc.export(products, given), tmp_path / "package"))
+    torch.testing.assert_close(package(*given), products(*given), rtol=1e-4, atol=1e-4)
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_package(tmp_path_factory.mktemp("small") / "gpt")

@@ -54,22 +54,6 @@ def test_every_pair_of_the_lesson_model_has_an_answer_that_is_true(lesson: Any, 
             check_fused(found, decision)
 
 
-def test_answers_are_the_same_both_ways_and_for_kernels(lesson: Any) -> None:
-    found = lesson.schedule
-    one, other = found.kernels[0], found.kernels[1]
-    ways = [
-        found.why(*pair).decision.reason
-        for pair in ((one.name, other.name), (other.name, one.name))
-    ]
-    assert ways[0] == ways[1]
-    assert found.why("kernel 0", other.name).decision.reason == ways[0]
-    assert found.why(one.nodes[0].name, "kernel 0").same_kernel
-    with pytest.raises(ValueError, match="is given from outside"):
-        found.why(found.graph.inputs[1].name, one.name)
-    with pytest.raises(ValueError, match="nowhere is not known; known: buf0"):
-        found.why("nowhere", one.name)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(200))
 def test_every_pair_of_a_random_graph_has_a_true_answer(seed: int) -> None:

@@ -104,12 +104,3 @@ def test_what_is_saved_is_framed_and_what_the_backward_computes_again_is_marked(
     inputs = {node.name for node in aot.joint.nodes if node.op == "placeholder"}
     for value in (v for v in aot.partition.saved if v.name not in inputs):
         assert f"▬ saved for backward, {bytes_text(value.bytes or 0)}" in page
-
-
-def test_long_functions_without_modules_fold_by_line() -> None:
-    scope: dict[str, Any] = {}
-    line = "    x = x" + ".relu()" * 10 + "\n"
-    exec("def f(x):\n" + line * 9 + "    return x", scope)
-    page = to_html(mc.trace(scope["f"], torch.ones(4)).capture.graph)
-    lines = re.findall(r"<summary><code>\S+:(\d+)</code> <small>10 operations", page)
-    assert lines == [str(number) for number in range(2, 11)]
