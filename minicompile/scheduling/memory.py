@@ -199,7 +199,9 @@ def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[
     decisions: list[InPlaceDecision] = []
     for life in alive.lives:
         node, candidates = nodes[life.born], dying[life.born, life.key]
-        for old in list(candidates) if isinstance(node, FusedSchedulerNode) else ():
+        if not isinstance(node, FusedSchedulerNode):
+            continue
+        for old in list(candidates):
             decisions.append(in_place_decision(node, life.born, old, life.name))
             if decisions[-1].done:
                 candidates.remove(old)

@@ -101,7 +101,7 @@ def test_a_policy_of_the_users_own_changes_the_result_and_wishes_overrule_it() -
         assert kernels(found.run()) == (2, 2), "compiled anew with the new rule"
         assert kernels(found.run(fuse=[("buf0", "buf1")])) == (2, 1)
     assert kernels(found.run()) == (1, 1)
-    assert FusionPolicy().wishes.fuse == ()
+    assert FusionPolicy().wishes == ()
 
 
 def test_wishes_are_about_one_graph() -> None:
