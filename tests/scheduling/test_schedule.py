@@ -239,7 +239,7 @@ def a_gather_from_elsewhere_fuses_with_its_user(b: GraphBuilder) -> T:
     return b.add(b.gather(table, rows), w)
 
 
-complete = "complete only when all of its scatter has run"
+complete = "which others use"
 
 
 @becomes(3, why={"buf3 buf4": complete})
