@@ -13,15 +13,16 @@ from minicompile.aot.decompositions.registry import decompose
 from minicompile.compat import torch_decompositions
 from minicompile.ops.nodes import aten_ops
 
-OPERATORS = """
+TO_CORE = """
     _prelu_kernel.default _prelu_kernel_backward.default elu.default elu_backward.default glu.default
     glu_backward.default hardsigmoid.default hardswish.default hardswish_backward.default hardtanh.default
     hardtanh_backward.default leaky_relu.default leaky_relu_backward.default log_sigmoid_forward.default
     mish.default native_dropout_backward.default sigmoid_backward.default softplus.default
     softplus_backward.default tanh_backward.default threshold.default threshold_backward.default
 
-    binary_cross_entropy_backward.default binary_cross_entropy_with_logits.default
-    mse_loss.default
+    binary_cross_entropy.default binary_cross_entropy_backward.default
+    binary_cross_entropy_with_logits.default huber_loss.default mse_loss.default
+    smooth_l1_loss.default
 
     _fused_rms_norm_backward.default _safe_softmax.default aminmax.default count_nonzero.default
     count_nonzero.dim_IntList dot.default logsumexp.default std_mean.correction trace.default
@@ -37,8 +38,20 @@ OPERATORS = """
 
     _unsafe_index.Tensor _unsafe_index_put.default block_diag.default diag_embed.default
     diagonal_backward.default index_fill.int_Scalar index_fill.int_Tensor
-    pixel_shuffle.default pixel_unshuffle.default repeat.default rot90.default select_backward.default
+    pixel_shuffle.default pixel_unshuffle.default repeat.default roll.default rot90.default select_backward.default
     slice_backward.default take.default transpose.int tril.default triu.default unsafe_split.Tensor"""
 
-for _op in sorted(aten_ops(OPERATORS) & torch_decompositions.keys(), key=str):
-    decompose(_op, to="core")(torch_decompositions[_op])
+TO_PRIMS = """
+    native_group_norm.default native_group_norm_backward.default
+    index_add.default index_copy.default"""
+
+WIDE = "nll_loss_forward.default nll_loss2d_forward.default"
+"""Half types are computed in float32."""
+
+for _names, _to, _wide in (
+    (TO_CORE, "core", False),
+    (TO_PRIMS, "prims", False),
+    (WIDE, "core", True),
+):
+    for _op in sorted(aten_ops(_names) & torch_decompositions.keys(), key=str):
+        decompose(_op, to=_to, wide=_wide)(torch_decompositions[_op])
