@@ -37,13 +37,16 @@ TO_CORE = """
     new_zeros.default ones.default ones_like.default zero.default zeros.default zeros_like.default
 
     _unsafe_index.Tensor _unsafe_index_put.default block_diag.default diag_embed.default
-    diagonal_backward.default index_fill.int_Scalar index_fill.int_Tensor
-    pixel_shuffle.default pixel_unshuffle.default repeat.default roll.default rot90.default select_backward.default
-    slice_backward.default take.default transpose.int tril.default triu.default unsafe_split.Tensor"""
+    diagonal_backward.default index_fill.int_Scalar index_fill.int_Tensor pixel_shuffle.default
+    pixel_unshuffle.default repeat.default roll.default rot90.default select_backward.default
+    slice_backward.default take.default transpose.int tril.default triu.default unsafe_split.Tensor
+
+    _unsafe_view.default squeeze.default stack.default t.default"""
 
 TO_PRIMS = """
     native_group_norm.default native_group_norm_backward.default
-    index_add.default index_copy.default"""
+    index_add.default index_copy.default
+    clamp.Tensor arange.start_step pow.Scalar"""
 
 WIDE = "nll_loss_forward.default nll_loss2d_forward.default"
 """Half types are computed in float32."""

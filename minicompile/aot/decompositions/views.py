@@ -31,12 +31,8 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
 
 formulas(
     {
-        aten.t.default: lambda x: x.permute([1, 0]) if x.dim() == 2 else x,
         aten.detach.default: lambda x: x,
-        aten._unsafe_view.default: lambda x, size: x.view(size),
-        aten.squeeze.default: lambda x: x.squeeze([d for d, n in enumerate(x.shape) if n == 1]),
         aten.unbind.int: lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],
-        aten.stack.default: lambda xs, dim=0: torch.cat([x.unsqueeze(dim) for x in xs], dim),
     },
     wide=False,
 )
