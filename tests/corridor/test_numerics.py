@@ -113,8 +113,6 @@ def test_results_are_eagers(language: str, name: str) -> None:
 
 
 INDEXED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "index_add": lambda x, i: x.index_add(0, i, x[:1]),
-    "index_copy": lambda x, i: x.index_copy(0, i, x[:1]),
     "index_select": lambda x, i: x.index_select(0, i),
     "embedding": lambda x, i: F.embedding(i, x),
 }

@@ -1,5 +1,5 @@
-"""Losses: softmax and its logarithm (stable: the maximum is subtracted first), the negative log
-likelihood on top of them, and elementwise losses: a formula per element, then none, mean or sum."""
+"""Losses: softmax and its logarithm (stable: the maximum is subtracted first), the gradient of the negative
+log likelihood on top of them, and of elementwise losses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import torch
 from torch import Tensor, exp, log, where
 
 from minicompile.aot.decompositions.registry import Maybe, decompose, formulas
+from minicompile.compat import torch_decompositions
 
 aten = torch.ops.aten
 
-NONE, MEAN, SUM = 0, 1, 2
-"""ATen's numbers for `reduction`."""
-
-SMALLEST_LOG = -100.0
-"""Binary cross entropy clamps logarithms here, so that log(0) stays finite."""
+MEAN = 1
+"""ATen's number for `reduction="mean"`."""
 
 
 # Softmax -----------------------------------------------------------------------------------------
@@ -64,6 +62,15 @@ def nll_loss_backward(
     if weight is not None:
         slope = slope * along_classes(weight, x)
     return where(chosen, slope, 0.0).expand(x.shape)
+
+
+@decompose(aten.huber_loss.default, to="core")
+def huber(x: Tensor, y: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
+    """torch's formula, where eager's result has the promoted dtype."""
+    if x.dtype is not y.dtype:
+        return NotImplemented
+    loss: Tensor = torch_decompositions[aten.huber_loss.default](x, y, reduction, delta)
+    return loss
 
 
 def slope(grad: Tensor, x: Tensor, reduction: int) -> Tensor:

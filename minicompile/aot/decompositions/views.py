@@ -5,6 +5,7 @@ their derivatives; operators that only move elements, written with them.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,18 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
     count = int((length + size - 1) // size) if length != 0 else 1
     sizes = [size] * (count - 1)
     return aten.split_with_sizes.default(x, [*sizes, length - size * (count - 1)], dim)
+
+
+@decompose(aten.roll.default, to="core")
+def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """Two slices in the other order; torch's rule gathers."""
+    if not dims:
+        return roll(x.flatten(), shifts, [0]).view(x.shape)
+    for shift, dim in zip(shifts, dims):
+        if (size := x.shape[dim]) != 0:
+            start = (size - shift) % size
+            x = torch.cat([x.narrow(dim, start, size - start), x.narrow(dim, 0, start)], dim)
+    return x
 
 
 formulas(
