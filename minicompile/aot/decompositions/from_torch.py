@@ -27,7 +27,7 @@ CORE = """
     mish.default native_dropout_backward.default sigmoid_backward.default softplus.default
     softplus_backward.default tanh_backward.default threshold.default threshold_backward.default
 
-    binary_cross_entropy.default binary_cross_entropy_backward.default
+    binary_cross_entropy_backward.default
     binary_cross_entropy_with_logits.default mse_loss.default
     smooth_l1_loss.default
 
