@@ -150,7 +150,7 @@ class Functionalizer:
         return functional_variant(target) if is_inplace_view(target) else target, args, kwargs
 
     def apply_view(self, node: fx.Node, base: torch.Tensor) -> Any:
-        if node.target is aten.as_strided.default:
+        if node.target in (aten.as_strided.default, operator.getitem):
             return self.place(self.memory(node), node)
         target, args, kwargs = self.view_call(node)
         return target(base, *args, **kwargs)
@@ -208,6 +208,8 @@ class Functionalizer:
 
     def has_inverse(self, view: fx.Node) -> bool:
         """May a write be carried through the view by its operator's inverse?"""
+        if view.target is operator.getitem:
+            return False
         return self.view_call(view)[0] in inverse and not overlaps(view.meta["val"])
 
     # Going through the old graph
@@ -264,15 +266,17 @@ class Functionalizer:
         self.values[node] = (value, storage.version)
 
     def visit_getitem(self, node: fx.Node) -> None:
-        """Part of a result with several tensors: a new one, or an argument that the operator wrote to."""
+        """Part of a result with several tensors: possibly a view, or an argument that was written to."""
         whole, index = node.args
         assert isinstance(whole, fx.Node) and isinstance(index, int)
-        if self.storage(node) is None:
+        storage = self.storage(node)
+        if storage is None:
             self.new_root(node, self.values[whole][0][index])
         elif whole in self.same_as:
             self.same_as[node] = self.viewed(whole, node.meta["storage"])
         else:
-            raise Unsupported(f"{whole.target} returns several views at once", user_line(node))
+            self.view_of[node] = self.viewed(whole, node.meta["storage"])
+            self.values[node] = (self.values[whole][0][index], storage.version)
 
     # Operators that write
 

@@ -180,14 +180,20 @@ def test_a_write_into_several_tensors():
         compile_aot(twice, [torch.randn(3, 2)])
 
 
-def test_several_views_that_a_users_operator_returns_at_once_are_refused():
+def test_views_of_a_users_operator_are_followed_by_their_place_in_memory():
     with torch.library._scoped_library("mini_views", "DEF") as library:
         library.define("halves(Tensor(a) x) -> (Tensor(a), Tensor(a))")
         for key in ("CompositeExplicitAutograd", "Meta"):
             library.impl("halves", lambda x: (x[:2], x[2:]), key)
 
-        with pytest.raises(Unsupported, match="several views at once"):
-            compile_aot(lambda x: torch.ops.mini_views.halves(x * 2)[0] + 1, [torch.randn(4, 3)])
+        def fn(x):
+            y = x * 2
+            upper, lower = torch.ops.mini_views.halves(y)
+            y.add_(1)
+            lower.mul_(3)
+            return upper + 1, lower.sin(), y.cos()
+
+        assert_like_eager(fn, [torch.randn(4, 3)])
 
 
 @pytest.mark.parametrize("write", [lambda x: x.div_(2), lambda x: torch.mean(x + 0.5, out=x[0])])
