@@ -143,8 +143,6 @@ def test_every_kind_of_operand_in_one_program(language: str) -> None:
 
 
 INDEXED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "index_add": lambda x, i: x.index_add(0, i, x[:1]),
-    "index_copy": lambda x, i: x.index_copy(0, i, x[:1]),
     "index_select": lambda x, i: x.index_select(0, i),
     "embedding": lambda x, i: F.embedding(i, x),
 }
