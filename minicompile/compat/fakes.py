@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from minicompile.compat.dispatch import Unwrapped, no_dispatch_modes
+from minicompile.compat.dispatch import Unwrapped
 from minicompile.compat.graphs import tree_leaves
 from minicompile.compat.memory import storage_id
 from minicompile.compat.private import lookup, relies_on, take
 from minicompile.errors import Unsupported
-from minicompile.ops.eager_checks import check_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
     as_row_major_view,
@@ -145,10 +144,11 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         return found
 
     def computed(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Return a call's results as torch's fake kernels have them, with eager's errors and layouts."""
-        check_arguments(func, args, kwargs, no_dispatch_modes)
+        """Return a call's results as torch's fake kernels have them, with eager's layouts."""
         run = super().dispatch
         if not self.static_shapes:
+            if func is torch.ops.aten.select.int and SLICES_NEED_ENV:
+                check_selected(*args)
             if func is torch.ops.aten.slice.Tensor and SLICES_NEED_ENV:
                 return slice_of(*args, **(kwargs or {}))
             if func in UPSAMPLED_GRADIENTS:
@@ -216,6 +216,12 @@ SLICES_NEED_ENV = release(torch.__version__) < (2, 13)
 if SLICES_NEED_ENV and relies_on("torch._meta_registrations.div_rtn", "speed", replaced=True):
     # The sizes that pooling gives: its rounding down asks for the sign of a remainder, `//` does not.
     lookup("torch._meta_registrations").div_rtn = operator.floordiv
+
+
+def check_selected(x: torch.Tensor, dim: int, position: Any) -> None:
+    """Refuse positions outside of a dimension, which torch 2.11's symbolic fakes allow."""
+    if x.dim() and not -x.shape[dim] <= position < x.shape[dim]:
+        raise IndexError(f"select(): index {position} out of range for dimension {dim}")
 
 
 def slice_of(

@@ -29,8 +29,6 @@ VIEWS = {
     "expand": lambda x: x[:, :1].expand(4, 7, 5),
     "expand rank": lambda x: x.expand(2, 4, 6, 5),
     "flip": lambda x: x.flip(0, 2),
-    "diagonal": lambda x: x.diagonal(1, 0, 1),
-    "unfold": lambda x: x.unfold(1, 3, 2),
     "unbind": lambda x: x.unbind(1)[2],
     "split list": lambda x: x.split([1, 3, 2], 1)[1],
     "chunk": lambda x: x.chunk(4, 1)[-1],
