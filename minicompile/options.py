@@ -70,13 +70,6 @@ def bisection() -> tuple[str, str]:
     return os.environ.get("MINICOMPILE_BISECT", ""), os.environ.get("MINICOMPILE_BISECT_REPORT", "")
 
 
-def compiler_variables() -> str:
-    """The environment variables that change what a C compiler makes of a source."""
-    paths = ("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH")
-    names = (*paths, "GCC_EXEC_PREFIX", "SDKROOT")
-    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
-
-
 def triton_variables() -> str:
     """The environment variables that change what Triton makes of a kernel."""
     names = (
