@@ -145,9 +145,6 @@ class Options:
         budget = self.memory_budget
         if budget is not None and not (type(budget) in (int, float) and 0 <= budget <= 1):
             raise OptionError(f"option memory_budget can't be {budget!r}: None or from 0 to 1")
-        names = self.disable_passes
-        if not isinstance(names, tuple | list | set | frozenset):
-            raise OptionError(f"option disable_passes can't be {names!r}: a tuple of names")
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {
