@@ -165,9 +165,9 @@ class World(Interpreter):
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """The operation that is registered under a name."""
-        if name not in operations.rules:
+        if name not in operations:
             raise AttributeError(name)
-        meaning = self.__dict__[name] = types.MethodType(operations.rules[name], self)
+        meaning = self.__dict__[name] = types.MethodType(operations[name], self)
         return meaning
 
     # -- running frames

@@ -258,12 +258,12 @@ def test_rules_are_taken_away_for_the_check_and_those_of_the_answer_go_with_it(r
         run.expect(right, True, "a rule")
         return "seen"
 
-    before = dict(bytecode.rules)
+    before = dict(bytecode.records)
     lesson = lesson_about(looks, [], [], without=["bytecode:BINARY_OP"])
     answer = {"add_rule": lambda: bytecode("BINARY_OP", "MY_OWN")(len)}  # type: ignore[arg-type]
     with contextlib.nullcontext() if right else pytest.raises(Wrong):
         try_answer(lesson, answer)
-    assert bytecode.rules == before
+    assert bytecode.records == before
 
 
 def test_a_check_starts_from_an_empty_cache():

@@ -21,7 +21,7 @@ import torch
 import minicompile as mc
 from minicompile import pipeline
 from minicompile.__main__ import main
-from minicompile.ops import build, files, toolchain
+from minicompile.ops import build, files
 from minicompile.ops.build import start_build
 from minicompile.ops.toolchain import find_compiler
 from minicompile.options import Options, environment
@@ -60,19 +60,6 @@ def test_source_and_flags_are_part_of_the_key(tmp_path: Path, compilations: Any)
     assert start_build(SOURCE.replace("42", "43"), options(tmp_path)).result().answer() == 43
     start_build(SOURCE, options(tmp_path, cpp_flags=("-DX",))).result()
     assert len(compilations) == 3
-
-
-def test_headers_that_the_environment_names_are_part_of_the_key(
-    tmp_path: Path, compilations: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CPATH", str(tmp_path))
-    source = "#include <mine.h>\nlong mine(void) { return MINE; }\n"
-    (tmp_path / "mine.h").write_text("#define MINE 1\n")
-    assert start_build(source, options(tmp_path)).result().mine() == 1
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "mine.h").write_text("#define MINE 2\n")
-    monkeypatch.setenv("CPATH", str(tmp_path / "other"))
-    assert start_build(source, options(tmp_path)).result().mine() == 2
 
 
 # -- what lies in the cache is loaded only if it is whole and ours
@@ -245,30 +232,6 @@ def program(path: Path, text: str) -> str:
     path.write_text(text)
     path.chmod(0o755)
     return str(path)
-
-
-@pytest.mark.parametrize("change", ["none", "time", "content"])
-def test_a_compiler_that_changed_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    questions: list[list[str]] = []
-    real = subprocess.run
-
-    def counted(command: list[str], **kw: Any) -> Any:
-        questions.append(command)
-        return real(command, **kw)
-
-    monkeypatch.setattr(toolchain.subprocess, "run", counted)
-    path = tmp_path / "g++-99"
-    shutil.copy2(shutil.which("true") or "", path)
-    first = find_compiler(Options(cpp_compiler=str(path)))
-    info = path.stat()
-    if change == "content":
-        path.write_bytes(path.read_bytes() + b"more")
-    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns + (change == "time")))
-    again = find_compiler(Options(cpp_compiler=str(path)))
-    assert len(questions) == (1 if change == "none" else 2)
-    assert (again.identity == first.identity) == (change == "none")
 
 
 # -- from start to finish
