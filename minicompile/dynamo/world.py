@@ -46,8 +46,7 @@ call_rules: Registry[CallRule] = Registry(
 )
 """A function of a module that is imported late stands in it by module and name."""
 call_rules.modules += [
-    f"minicompile.dynamo.{name}"
-    for name in ("builtins", "library", "inference", "autograd_functions", "mapped_functions")
+    f"minicompile.dynamo.{name}" for name in ("builtins", "library", "inference")
 ]
 
 

@@ -4,8 +4,7 @@
     without_effects  refuses what such a function may not do while it is captured
 
 A target is called with the tensors that the function took from around itself (a tuple), and with the tensors
-that it was given. autograd_functions.py and mapped_functions.py make them; a plug-in does so of checkpointed
-functions.
+that it was given.
 The real compiler: torch/_dynamo/variables/higher_order_ops.py, torch/_functorch/autograd_function.py.
 """
 

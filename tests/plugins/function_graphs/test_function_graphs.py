@@ -403,3 +403,22 @@ def test_a_ctx_has_every_attribute_that_torch_gives_it_or_is_refused() -> None:
         x = torch.ones(3, requires_grad=True)
         call = minicompile.compile(lambda x: Asks.apply(x), backend="eager")
         assert equal(call(x), Asks.apply(x)), name
+
+
+@pytest.mark.parametrize("reason", ["autograd-function", "function-transform", "checkpoint"])
+def test_without_the_plugin_the_graph_ends_with_a_reason(reason: str) -> None:
+    calls: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "autograd-function": lambda x: Cubed.apply(x.sin()) * 2,
+        "function-transform": lambda x: torch.vmap(torch.sum)(x.sin()) * 2,
+        "checkpoint": lambda x: checkpoint(torch.exp, x.sin(), use_reentrant=False) * 2,
+    }
+    plugins = [p for p in minicompile.Options().plugins if p != "function_graphs"]
+    run = lenient(calls[reason], options={"plugins": plugins})
+    results = []
+    for call in run, calls[reason]:
+        x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+        y = call(x)
+        y.sum().backward()
+        results.append((y, x.grad))
+    assert equal(*results)
+    assert reason in {stop.id for stop in explained(run).breaks}

@@ -12,8 +12,8 @@ import torch
 
 from minicompile import compat
 from minicompile.dynamo.builtins import means
-from minicompile.dynamo.functions import Called, without_effects
 from minicompile.dynamo.world import World
+from minicompile.plugins.function_graphs.called import Called, without_effects
 
 
 class MappedFunction(Called):

@@ -11,9 +11,9 @@ import torch
 from torch.utils import checkpoint
 
 from minicompile import compat
-from minicompile.dynamo.functions import Called, without_effects
 from minicompile.dynamo.variables import is_constant
 from minicompile.dynamo.world import World, call_rules
+from minicompile.plugins.function_graphs.called import Called, without_effects
 
 
 class Checkpointed(Called):

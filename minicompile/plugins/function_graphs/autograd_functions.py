@@ -14,7 +14,6 @@ from torch.autograd.function import BackwardCFunction
 from minicompile import compat
 from minicompile.dynamo.builtins import means
 from minicompile.dynamo.calls import FIXED_TYPES
-from minicompile.dynamo.functions import Called, without_effects
 from minicompile.dynamo.guards import SourceCode, generate, types_from
 from minicompile.dynamo.recorder import Subgraph
 from minicompile.dynamo.result import Guard
@@ -22,6 +21,7 @@ from minicompile.dynamo.variables import is_constant
 from minicompile.dynamo.world import World, call_rules
 from minicompile.errors import MinicompileError
 from minicompile.ops.graph import Graph
+from minicompile.plugins.function_graphs.called import Called, without_effects
 
 Function: Any = torch.autograd.Function
 
