@@ -79,8 +79,6 @@ def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -
 
     def compile_with(capture: Capture) -> Callable[[list[Any]], Any]:
         run = function(capture.graph.gm, capture.fakes)
-        if not callable(run):
-            raise OptionError(f"the backend gave a {type(run).__name__}, not a callable")
         return lambda inputs: run(*inputs)
 
     return compile_with
@@ -117,12 +115,8 @@ def compile(
     compat.warn_if_untested()
     chosen = make_options(mode, options)
     check(chosen)
-    for name, value, kinds in (
-        ("fullgraph", fullgraph, (True, False)),
-        ("dynamic", dynamic, (True, False, None)),
-    ):
-        if not any(value is kind for kind in kinds):
-            raise OptionError(f"{name} must be one of {', '.join(map(repr, kinds))}, not {value!r}")
+    if dynamic not in (True, False, None):
+        raise OptionError(f"dynamic must be one of True, False, None, not {dynamic!r}")
     make = functools.partial(
         Dispatcher,
         backend=find_backend(backend, chosen),

@@ -70,13 +70,6 @@ def bisection() -> tuple[str, str]:
     return os.environ.get("MINICOMPILE_BISECT", ""), os.environ.get("MINICOMPILE_BISECT_REPORT", "")
 
 
-def compiler_variables() -> str:
-    """The environment variables that change what a C compiler makes of a source."""
-    paths = ("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH")
-    names = (*paths, "GCC_EXEC_PREFIX", "SDKROOT")
-    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
-
-
 def triton_variables() -> str:
     """The environment variables that change what Triton makes of a kernel."""
     names = (
@@ -152,9 +145,6 @@ class Options:
         budget = self.memory_budget
         if budget is not None and not (type(budget) in (int, float) and 0 <= budget <= 1):
             raise OptionError(f"option memory_budget can't be {budget!r}: None or from 0 to 1")
-        names = self.disable_passes
-        if not isinstance(names, tuple | list | set | frozenset):
-            raise OptionError(f"option disable_passes can't be {names!r}: a tuple of names")
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {

@@ -1,12 +1,13 @@
 """`python -m tests.mutation`: plant small faults in the core, one at a time, and see whether tests notice.
 
 A fault is a change of one place of one file: a comparison turned, a number off by one, operands swapped,
-`and` for `or`, a condition that no longer holds back what it guards. Files are drawn by their size in
+`and` for `or`, a condition that no longer holds back what it guards. Numbers outside of functions stay: most
+are measured choices, as of how much to unroll, and others are as right. Files are drawn by their size in
 tokens, places at random (`--seed`); `--faults FILE` plants those that an earlier run printed. The last
-`python -m tests.coverage` says which tests execute the faulty line: they run, those of its room first, then
-quick ones, until their times add up to `--seconds`. A fault in a line that none executes survives at once. A
-test notices a fault if it fails with it and passes without. Survivors are listed for a verdict by hand: a
-test is missing, the code is not needed, or nothing changes.
+`python -m tests.coverage` says which tests execute the faulty line: those of `make test` run, then the long
+ones; each time those of the fault's room first, then quick ones, until they add up to `--seconds`. A fault in
+a line that none executes survives at once. A test notices a fault if it fails with it and passes without.
+Survivors are listed for a verdict by hand: a test is missing, the code is not needed, or nothing changes.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Fault:
         return held
 
 
-def changes(node: ast.AST, text: str) -> Iterator[tuple[ast.AST, str]]:
+def changes(node: ast.AST, text: str) -> Iterator[tuple[ast.expr, str]]:
     """Yield what a node could be instead: the part of the tree, and the text in its place."""
 
     def part(of: ast.AST) -> str:
@@ -89,6 +90,16 @@ def changes(node: ast.AST, text: str) -> Iterator[tuple[ast.AST, str]]:
             yield test, "False"
 
 
+def nodes(tree: ast.AST, inside: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield every node, and whether it is in the body of a function."""
+    yield tree, inside
+    for name, part in ast.iter_fields(tree):
+        body = inside or (isinstance(tree, ast.FunctionDef) and name == "body")
+        for node in part if isinstance(part, list) else [part]:
+            if isinstance(node, ast.AST):
+                yield from nodes(node, body)
+
+
 def faults_of(file: Path) -> list[Fault]:
     """Return every fault that can be planted in a file, each in place of one line or a part of it."""
     text = (PACKAGE / file).read_text(encoding="utf-8")
@@ -96,7 +107,9 @@ def faults_of(file: Path) -> list[Fault]:
     for line in text.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     faults = []
-    for node in ast.walk(ast.parse(text)):
+    for node, inside in nodes(ast.parse(text)):
+        if isinstance(node, ast.Constant) and not inside:
+            continue
         for place, after in changes(node, text):
             before = ast.get_source_segment(text, place)
             if before and before != after and "\n" not in before:
@@ -146,28 +159,39 @@ def lines_to_ask_for(fault: Fault) -> set[int]:
     return {first_lines()[fault.file] + statement.lineno for statement in asked}
 
 
-def tests_for(faults: Sequence[Fault], seconds: float) -> dict[Fault, tuple[list[str], int]]:
-    """Return for each fault the tests to run, best first, and how many more execute its line."""
+@dataclass(frozen=True)
+class Tests:
+    """Tests that execute the line of a fault, in the order in which they run."""
+
+    names: list[str]
+    left_out: int
+    """How many more execute it: there is no time for them."""
+
+
+def tests_for(faults: Sequence[Fault], seconds: float) -> dict[Fault, tuple[Tests, Tests]]:
+    """Return for each fault what `make test` runs of the tests that may notice it, and what it leaves out."""
     asked = {fault: sorted(lines_to_ask_for(fault)) for fault in faults}
-    executing: dict[Fault, list[tuple[bool, float, str]]] = {fault: [] for fault in faults}
+    executing: dict[tuple[Fault, bool], list[tuple[bool, float, str]]] = defaultdict(list)
     for row in rows():
         marks = row.marks
         for fault, lines in asked.items():
             if row.test and any(marks[line] for line in lines):
                 elsewhere = not row.test.startswith(f"tests/{fault.room}/")
-                executing[fault].append((elsewhere, row.seconds, row.test))
-    chosen = {}
-    for fault, tests in executing.items():
+                executing[fault, row.long].append((elsewhere, row.seconds, row.test))
+
+    def chosen(fault: Fault, long: bool) -> Tests:
         left, names = seconds, list[str]()
-        for _, took, name in sorted(tests):
+        for _, took, name in sorted(executing[fault, long]):
             if names and took > left:
                 break
             left -= took
             names.append(name)
-        chosen[fault] = (names, len(tests) - len(names))
-    return chosen
+        return Tests(names, len(executing[fault, long]) - len(names))
+
+    return {fault: (chosen(fault, False), chosen(fault, True)) for fault in faults}
 
 
+COMMANDS = ("make test", "make test-all")
 VARIABLE = "MINICOMPILE_ONLY_TESTS"
 """The environment variable that names a file: the node ids of the tests to run, in their order."""
 
@@ -241,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     faults = read_faults(chosen.faults) if chosen.faults else draw(chosen.count, chosen.seed)
     tests, limit = tests_for(faults, chosen.seconds), 60 + 10 * chosen.seconds
-    seen: dict[str, Counter[bool]] = defaultdict(Counter)
+    seen: dict[str, Counter[str]] = defaultdict(Counter)
     survivors = []
     beside = Path(default_cache_dir()).parent  # links don't lead to another disk
     beside.mkdir(parents=True, exist_ok=True)
@@ -250,25 +274,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in range(chosen.jobs):
             copies.put(Copy(Path(place, str(number))))
 
-        def test(fault: Fault) -> tuple[Fault, str]:
+        def test(fault: Fault) -> tuple[Fault, str, str]:
             copy = copies.get()
             try:
-                return fault, copy.noticed_by(fault, tests[fault][0], limit)
+                for command, those in zip(COMMANDS, tests[fault]):
+                    if those.names and (who := copy.noticed_by(fault, those.names, limit)):
+                        return fault, command, who
+                return fault, "", ""
             finally:
                 copies.put(copy)
 
         with concurrent.futures.ThreadPoolExecutor(chosen.jobs) as pool:
             for done in concurrent.futures.as_completed(pool.submit(test, f) for f in faults):
-                fault, who = done.result()
-                ran, more = tests[fault]
-                seen[fault.room][bool(who)] += 1
-                told = f"survives {len(ran)} tests" + (f"; {more} more execute it" if more else "")
-                survivors += [] if who else [f"{fault}\n    {told}"]
-                print(f"{fault}\n    {'noticed: ' + who if who else told}", flush=True)
-    print("\nsurvivors:", *sorted(survivors), "\nnoticed:", sep="\n")
-    for room, counts in sorted(seen.items()):
-        print(f"{counts[True]:>5} of {counts.total():>3}  {room}")
-    print(f"{len(faults) - len(survivors):>5} of {len(faults):>3}")
+                fault, command, who = done.result()
+                seen[fault.room][command] += 1
+                short, long = tests[fault]
+                text = f"noticed by {command}: {who}"
+                if not command:
+                    more = short.left_out + long.left_out
+                    text = f"survives {len(short.names)} short and {len(long.names)} long tests"
+                    text += f"; {more} more execute it" if more else ""
+                    survivors.append(f"{fault}\n    {text}")
+                print(f"{fault}\n    {text}", flush=True)
+    print("\nsurvivors:", *sorted(survivors), sep="\n")
+    print(f"\n{'room':<12} {'faults':>6} {COMMANDS[0]:>12} {'and the long':>14}")
+    for room, counts in [*sorted(seen.items()), ("all", sum(seen.values(), Counter()))]:
+        first, second = (counts[command] for command in COMMANDS)
+        print(f"{room:<12} {counts.total():>6} {first:>12} {first + second:>14}")
     return 0
 
 

@@ -109,12 +109,6 @@ def admit_output(value: torch.Tensor, of_input: bool) -> None:
         raise Unsupported("an output is the conjugate or the negative of what lies in memory")
 
 
-def creation_of(value: torch.Tensor) -> Any:
-    """Return autograd's limit on in-place writes to a view (CreationMeta), or None if it is no view."""
-    differentiable = value.requires_grad or torch.is_grad_enabled()
-    return compat.creation_meta(value) if differentiable and compat.is_view(value) else None
-
-
 def admit_view(view: torch.Tensor, base: torch.Tensor, linked: bool) -> None:
     """An output that is made again as a view of a base. `linked`: other outputs are views of what autograd
     takes this one to be a view of."""
@@ -122,7 +116,7 @@ def admit_view(view: torch.Tensor, base: torch.Tensor, linked: bool) -> None:
         raise Unsupported(f"an output views {base.dtype} memory as {view.dtype}")
     known = compat.autograd_base(view) is compat.autograd_base(base)
     apart = view.requires_grad and view.grad_fn is not base.grad_fn
-    if not known and (apart or linked or creation_of(view) not in (None, compat.VIEW_AS_USUAL)):
+    if not known and (apart or linked):
         raise Unsupported("outputs share memory, but autograd takes them for views of two tensors")
     if view.requires_grad and overlaps(base):  # whose gradients `as_strided` would take the mean of
         raise Unsupported("an output is a view of a tensor whose elements share memory")

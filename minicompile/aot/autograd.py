@@ -83,7 +83,7 @@ def ahead_of_time(
     run("post_grad", backward)
     inputs = placeholders(backward.gm.graph)[metadata.saved :]
     metadata.tangents = tuple(map(tangent_of, inputs))
-    metadata.sufficient = sufficient(backward, metadata.saved, metadata.sufficient)
+    metadata.sufficient = sufficient(backward, metadata.saved)
     return AotResult(forward, backward, prims, split, metadata, levels, records, graph, recorded)
 
 

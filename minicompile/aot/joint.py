@@ -171,36 +171,36 @@ def trace(
             of_input = {tracer.argument(x): i for i, x in tensors.items()}
             outputs = CapturedRun(gm, tracer, lost).run(*inputs)
             with refusing("what the graph leaves", None):
-                specs, results, bases = classify(outputs, inputs, of_input, tracer)
+                specs, results = classify(outputs, inputs, of_input, tracer)
             numbers = (n for spec in specs for n in spec.numbers)
             symbolic = dict.fromkeys(n for n in numbers if isinstance(n, sympy.Expr))
             written = {i: x for i, x in tensors.items() if compat.storage_id(x) in tracer.written}
             updated = {i: new_contents(x, before[i]) for i, x in written.items()}
             sizes = [tracer.sizes.env.number(expr) for expr in symbolic]
-            returned = [*results, *bases, *sizes, *updated.values()]
-            results = [value for value in returned if requires_grad(value)]
-            reached, shared = results_that_reach(results, wanted)
-            given = run_backward(results, list(wanted.values()), tracer) if training else []
+            returned = [*results, *sizes, *updated.values()]
+            differentiable = [value for value in returned if requires_grad(value)]
+            reached = results_that_reach(differentiable, wanted)
+            edges = list(wanted.values())
+            given = run_backward(differentiable, edges, tracer) if training else []
             gradients = dict(zip(wanted, given))
     finally:
         tracer.forget_autograd()
     flags = tuple(map(requires_grad, returned))
-    if any(flags) and not wanted:
-        raise Unsupported("only tensors that the graph makes are differentiated")
     # autograd goes on to those inputs alone that eager's would reach: another's graph may be used up
     gradients = {i: x for i, x in gradients.items() if x is not None}
+    if any(flags) and not gradients:
+        raise Unsupported("results require grad, but no input gets a gradient")
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),
         mutated_inputs=tuple(updated),
         before_backward=tuple(filter(None, checks)),
         differentiable_inputs=tuple(gradients),
-        bases=len(bases),
+        results=len(results),
         view_sizes=tuple(symbolic),
-        trains=any(flags) and bool(wanted),
+        trains=any(flags),
         result_requires_grad=flags,
         reached_from=tuple(map(reached.__getitem__, gradients)),
-        sufficient=shared,
     )
     found = tuple(returned), tuple(gradients.values())
     return tracer.finish(found, metadata.graph_name), metadata

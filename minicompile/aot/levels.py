@@ -102,12 +102,6 @@ class LevelGraph(Graph):
         return family(op) or ("fused" if above else "extern")
 
     @property
-    def externs(self) -> Counter[OpOverload]:
-        """The operators that are called as they are, and how often."""
-        kept = ("library", "custom", "extern")
-        return Counter(op for _, op in self.calls if self.family(op) in kept)
-
-    @property
     def summary(self) -> str:
         """How many operations there are, of which families."""
         counts = Counter(self.family(op) for _, op in self.calls).most_common()
@@ -139,11 +133,8 @@ def is_uneven(node: fx.Node) -> bool:
     )
 
 
-def verify(
-    graph: LevelGraph, strict: bool = False, rules: Mapping[Any, Decomposition] = decomposition
-) -> None:
-    """Raises VerifyError that names an operator which its graph's level can't hold; `strict`: or which is of
-    no family."""
+def verify(graph: LevelGraph, rules: Mapping[Any, Decomposition] = decomposition) -> None:
+    """Raises VerifyError that names an operator which its graph's level can't hold."""
     for node, op in graph.calls:
         wrong = ""
         if op._schema.is_mutable or compat.is_composite(op):
@@ -157,8 +148,6 @@ def verify(
             continue
         elif graph.level == "prims" and is_pointwise(op) and is_uneven(node):
             wrong = "has operands of several shapes or dtypes"
-        elif strict and graph.family(op) == "extern":
-            wrong = "is of no family"
         if wrong:
             raise VerifyError(f"level {graph.level}: {op} ({node.name}) {wrong}")
 

@@ -312,6 +312,27 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 register("argmax", argmax, "T V")
 
 
+class SwiGLU(torch.autograd.Function):
+    """SwiGLU that computes silu(gate) again in its backward instead of keeping it."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (gradient,), (gate, up) = gradients, ctx.saved_tensors
+        s = torch.sigmoid(gate)
+        return gradient * up * s * (1 + gate * (1 - s)), gradient * gate * s
+
+
+# its backward is written by hand, as in libraries of fused operators
+register(
+    "swiglu_function", lambda gate, up: SwiGLU.apply(gate, up), *(2 * ["B T F"]), training=True
+)
+
+
 def checkpointed_gelu(x: Tensor, bias: Tensor) -> Any:
     """Activations that the backward computes again."""
     return checkpoint(lambda x: F.gelu(F.gelu(x + bias) + bias), x, use_reentrant=False)
@@ -327,3 +348,15 @@ def dropout_residual(x: Tensor, residual: Tensor) -> Tensor:
 
 
 register("dropout_residual", dropout_residual, *(2 * ["B T D"]), training=True)
+
+
+def mapped_norm(x: Tensor, weight: Tensor) -> Any:
+    """RMSNorm written for one row, and mapped over all."""
+
+    def one(row: Tensor) -> Tensor:
+        return row * torch.rsqrt((row * row).mean() + 1e-6) * weight
+
+    return torch.vmap(torch.vmap(one))(x)
+
+
+register("mapped_norm", mapped_norm, "B T D", "D", training=True)

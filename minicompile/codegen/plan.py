@@ -368,16 +368,16 @@ class PlanRules(Registry[PlanStep]):
         if before:
             self.load()
         register = super().__call__(*keys)
-        new = [key for key in keys if key not in self.rules]
+        new = [key for key in keys if key not in self.records]
         self.whole.update(keys if whole else ())
         self.needed.update(keys if needed else ())
 
         def add(rule: PlanStep) -> PlanStep:
             register(rule)
-            order = list(self.rules)
+            order = list(self.records)
             for key in order[order.index(before) :] if before in order and new else ():
                 if key not in new:
-                    self.rules[key] = self.rules.pop(key)
+                    self.records[key] = self.records.pop(key)
             return rule
 
         return add

@@ -11,7 +11,6 @@ others. What can't be done is refused with the reason; every answer is compared 
 
 from __future__ import annotations
 
-import copy
 import io
 import math
 import statistics
@@ -25,7 +24,7 @@ from minicompile import extension as _extension  # noqa: F401  registers every b
 from minicompile.codegen import triton_rules
 from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule, power_of_two
 from minicompile.debug.variant import Case, Run, timed
-from minicompile.debug.why import WhatIf, only, wishes_of
+from minicompile.debug.why import WhatIf, Wishes, WishPolicy, only, wishes_of
 from minicompile.dynamo.result import Capture
 from minicompile.errors import OptionError
 from minicompile.ops.display import Registered, Shown, aligned
@@ -33,7 +32,7 @@ from minicompile.ops.events import Event
 from minicompile.ops.registry import scoped
 from minicompile.options import Options, make_options
 from minicompile.pipeline_result import CompiledStages, Trace
-from minicompile.scheduling.fusion import FusionPolicy, Wishes, fusion_rule
+from minicompile.scheduling.fusion import FusionPolicy, fusion_rule
 from minicompile.scheduling.nodes import Pair
 
 MOST_OF_A_THREAD = 256
@@ -145,10 +144,8 @@ class Side:
 
     def policy(self, make: Callable[[], FusionPolicy]) -> FusionPolicy:
         """The registered policy, with the wishes in the graph that they are about."""
-        policy = copy.copy(make())
-        if len(self.traces) == 1:
-            policy.wishes = self.wishes(self.graph)
-        return policy
+        first = len(self.traces) == 1
+        return WishPolicy(make(), self.wishes(self.graph)) if first else make()
 
     def set_tiles(self, plan: KernelPlan, options: Options) -> None:
         """The plan rule: a size goes to all kernels that have such a tile."""

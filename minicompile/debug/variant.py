@@ -196,7 +196,7 @@ class Run:
         with scoped(), warnings.catch_warnings(), self.variant.rules():
             if self.variant.limit is not None:
                 warnings.simplefilter("ignore")
-                observer.rules.pop("dump", None)  # an error that is looked for needs no report
+                observer.records.pop("dump", None)  # an error that is looked for needs no report
                 gate("variant")(self.counting)
                 observer("variant")(self.counting.listen)
             yield

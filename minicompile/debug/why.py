@@ -9,6 +9,7 @@ Nothing is lowered again: fusion starts from the recorded nodes, or is asked abo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -18,7 +19,8 @@ from minicompile.errors import OptionError
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, method
 from minicompile.ops.origin import source_lines
 from minicompile.pipeline_result import Trace
-from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, Wishes
+from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, FusionPolicy
+from minicompile.scheduling.nest import LoopNest
 from minicompile.scheduling.nodes import (
     Cause,
     FusedSchedulerNode,
@@ -27,9 +29,47 @@ from minicompile.scheduling.nodes import (
     Schedule,
     SingleNode,
 )
+from minicompile.scheduling.reasons import Verdict
 from minicompile.scheduling.schedule import Explained, finish
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Pairs of nodes that a learner wants in one kernel, or in two."""
+
+    fuse: tuple[Pair, ...] = ()
+    forbid: tuple[Pair, ...] = ()
+
+
+class WishPolicy(FusionPolicy):
+    """A policy that grants wishes, and asks another policy about all other pairs."""
+
+    def __init__(self, policy: FusionPolicy, pairs: Wishes) -> None:
+        self.policy, self.pairs, self.wishes = policy, pairs, (*pairs.fuse, *policy.wishes)
+
+    @staticmethod
+    def wished(pairs: Sequence[Pair], one: LoopNest, other: LoopNest) -> Pair | None:
+        """The first of the pairs that has a node in either nest."""
+        names, others = ({node.name for node in nest.nodes} for nest in (one, other))
+        return next((p for p in pairs if names & {*p} and others & {*p}), None)
+
+    def can_fuse(
+        self, producer: LoopNest, consumer: LoopNest, context: FusionContext
+    ) -> Verdict | tuple[bool, str]:
+        if (pair := self.wished(self.pairs.forbid, producer, consumer)) is not None:
+            return Verdict(False, f"what_if keeps {' and '.join(pair)} apart", "wish")
+        if self.wished(self.pairs.fuse, producer, consumer) is not None:
+            return Verdict(True, "what_if asks for it", "wish")
+        return self.policy.can_fuse(producer, consumer, context)
+
+    def score(
+        self, producer: LoopNest, consumer: LoopNest, context: FusionContext
+    ) -> int | tuple[int, ...]:
+        if self.wished(self.pairs.fuse, producer, consumer) is not None:
+            return sys.maxsize
+        return self.policy.score(producer, consumer, context)
 
 
 @dataclass(frozen=True)
@@ -237,5 +277,6 @@ def what_if(schedule: Explained, fuse: Sequence[Pair] = (), forbid: Sequence[Pai
     old, wished = schedule.fuser, wishes_of(schedule, fuse, forbid)
     options = replace(old.context.options, fusion=True)
     context = FusionContext(old.context.graph, options, old.nodes)
-    again = Fuser(old.nodes, old.before, context, old.policy, wished)
+    policy = old.policy.policy if isinstance(old.policy, WishPolicy) else old.policy
+    again = Fuser(old.nodes, old.before, context, WishPolicy(policy, wished))
     return WhatIf(wished, schedule, finish(again))

@@ -21,7 +21,7 @@ entries and calls `capture` if none fits.
     outside, attributes, containers, calls
                    what Python's operations mean there, each a function of the world: reads and writes of
                    what existed before, attributes, operators and containers, calls
-    builtins, library, functions, autograd_functions, mapped_functions
+    builtins, library
                    what calls of particular functions mean; refusals: what is left to Python by name
     capture        runs a frame through all this, and keeps what is needed to run it again
 

@@ -80,6 +80,7 @@ def refuse(id: str, what: str, *functions: Any) -> None:
 for _id, _what, _owner, _names in FUNCTIONS:
     refuse(_id, _what, *(getattr(_owner, name) for name in _names.split()))
 refuse("several-processes", "processes exchange tensors", *compat.COLLECTIVES)
+refuse("autograd-function", "a torch.autograd.Function is applied", compat.function_apply)
 
 
 # -- functions that are operations of the interpreter

@@ -117,15 +117,6 @@ def is_tensor_method(function: Any) -> bool:
     return isinstance(function, types.FunctionType) and function in TENSOR_FUNCTIONS
 
 
-def class_method(function: Any, cls: type) -> Any:
-    """Return the classmethod, written in C, of which `function` is the form bound to `cls`; else None."""
-    for definition in (own_attributes(base).get(function.__name__) for base in mro_of(cls)):
-        written_in_c = type(definition) is types.ClassMethodDescriptorType
-        if written_in_c and definition.__get__(None, cls) == function:
-            return definition
-    return None
-
-
 class RecordingMode(TorchFunctionMode):
     """Sends torch calls made by native code (`sum(tensors)`, `max(a, b)`) to the graph."""
 
@@ -321,8 +312,8 @@ def call_builtin(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any
         if isinstance(definition, C_METHODS):
             return world.call(definition, (owner, *args), kwargs)
     if isinstance(owner, type):
-        rule = rule_for(world, class_method(function, owner))
-        if rule is not None:
+        definitions = (own_attributes(base).get(function.__name__) for base in mro_of(owner))
+        for rule in filter(None, (rule_for(world, found) for found in definitions)):
             return rule(world, (owner, *args), kwargs)
         if function.__name__ == "__new__":
             return native_new(world, function, args, kwargs)

@@ -40,7 +40,7 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("outside-object", "a deque is made", collections, "deque"),
     ("outside-object", "a subclass of defaultdict is made", collections.defaultdict, "__init__"),
     ("tensor-memory", "a tensor's shape changes in place", torch, "resize_as_ as_strided_"),
-    ("checkpoint", "activation checkpointing of a sequence", checkpoint, "checkpoint_sequential"),
+    ("checkpoint", "activation checkpointing", checkpoint, "checkpoint checkpoint_sequential"),
     ("nested-compile", "torch.compile is called inside the captured function", torch, "compile"),
     ("nested-compile", "torch.compiler.disable is called", torch.compiler, "disable"),
     ("backward", "gradients are computed by the captured function", autograd, "grad backward"),
@@ -51,6 +51,7 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("default-dtype-or-device", "the default device is set", torch.device, "__enter__"),
     ("random-state", "the random state is changed", torch, "manual_seed seed set_rng_state"),
     ("function-transform", "torch.func transforms", torch.func, _TRANSFORMS),
+    ("function-transform", "torch.vmap", torch, "vmap"),
 )
 """(id of the reason, what happened, where the functions are, their names)."""
 

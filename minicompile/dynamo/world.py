@@ -46,8 +46,7 @@ call_rules: Registry[CallRule] = Registry(
 )
 """A function of a module that is imported late stands in it by module and name."""
 call_rules.modules += [
-    f"minicompile.dynamo.{name}"
-    for name in ("builtins", "library", "autograd_functions", "mapped_functions")
+    f"minicompile.dynamo.{name}" for name in ("builtins", "library")
 ]
 
 
@@ -165,9 +164,9 @@ class World(Interpreter):
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """The operation that is registered under a name."""
-        if name not in operations.rules:
+        if name not in operations:
             raise AttributeError(name)
-        meaning = self.__dict__[name] = types.MethodType(operations.rules[name], self)
+        meaning = self.__dict__[name] = types.MethodType(operations[name], self)
         return meaning
 
     # -- running frames

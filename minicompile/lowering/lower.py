@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -45,7 +46,15 @@ from minicompile.lowering.value import Storage, TensorValue
 from minicompile.ops import plugins
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.gates import REFUSED, allowed
-from minicompile.ops.graph import Graph, origins_of, output_node, statement, target_name, user_line
+from minicompile.ops.graph import (
+    Graph,
+    origins_of,
+    output_node,
+    statement,
+    target_name,
+    unpacks,
+    user_line,
+)
 from minicompile.ops.nodes import gives_view, is_view
 from minicompile.options import Options
 from minicompile.shapes.expr import Size, size_hint, to_size
@@ -78,7 +87,7 @@ class Lowering:
         outputs = self.visit()
         name, ctx = self.graph.name, self.ctx
         found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
-        found.eager_bytes = eager_peak(list(self.graph.nodes), self.hints)
+        found.eager_bytes = eager_peak(self.graph, self.hints)
         drop_unread(found)
         if self.options.verify:
             verify(found)
@@ -198,18 +207,10 @@ class Lowering:
 
     def _may_lower(self, node: fx.Node, op: torch._ops.OpOverload) -> bool:
         """Do gates let an operator's rule be used? Where a library can't take its place, it must be."""
-        ctx, origins, only_loops = (
-            self.ctx,
-            self.ctx.origins,
-            gives_view(op) and _copy_of(op) is None,
+        only_loops, origins = gives_view(op) and _copy_of(op) is None, self.ctx.origins
+        return only_loops or allowed(
+            "lowering", op, partial(statement, node), origins=lambda: origins
         )
-
-        def after() -> str:
-            made = (made for made in ctx.operations if origins & made.origins)
-            return "\n".join(map(str, made))
-
-        before = partial(statement, node)
-        return only_loops or allowed("lowering", op, before, after, lambda: origins)
 
     def _fresh(self, result: Any, given: set[Storage]) -> Any:
         """Results that eager puts into new memory are new tensors here too, even if nothing changed."""
@@ -309,26 +310,28 @@ def _copy_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     return getattr(packet, op._overloadname, None) if op.namespace == "aten" else None
 
 
-def eager_peak(nodes: Sequence[fx.Node], hints: Mapping[sympy.Symbol, int]) -> int:
+def eager_peak(graph: Graph, hints: Mapping[sympy.Symbol, int]) -> int:
     """Most bytes alive at once if operators ran one by one: results until their last use, outputs to the end.
 
     Views keep what they look at alive. Inputs are the caller's.
     """
-    owner: dict[fx.Node, fx.Node] = {}
-    last: dict[fx.Node, int] = {}
-    for step, node in enumerate(nodes):
-        inputs, looks = node.all_input_nodes, node.target is operator.getitem or is_view(node)
-        owner[node] = owner[inputs[0]] if looks and inputs else node
-        last.update((owner[used], step) for used in (node, *inputs))
-    change = [0] * (len(nodes) + 1)
-    for step, node in enumerate(nodes):
-        if node.op == "call_function" and owner[node] is node:
-            for layout in tensor_layouts(node.meta.get("val")):
-                if layout is not None:
-                    size = size_hint(layout.numel, hints) * layout.dtype.itemsize
-                    change[step] += size
-                    change[last[node] + 1] -= size
-    return max(itertools.accumulate(change))
+
+    def owner(node: fx.Node) -> fx.Node:
+        return owner(node.all_input_nodes[0]) if is_view_or_part(node) else node
+
+    last_use = {owner(n): node for node in graph.nodes for n in (node, *node.all_input_nodes)}
+    change: Counter[fx.Node] = Counter()
+    for made, last in last_use.items():
+        layouts = tensor_layouts(made.meta.get("val")) if made.op == "call_function" else []
+        size = sum(size_hint(x.numel, hints) * x.dtype.itemsize for x in layouts if x is not None)
+        change[made] += size
+        change[last.next] -= size
+    return max(itertools.accumulate(change[node] for node in graph.nodes))
+
+
+def is_view_or_part(node: fx.Node) -> bool:
+    """Does a node show memory that its first argument holds?"""
+    return is_view(node) or unpacks(node)
 
 
 def drop_unread(graph: LoopGraph) -> None:

@@ -188,33 +188,6 @@ def flip(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
     )
 
 
-def diagonal(
-    size: Sequence[Size], length: Size, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> ViewMap:
-    """The diagonal of two dimensions, as a new last dimension."""
-    dim1, dim2 = wrap_dim(dim1, len(size)), wrap_dim(dim2, len(size))
-    down, right = max(-offset, 0), max(offset, 0)
-    rest = [d for d in range(len(size)) if d not in (dim1, dim2)]
-    others = placed(len(size), rest)
-
-    def index(i: Sequence[Index]) -> list[Index]:
-        out = others(i[:-1])
-        out[dim1], out[dim2] = i[-1] + down, i[-1] + right
-        return out
-
-    return ViewMap((*[size[d] for d in rest], length), index)
-
-
-def unfold(size: Sequence[Size], dim: int, length: int, step: int) -> ViewMap:
-    """Windows along a dimension, as a new last dimension."""
-    if not size:
-        return ViewMap((length,), lambda i: [])
-    dim = wrap_dim(dim, len(size))
-    count = to_size(floor_div(size[dim] - length, step) + 1)
-    found = (*size[:dim], count, *size[dim + 1 :], length)
-    return ViewMap(found, lambda i: [*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1]])
-
-
 Group = tuple[list[int], list[int]]
 """Dimensions of the base and of the view that hold the same elements."""
 

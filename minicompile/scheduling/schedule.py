@@ -165,14 +165,15 @@ def verify(result: Schedule) -> None:
     graph, memory = result.graph, result.memory
     present = {buffer.name for buffer in graph.given}
     for step, node in enumerate(result.nodes):
-        for body in node.bodies if isinstance(node, FusedSchedulerNode) else ():
-            verify_body(body)
+        if isinstance(node, FusedSchedulerNode):
+            for body in node.bodies:
+                verify_body(body)
+            for new, old in memory.in_place(step).items():
+                if (why := refusal(node, old, new)) is not None:
+                    raise VerifyError(f"{node.name} can't write {new} in place of {old}: {why}")
         for dependency in node.reads:
             if dependency.buffer not in present:
                 raise VerifyError(f"{node.name} reads {dependency.buffer}, which isn't in memory")
-        for new, old in memory.in_place(step).items():
-            if (why := refusal(node, old, new)) is not None:
-                raise VerifyError(f"{node.name} can't write {new} in place of {old}: {why}")
         present.difference_update(a.reuses for a in memory.allocate[step] if a.reuses is not None)
         present.update(d.buffer for d in node.writes if d.buffer not in memory.internal)
     for buffer in graph.returned:

@@ -11,7 +11,6 @@ import minicompile as mc
 from minicompile import compat
 from minicompile.aot.passes.cleanup import fold_constants
 from minicompile.errors import OptionError
-from minicompile.ops.display import to_html
 from minicompile.passes.manager import graph_pass
 from tests.aot.fired_passes import FIRST, checked, fired, leaf, rand, run
 
@@ -311,16 +310,6 @@ def test_whatever_is_written_on_the_way_results_and_inputs_are_eagers(fn, stage)
         torch.testing.assert_close(mc.compile(fn)(*given), fn(*copies))
         torch.testing.assert_close(given, copies)
         assert stage != "pre_grad" or not fired(mc.trace(fn, *given).aot) & {"pattern:wave"}
-
-
-def test_rewrites_tell_their_lines_and_are_drawn():
-    with mc.scoped():
-        register("angle", angle, double_angle)
-        trace = traced(lambda x, y: angle(x, y), [rand(4, 5), rand(4, 5)])
-    (record,) = [r for r in trace.aot.passes if r.rewrites]
-    assert "test_passes.py" in record.rewrites[0].title and "- sin" in str(record)
-    page = to_html(record)
-    assert "angle" in page and "test_passes.py" in page
 
 
 def test_passes_and_patterns_go_by_name():

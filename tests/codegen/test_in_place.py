@@ -21,9 +21,9 @@ from minicompile.scheduling import in_place, memory
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.scheduling.schedule import schedule
 from tests.codegen.races import shared_writes
+from tests.fuzz.loop_checks import compare
+from tests.fuzz.loops import generate
 from tests.scheduling.building import GraphBuilder, T, check_wrapper
-from tests.scheduling.loop_checks import compare
-from tests.scheduling.loop_programs import generate
 
 CPP = Options(verify=True)
 TRITON = Options(verify=True, device_codegen="triton")

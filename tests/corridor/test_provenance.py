@@ -53,8 +53,9 @@ def kernel_lines(trace: Trace) -> Iterator[tuple[str, CodeLine]]:
                 yield f"{name}:{kernel.name}", line
 
 
-def test_every_node_buffer_scheduler_node_and_kernel_line_leads_to_the_users_source():
-    trace = trace_edited(lesson, {})
+@pytest.mark.parametrize("language", ["cpp", "triton"])
+def test_every_node_buffer_scheduler_node_and_kernel_line_leads_to_the_users_source(language):
+    trace = trace_edited(lesson, {"device_codegen": language})
     assert trace.aot is not None and trace.aot.backward is not None
     files = {str(MODEL_FILE)}
 

@@ -19,17 +19,7 @@ from tests.coverage.rows import FOLDER, executed_lines
 from tests.imports import PACKAGE, ROOT, core_files
 
 PYTEST = (
-    *(
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "2",
-        "--dist",
-        "loadfile",
-        "--no-loadscope-reorder",
-    ),
+    *(sys.executable, "-m", "pytest", "-q", "--dist", "loadfile", "--no-loadscope-reorder"),
     *("--tb", "short", "-p", "tests.coverage.rows"),
 )
 
@@ -65,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run tests with marks, then print the report. Returns the exit code of pytest."""
     parser = argparse.ArgumentParser(prog="python -m tests.coverage", description=__doc__)
     parser.add_argument("--all", action="store_true", help="the long tests too")
+    parser.add_argument("--jobs", default="2", help="processes (default 2)")
     parser.add_argument("--report", action="store_true", help="of the last run")
     parser.add_argument(
         "tests", nargs="*", default=["tests"], help="files or folders (default: all)"
@@ -73,7 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen.report:
         shutil.rmtree(FOLDER, ignore_errors=True)
         FOLDER.mkdir(parents=True)
-        command = [*PYTEST, *([] if chosen.all else ["-m", "not long"]), *chosen.tests]
+        command = [
+            *PYTEST,
+            "-n",
+            chosen.jobs,
+            *([] if chosen.all else ["-m", "not long"]),
+            *chosen.tests,
+        ]
         around = child_environment(PYTHONPATH=str(ROOT))
         code = subprocess.run(command, cwd=ROOT, env=around, check=False).returncode
         (FOLDER / "digest").write_text(core_digest())

@@ -25,6 +25,8 @@ class Row:
 
     test: str
     """Its node id; "" for what is executed between tests: imports."""
+    long: bool
+    """Whether `make test` leaves it out."""
     seconds: float
     compressed: bytes
 
@@ -39,18 +41,18 @@ class Writer:
     def __init__(self, path: Path, lines: mmap.mmap) -> None:
         self.path, self.lines, self.seconds = path, lines, 0.0
 
-    def write(self, test: str) -> None:
+    def write(self, test: str, long: bool = False) -> None:
         marks = self.lines[:]
         self.lines[:] = bytes(len(marks))
         with self.path.open("ab") as file:
-            pickle.dump(Row(test, self.seconds, zlib.compress(marks, 1)), file)
+            pickle.dump(Row(test, long, self.seconds, zlib.compress(marks, 1)), file)
         self.seconds = 0.0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         self.write("")
         result = yield
-        self.write(item.nodeid)
+        self.write(item.nodeid, item.get_closest_marker("long") is not None)
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

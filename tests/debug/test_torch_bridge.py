@@ -121,18 +121,6 @@ def test_kernels_name_the_users_lines() -> None:
     assert {at.line for origin in kernel.origins for at in origin.stack} == named
 
 
-@pytest.mark.long
-def test_each_size_is_a_graph_of_its_own() -> None:
-    def mean(x: torch.Tensor) -> torch.Tensor:
-        return x.view(x.shape[0] // 2, 2, -1).sum(0) / x.shape[0] * torch.ones(x.size(1)).sum()
-
-    compiled = by_dynamo(mean, dynamic=True)
-    for size in (6, 10, 4, 6):
-        x = torch.randn(size, 4)
-        torch.testing.assert_close(compiled(x), mean(x))
-    assert counters["stats"]["unique_graphs"] == 3 and not counters["minicompile"]
-
-
 def test_what_our_rooms_cannot_do_runs_in_eager_and_is_counted() -> None:
     def mapped(x: torch.Tensor) -> torch.Tensor:
         return torch.vmap(lambda row: row.sum() * 2)(x)
@@ -219,19 +207,6 @@ def test_the_entry_point_is_found_by_its_name(
     assert registry.lookup_backend("minicompile") is torch_bridge.backend
     x = torch.randn(3)
     torch.testing.assert_close(torch.compile(torch.sin, backend="minicompile")(x), x.sin())
-
-
-def test_memory_that_inputs_share_from_the_first_call_on_is_written_to_in_eager() -> None:
-    def written(x: torch.Tensor, y: torch.Tensor) -> Any:
-        return x.add_(1), y.mul_(2), x * y
-
-    compiled = by_dynamo(written)
-    for start in (3, 3, 2):
-        ours, theirs = torch.arange(10.0), torch.arange(10.0)
-        found = compiled(ours[:5], ours[start : start + 5])
-        expected = written(theirs[:5], theirs[start : start + 5])
-        torch.testing.assert_close([found, ours], [expected, theirs])
-    assert counters["minicompile"]
 
 
 # -- the other way

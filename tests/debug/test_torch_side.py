@@ -225,17 +225,6 @@ def test_a_failure_of_torch_stands_in_its_column(monkeypatch: pytest.MonkeyPatch
     assert "compile half of Inductor" in found.conclusion and to_html(found)
 
 
-def test_without_a_compiler_for_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
-    function = mc.compile(subtract, options={"cpp_compiler": "no-such-compiler"})
-    with (
-        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
-        pytest.warns(UserWarning),
-    ):
-        found = mc.compare_with_torch(function, *arguments())
-    assert [cell.bad for cell in found.cells] == [None, None, None, True]
-    assert "needs a C++ compiler" in found.notes[0] and "no-such-compiler" in found.notes[-1]
-
-
 def test_what_evaluates_frames_is_as_before_also_if_torch_compile_raised(
     without_cpp: None,
 ) -> None:

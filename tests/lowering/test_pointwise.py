@@ -190,7 +190,7 @@ def test_conversions_equal_eager(source: torch.dtype) -> None:
     ids=["0-d", "empty", "ones", "transposed", "strided", "expanded", "channels-last"],
 )
 def test_results_lie_as_eagers_do(x: torch.Tensor) -> None:
-    check(lambda x: [(x * 2 + 1).relu(), x.clone(), x + x.sum()], x)
+    check(lambda x: [(x * 2 + 1).relu(), x.clone(), x + x.sum()], x, externs=int(x.numel() == 0))
 
 
 def test_a_copy_is_never_an_alias_of_its_input() -> None:

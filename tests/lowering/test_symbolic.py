@@ -15,7 +15,8 @@ from minicompile.options import Options
 from minicompile.shapes.env import ShapeEnv
 from minicompile.shapes.expr import size_symbol
 from tests.aot.helpers import compile_aot
-from tests.lowering.conftest import assert_same, flat, record_all, run
+from tests.comparing import assert_same
+from tests.lowering.conftest import flat, record_all, run
 
 aten = torch.ops.aten
 
@@ -71,7 +72,7 @@ def test_one_lowering_serves_every_batch_size(name: str) -> None:
     for n in (5, 3, 11):
         args = inputs(n)
         for got, want in zip(run(graph, *args), flat(fn(*args)), strict=True):
-            assert_same(got, want, 1e-5, 1e-5)
+            assert_same(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_broadcast_of_a_symbolic_size_prints_as_one_loop() -> None:

@@ -16,12 +16,12 @@ from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import size_symbol
 from minicompile.show.schedule import offsets_of
+from tests.fuzz.loops import generate
 from tests.scheduling.building import (
     GraphBuilder,
     T,
     check,
 )
-from tests.scheduling.loop_programs import generate
 
 S0 = size_symbol("s0")
 APART = Options(verify=True, fusion=False)

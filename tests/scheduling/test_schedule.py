@@ -22,9 +22,9 @@ from minicompile.scheduling.nest import LoopNest
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import Size, loop_symbol, size_symbol
+from tests.fuzz.loop_checks import compare
+from tests.fuzz.loops import generate
 from tests.scheduling.building import F64, I64, GraphBuilder, T, check, compiled, example_inputs
-from tests.scheduling.loop_checks import compare
-from tests.scheduling.loop_programs import generate
 
 OPTIONS = Options(verify=True)
 S0 = size_symbol("s0")
@@ -239,7 +239,7 @@ def a_gather_from_elsewhere_fuses_with_its_user(b: GraphBuilder) -> T:
     return b.add(b.gather(table, rows), w)
 
 
-complete = "complete only when all of its scatter has run"
+complete = "which others use"
 
 
 @becomes(3, why={"buf3 buf4": complete})

@@ -18,6 +18,7 @@ from minicompile.options import Options
 from minicompile.runtime.load import load_wrapper
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import size_symbol
+from tests.fuzz.loops import generate
 from tests.scheduling.building import (
     CPU,
     F64,
@@ -28,7 +29,6 @@ from tests.scheduling.building import (
     example_inputs,
     python_kernels,
 )
-from tests.scheduling.loop_programs import generate
 
 S0 = size_symbol("s0")
 OPTIONS = Options(verify=True)
@@ -124,25 +124,6 @@ def names_that_python_or_the_wrapper_needs_are_changed(b: GraphBuilder) -> Any:
     x, y = b.input((4,)), b.input((4,))
     x.buffer.name, y.buffer.name = "args", "lambda"
     return b.add(x, y)
-
-
-def test_it_reads_as_plain_python() -> None:
-    b = GraphBuilder()
-    text = text_of(b.finish(b.double(b.mm(b.double(b.input((8, 16))), b.input((16, 4))))))
-    assert text.splitlines()[-12:] == [
-        "def call(args):",
-        "    in0, in1 = args",
-        "    args.clear()",
-        "    buf0 = empty_strided_cpu((8, 16), (16, 1), torch.float64)",
-        "    kernel_0(in0, buf0)",
-        "    del in0",
-        "    buf1 = empty_strided_cpu((8, 4), (4, 1), torch.float64)",
-        "    torch.mm(buf0, in1, out=buf1)",
-        "    del buf0, in1",
-        "    buf2 = buf1; del buf1  # in place",
-        "    kernel_2(buf2)",
-        "    return (buf2,)",
-    ]
 
 
 def test_a_wrapper_knows_whether_it_gives_views() -> None:

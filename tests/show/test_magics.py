@@ -106,16 +106,6 @@ def test_options_and_the_backward_graph(shell: InteractiveShell) -> None:
 
 
 @pytest.mark.long
-def test_methods_modules_and_compiled_functions_are_traced_too(shell: InteractiveShell) -> None:
-    value(shell, "import minicompile as mc\nlayer = torch.nn.Linear(16, 4)")
-    assert value(shell, "%%stages\nlayer(x)").loops.externs
-    options = "options={'fusion': False, 'inline': 'never'}"
-    assert len(value(shell, f"%%stages kernels\nmc.compile(f, {options})(x)")) == 3
-    assert value(shell, "%%stages loops\nf(*[x])")
-    assert value(shell, "%%stages loops\nf(**{'x': x})")
-
-
-@pytest.mark.long
 def test_compile_diff_of_two_versions(shell: InteractiveShell) -> None:
     cell = "%%compile_diff\nseen.append(1)\ndef h(x):\n    return torch.relu(x) + 1\nh(x)\n# ---\n"
     cell += "seen.append(2)\ndef h(x):\n    return torch.sigmoid(x) + 1\nh(x)"

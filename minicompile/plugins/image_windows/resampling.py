@@ -126,7 +126,7 @@ def by_tables(ctx: LoweringContext, x: TensorValue, tables: Sequence[Table]) -> 
 
     terms = elements
     if rows is not None:
-        terms = ctx.pointwise(elements.size, x.device, weighted, dtype)
+        terms = ctx.pointwise(elements.size, x.device, weighted)
     return converted(ctx, folded(ctx, "sum", terms), x.dtype)
 
 

@@ -93,7 +93,7 @@ def launch_plan(
     sizes = {a.buffer: a.dtype.itemsize for a in arguments}
     read, written = (
         sum(elements(place, plan.hints) * sizes[name] for name in places for place in places[name])
-        for places in touched_by_loops([body], plan.hints)
+        for places in touched_by_loops(body, plan.hints)
     )
     return replace(
         plan,
