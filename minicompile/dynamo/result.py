@@ -117,39 +117,26 @@ def describe(value: Any) -> str:
     """
     cls: Any = type(value)
     name = f"<{cls.__qualname__}>"
-    text = name
-    if cls is Description:
-        return str(value)
     if issubclass(cls, type | types.FunctionType | types.BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}".removeprefix("builtins.")
     if cls is types.ModuleType:
         return str(value.__name__)
     if issubclass(cls, torch.Tensor):
         return value_text(value) + (", requires grad" if value.requires_grad else "")
-    if cls is types.CodeType:
-        return f"<code {value.co_qualname}>"
-    if issubclass(cls, enum.Enum):
+    if cls is tuple or cls is list:
+        text = ", ".join(map(describe, value)) + "," * (cls is tuple and len(value) == 1)
+        text = f"({text})" if cls is tuple else f"[{text}]"
+    elif issubclass(cls, enum.Enum):
         text = f"{cls.__qualname__}.{value._name_}"
-    elif is_trusted(value):
-        text = " ".join(repr(value).split())
-    return text if len(text) <= LONGEST and " at 0x" not in text else name
+    else:
+        written = id(cls) in WRITTEN or cls.__module__ == "torch"
+        text = str(value) if cls is Description else repr(value) if written else name
+    return text if len(text) <= LONGEST else name
 
 
 LONGEST = 120
-TRUSTED = ("builtins", "torch", "numpy", "sympy", "datetime", "pathlib", "collections")
-"""Libraries whose classes have a `repr` that is no user code."""
-PLAIN_CONTAINERS = frozenset(map(id, (tuple, list, set, frozenset, dict)))
-"""By the class's id: looking it up by itself would ask its metaclass for `__hash__` and `__eq__`."""
-
-
-def is_trusted(value: Any) -> bool:
-    """Whether `repr` of a value runs no user code: so of what it holds, if it is a container."""
-    cls: Any = type(value)
-    if id(cls) in PLAIN_CONTAINERS:
-        items = (*value, *value.values()) if cls is dict else value
-        return len(value) <= LONGEST and all(map(is_trusted, items))
-    tensors = torch.nn.Module, torch.Tensor
-    return cls.__module__.partition(".")[0] in TRUSTED and not issubclass(cls, tensors)
+WRITTEN = frozenset(map(id, (int, float, complex, bool, str, bytes, type(None), range, slice)))
+"""Classes, by id, whose `repr` runs no user code. Looking up a class itself would ask its metaclass."""
 
 
 class GuardKind(NamedTuple):
@@ -397,23 +384,23 @@ class Capture(Shown):
 
     @property
     def flow(self) -> str:
-        """The executed instructions with the graph's nodes beside them, and where the frame was cut."""
+        """The executed instructions with the graph's nodes beside them, and where the frame was cut. A long
+        flow shows only source lines that made nodes."""
         texts = {node.name: call_text(node) for node in self.graph.nodes}
+        short = len(self.bytecode) <= LONG_FLOW
         lines: list[str] = []
-        short = len(self.bytecode) > LONG_FLOW
         for passage in self.passages:
-            indent, left_out = "  " * passage.depth, short and not passage.nodes
-            if left_out:
+            if not short and not passage.nodes:
                 continue
+            indent = "  " * passage.depth
             lines.append(f"{indent}{passage.line or '(no line)'}")
             for record in passage.instructions:
                 made = "; ".join(f"{name} = {texts.get(name, '')}" for name in record.nodes)
-                if made or not short:
-                    left = f"{indent}    {record.opname} {record.argument}".rstrip()
-                    lines.append(f"{left:<44}  | {made}".rstrip(" |") if made else left)
+                lines.append(
+                    f"{indent}    {record!s:<40}  | {made}" if made else f"{indent}    {record}"
+                )
         if self.stopped_by is not None:
-            why = self.stopped_by
-            lines.append(f"----- cut here: {why.reason} [{why.id}]")
+            lines.append(f"----- cut here: {self.stopped_by.reason} [{self.stopped_by.id}]")
         return "\n".join(lines)
 
     @property
