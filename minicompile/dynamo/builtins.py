@@ -77,8 +77,9 @@ def refuse(id: str, what: str, *functions: Any) -> None:
     call_rules(*functions)(lambda world, args, kwargs: world.unsupported(id, what))
 
 
-for _id, _what, _owner, _names in FUNCTIONS:
-    refuse(_id, _what, *(getattr(_owner, name) for name in _names.split()))
+for _id, _owner, _names in FUNCTIONS:
+    for _function in (getattr(_owner, _name) for _name in _names.split()):
+        refuse(_id, f"{_function.__qualname__} is called", _function)
 refuse("several-processes", "processes exchange tensors", *compat.COLLECTIVES)
 refuse("autograd-function", "a torch.autograd.Function is applied", compat.function_apply)
 

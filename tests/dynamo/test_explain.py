@@ -32,7 +32,7 @@ def test_counts_and_operators() -> None:
     text = str(found)
     assert text.startswith("explanation of cut_in_two: 2 graphs, 4 operations, ")
     assert "operators: operator.add 2, operator.mul 1, relu 1" in text
-    assert "break 1: instruction ran in eager: print writes to the terminal [print]" in text
+    assert "break 1: instruction ran in eager: print is called [print]" in text
     assert text.count("guards:") == 2
 
 
@@ -47,7 +47,7 @@ def test_instructions_stand_beside_the_nodes_that_they_made() -> None:
     ]
     lines = first.flow.split("\n")
     assert any("BINARY_OP *" in line and "| mul = operator.mul(a, 3)" in line for line in lines)
-    assert lines[-1] == "----- cut here: print writes to the terminal [print]"
+    assert lines[-1] == "----- cut here: print is called [print]"
     assert first.stopped_by is not None and second.stopped_by is None
     (rest,) = [passage for passage in second.passages if passage.nodes]
     assert rest.nodes == ("relu", "add")

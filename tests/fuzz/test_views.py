@@ -9,7 +9,7 @@ from tests.fuzz.views import REFUSED, run
 
 LEFT_TO_EAGER = (
     "changes the shape of an input",
-    "changes a tensor's shape",
+    "_` of a tensor is used",
     "several inputs share memory that is written to",
     "was made without grad mode",
     "the conjugate or the negative",

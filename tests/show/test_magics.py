@@ -135,7 +135,7 @@ def test_compile_diff_of_two_sets_of_options(shell: InteractiveShell) -> None:
         ),
         ("%%stages --backward\nf(x)", "no backward graph: nothing in the call requires grad"),
         ("%%stages --dynamic=7\nf(x)", "dynamic must be one of True, False, None"),
-        ("%%stages kernels\nprint(x)", "print writes to the terminal"),
+        ("%%stages kernels\nprint(x)", "print is called"),
         ("%%compile_diff\nf(x)", "with a line '# ---' between them"),
         ("%%compile_diff\nseen.append(1)\nf(x)\n# ---\nz = 1", "must end with a call"),
     ],
