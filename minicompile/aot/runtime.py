@@ -185,7 +185,7 @@ def training_call(
             del tangents
             return compute()
 
-    apply = compat.direct_apply(Compiled)
+    apply = Compiled.apply
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
 
 

@@ -13,7 +13,6 @@ that we teach. The names of all other files are imported from here.
 from minicompile.compat.autograd import (
     WatchedHooks,
     clear_saved_tensors,
-    direct_apply,
     function_apply,
     of_hook,
     saved_tensors,
@@ -22,7 +21,6 @@ from minicompile.compat.autograd import (
 )
 from minicompile.compat.dispatch import (
     TorchDispatchMode,
-    adds_products_in_float32,
     autograd_kernels,
     below_autograd,
     is_composite,
@@ -33,7 +31,6 @@ from minicompile.compat.dispatch import (
     torch_decompositions,
     torch_kernels_as_in_eager,
 )
-from minicompile.compat.distributed import COLLECTIVES
 from minicompile.compat.fakes import (
     FAKE_LIMITS,
     FakeTensor,
@@ -72,7 +69,6 @@ from minicompile.compat.memory import (
     storage_id,
     storage_pointer,
     storage_uses,
-    tensor_on,
 )
 from minicompile.compat.private import PART_GONE, PARTS, require
 from minicompile.compat.settings import AUTOCAST_DEVICES, any_autocast_enabled, without_autocast

@@ -7,12 +7,10 @@ than a second. A part that is gone is a reason why there is no comparison.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 
 from minicompile.compat.fakes import FakeTensor, FakeTensorMode
 from minicompile.compat.private import later, take
@@ -22,10 +20,12 @@ HigherOrderOperator = take("torch._ops.HigherOrderOperator", "comparison")
 symbolic_env = later("torch.fx.experimental.symbolic_shapes.ShapeEnv", "comparison")
 tracing_context = later("torch._guards.TracingContext.try_get", "comparison")
 compile_fx = later("torch._inductor.compile_fx.compile_fx", "comparison")
+"""Compiles a graph of torch functions by torch's AOT autograd and Inductor, which may change it."""
 inductor_config = later("torch._inductor.config", "comparison")
 functorch_config = later("torch._functorch.config", "comparison")
 graph_lowering = later("torch._inductor.graph.GraphLowering", "comparison")
 dynamo_counters = later("torch._dynamo.utils.counters", "comparison")
+"""torch.compile's counters: by kind, how often what happened."""
 dynamo_config = later("torch._dynamo.config", "comparison")
 
 Tell = Callable[[str, Any, str], None]
@@ -50,12 +50,6 @@ def backend_fakes(inputs: Sequence[Any]) -> list[Any]:
     return [
         convert(x, static_shapes=x not in known) if real else x for x, real in zip(inputs, tensors)
     ]
-
-
-def inductor(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-    """A graph of torch functions compiled by torch's AOT autograd and Inductor, which may change it."""
-    compiled: Callable[..., Any] = compile_fx()(gm, inputs)
-    return compiled
 
 
 @contextlib.contextmanager
@@ -93,44 +87,23 @@ def inductor_told(tell: Tell, **settings: Any) -> Iterator[list[str]]:
             setattr(lowering, name, value)
 
 
-def inductor_kernels(lowering: Any) -> tuple[int, int]:
-    """(fused groups of loops, library calls) of a GraphLowering that is compiled."""
-    calls = [node.node for node in lowering.scheduler.nodes if node.is_extern()]
-    loops = [node for node in lowering.scheduler.nodes if not node.is_extern()]
-    nothing = sum(type(node).__name__ == "NopKernelSchedulerNode" for node in loops)
-    return len(loops) - nothing, sum(type(call).__name__ != "MultiOutput" for call in calls)
-
-
-def torch_counters() -> Any:
-    """Return torch.compile's counters: by kind, how often what happened."""
-    return dynamo_counters()
-
-
-def frame_evaluator() -> tuple[Callable[[], int], Callable[[int], None]]:
-    """What evaluates the interpreter's frames (PEP 523): how to read it, how to put it back. torch.compile
-    leaves its own in place when it raises (2.11 to 2.15), and then no other, such as ours, can be used.
-    """
-    api = ctypes.pythonapi
-    current = api.PyInterpreterState_Get
-    current.restype = ctypes.c_void_p
-    get, put = api._PyInterpreterState_GetEvalFrameFunc, api._PyInterpreterState_SetEvalFrameFunc
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    put.restype, put.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
-    return lambda: int(get(current())), lambda evaluator: put(current(), evaluator)
+def inductor_kernels(lowering: Any) -> int:
+    """Count the fused groups of loops of a GraphLowering that is compiled."""
+    nodes = lowering.scheduler.nodes
+    return sum(
+        not node.is_extern() and type(node).__name__ != "NopKernelSchedulerNode" for node in nodes
+    )
 
 
 @contextlib.contextmanager
 def torch_compile_anew() -> Iterator[None]:
     """Inside, torch.compile has compiled nothing and seen no sizes, and raises its errors. Afterwards it has
-    forgotten all, and what evaluates frames is as before."""
-    read, put = frame_evaluator()
-    evaluator = read()
+    forgotten all."""
     torch.compiler.reset()
     try:
         with dynamo_config().patch(suppress_errors=False):
             yield
     finally:
-        put(evaluator)
         torch.compiler.reset()
 
 

@@ -87,7 +87,7 @@ def backend(
 def in_eager(gm: fx.GraphModule, reason: str) -> Callable[..., Any]:
     """The graph as it is; said and counted."""
     warnings.warn(f"minicompile runs a graph of torch.compile in eager: {reason}", stacklevel=3)
-    torch_compiler.torch_counters()["minicompile"][f"in eager: {reason}"] += 1
+    torch_compiler.dynamo_counters()["minicompile"][f"in eager: {reason}"] += 1
     return gm.forward
 
 
@@ -205,7 +205,7 @@ def to_inductor(capture: Capture) -> BoxedCallable:
         frames = (f'  File "{at.file}", line {at.line}, in {at.function}\n' for at in lines)
         node.meta = {"stack_trace": "".join(frames)}
     try:
-        run = torch_compiler.inductor(graph.gm, list(map(plain, capture.fakes)))
+        run = torch_compiler.compile_fx()(graph.gm, list(map(plain, capture.fakes)))
     except Exception as error:
         raise Unsupported(f"torch's Inductor raised {type(error).__name__}: {error}") from error
     return lambda inputs: run(*inputs)

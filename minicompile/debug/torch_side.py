@@ -98,12 +98,13 @@ class Cell:
         self.stages[f"aot.{name}"].append(graph)
         lines = list(map(CodeLine, text.split("\n")))
         self.stages["code"].append(WrapperSource(f"{name}, by Inductor", lines, []))
-        self.kernels += torch_compiler.inductor_kernels(made)[0]
+        self.kernels += torch_compiler.inductor_kernels(made)
 
     def dynamo(self, gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """torch.compile's backend for both halves of torch."""
         self.stages["graph"].append(torch_bridge.graph_of(gm, "graph", "Dynamo"))
-        return torch_compiler.inductor(gm, inputs)
+        compiled: Callable[..., Any] = torch_compiler.compile_fx()(gm, inputs)
+        return compiled
 
 
 @dataclass
@@ -183,7 +184,7 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
     with torch_compiler.torch_compile_anew():
         # torch's capture first: its first use in a process changes nn.Module, which our captures rely on
         for number, cell in reversed([*enumerate(cells)]):
-            counters = torch_compiler.torch_counters()
+            counters = torch_compiler.dynamo_counters()
             counters.clear()
             with torch_compiler.inductor_told(cell.told, fallback_random=True) as notes:
                 run = runs[str(number)] = Run(case, variant(cell))

@@ -78,9 +78,8 @@ def refuse(id: str, what: str, *functions: Any) -> None:
 
 
 for _id, _owner, _names in FUNCTIONS:
-    for _function in (getattr(_owner, _name) for _name in _names.split()):
+    for _function in (getattr(_owner, _name) for _name in _names.split() if hasattr(_owner, _name)):
         refuse(_id, f"{_function.__qualname__} is called", _function)
-refuse("several-processes", "processes exchange tensors", *compat.COLLECTIVES)
 refuse("autograd-function", "a torch.autograd.Function is applied", compat.function_apply)
 
 

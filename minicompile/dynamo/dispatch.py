@@ -99,9 +99,6 @@ def captured(
     """Call `capture_frame` while the lock is held. Raises Unsupported where no frame can be captured."""
     compat.check_capture()
     if active := settings.active_modes():
-        if device := settings.default_device():
-            what = f"{device} is the default device: a torch function mode is active"
-            raise refusal("default-dtype-or-device", what)
         raise refusal("function-mode", f"{' and '.join(active)} is active")
     code = function.__code__
     if is_coroutine(code) or is_generator(code):

@@ -291,7 +291,7 @@ means(contextlib.ContextDecorator._recreate_cm)(  # type: ignore[attr-defined]
 )
 
 
-@call_rules(*settings.compiling_predicates())
+@call_rules(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def is_compiling(world: World, args: Any, kwargs: Any) -> bool:
     """True in a frame that is captured as a whole: Python code that goes on after a break is told False."""
     world.asked_compiling = True
@@ -302,9 +302,10 @@ means(torch.is_inference_mode_enabled)(lambda world: world.recorder.inference)
 means(torch.is_inference, torch.Tensor.is_inference)(
     lambda world, tensor: world.recorder.is_inference(tensor)
 )
-call_rules(*settings.TRACING_PREDICATES, torch.overrides.has_torch_function)(
-    lambda world, args, kwargs: False
-)
+call_rules(
+    *(torch.jit.is_tracing, torch.jit.is_scripting, torch.compiler.is_exporting),  # type: ignore[attr-defined]
+    torch.overrides.has_torch_function,
+)(lambda world, args, kwargs: False)
 call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(
     lambda world, args, kwargs: isinstance(args[0], torch.Tensor)
 )

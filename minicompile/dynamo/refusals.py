@@ -18,6 +18,10 @@ import torch
 from torch import autograd
 from torch.utils import checkpoint
 
+COLLECTIVES = """all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single
+    barrier batch_isend_irecv broadcast broadcast_object_list gather gather_object irecv isend recv reduce
+    reduce_scatter reduce_scatter_tensor scatter scatter_object_list send"""
+"""Functions with which processes exchange tensors. None where torch was built without."""
 FUNCTIONS: tuple[tuple[str, Any, str], ...] = (
     ("print", builtins, "print"),
     ("log", warnings, "warn"),
@@ -50,6 +54,7 @@ FUNCTIONS: tuple[tuple[str, Any, str], ...] = (
         "grad grad_and_value vjp jvp jacrev jacfwd hessian linearize functional_call functionalize",
     ),
     ("function-transform", torch, "vmap"),
+    ("several-processes", torch.distributed, COLLECTIVES),
 )
 """(id of the reason, where the functions are, their names)."""
 

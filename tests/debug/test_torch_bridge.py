@@ -38,7 +38,9 @@ def without_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's AOT autograd alone stands for Inductor, which takes seconds for each graph."""
     from torch._dynamo.backends.debugging import aot_eager
 
-    monkeypatch.setattr(torch_compiler, "inductor", lambda gm, inputs: aot_eager(gm, inputs))
+    monkeypatch.setattr(
+        torch_compiler, "compile_fx", lambda: lambda gm, inputs: aot_eager(gm, inputs)
+    )
 
 
 def training(x: torch.Tensor, w: torch.Tensor) -> Any:
@@ -234,7 +236,7 @@ def test_what_torch_refuses_runs_in_eager_with_its_reason(monkeypatch: pytest.Mo
     def refuses(gm: Any, inputs: Any) -> Any:
         raise RuntimeError("no kernel for that")
 
-    monkeypatch.setattr(torch_compiler, "inductor", refuses)
+    monkeypatch.setattr(torch_compiler, "compile_fx", lambda: refuses)
     compiled, x = by_inductor(torch.nn.ReLU()), torch.randn(3)
     torch.testing.assert_close(compiled(x), x.relu())
     told = mc.api.dispatcher_of(compiled).explanation()

@@ -79,7 +79,8 @@ class Arena:
             self.shrink(limit - span)
             block = Block(span)
             self.blocks[span] = self.blocks.pop(span, deque())
-        made = compat.tensor_on(block.storage, size, stride, dtype)
+        # a view of no other tensor
+        made = compat.empty_strided_cpu((0,), (1,), dtype).set_(block.storage, 0, size, stride)
         if (blocks := self.blocks.get(span)) is not None:
             blocks.append(block)  # no longer free: nobody takes it
         return made
