@@ -30,9 +30,9 @@ class Budget:
 
 
 BUDGETS = {
-    "core": Budget(221_900, 190_000),
-    "package": Budget(367_000, 350_000),
-    "tests": Budget(420_000, 416_000),
+    "core": Budget(210_600, 190_000),
+    "package": Budget(359_700, 350_000),
+    "tests": Budget(415_700, 410_000),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd.function import BackwardCFunction, once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 import minicompile
 from tests.dynamo.helpers import compiled, equal, explained, lenient, outcome

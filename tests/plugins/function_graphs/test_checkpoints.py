@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import minicompile as mc
 from tests.comparing import assert_as_eager
 from tests.dynamo.helpers import compiled, equal, explained, lenient, outcome
-from tests.dynamo.test_functions import WEIGHT, X, Y, both, close
+from tests.plugins.function_graphs.test_function_graphs import WEIGHT, X, Y, both, close
 
 
 def twice(t: torch.Tensor, b: torch.Tensor, factor: int = 1) -> Any:
