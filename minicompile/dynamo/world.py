@@ -45,9 +45,7 @@ call_rules: Registry[CallRule] = Registry(
     "call", "Python callable -> what calling it means during capture"
 )
 """A function of a module that is imported late stands in it by module and name."""
-call_rules.modules += [
-    f"minicompile.dynamo.{name}" for name in ("builtins", "library")
-]
+call_rules.modules += [f"minicompile.dynamo.{name}" for name in ("builtins", "library")]
 
 
 def operation(meaning: Meaning) -> Meaning:

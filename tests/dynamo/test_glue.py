@@ -133,7 +133,9 @@ def test_library_functions_are_in_the_graph_or_break_it_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("clip", [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
-def test_clipping_gradients_makes_the_generator_and_reads_gradients_between_graphs(clip: Callable[..., Any]) -> None:
+def test_clipping_gradients_makes_the_generator_and_reads_gradients_between_graphs(
+    clip: Callable[..., Any],
+) -> None:
     plain, module = Trained(clip), Trained(clip)
     function = lenient(module)
     for _ in range(3):
