@@ -29,6 +29,7 @@ from minicompile.dynamo.variables import (
     VariableTracker,
     is_constant,
     is_numpy_scalar,
+    words,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
@@ -39,6 +40,8 @@ from minicompile.shapes.symnode import SYMBOLIC, operation_of
 
 LARGEST_INT64 = 2**63 - 1
 CHECK = torch.ops.aten._assert_async.msg
+PRODUCTS = words("matmul __matmul__ __rmatmul__ mm bmm mv dot addmm baddbmm linear einsum")
+"""Functions that refuse tensors of different dtypes when they run; their fakes don't."""
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -222,6 +225,9 @@ class Recorder:
 
         lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), lift)
         name = target if op == "call_method" else getattr(target, "__name__", None)
+        mixed = name in PRODUCTS and len({tensor.dtype for tensor in tensors}) > 1
+        if mixed and not compat.any_autocast_enabled():
+            self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
         if kwargs.get("out") is not None:
             self.refuse("tensor-memory", f"{name} writes to an `out`, which it may resize")
         self.mode.written.clear()
