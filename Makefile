@@ -98,7 +98,7 @@ lint:
 lessons:
 	$(PY) -m notebooks.build --validate
 
-## make fuzz       random programs against eager: KIND=python (views, sizes, loops, attention) SEED=0 MINUTES=5 BACKEND=inductor
+## make fuzz       random programs against eager: KIND=python (or views, sizes, loops, attention) SEED=0 MINUTES=5
 fuzz:
 	$(PY) -m tests.fuzz $(or $(KIND),python) --seed $(or $(SEED),0) --minutes $(or $(MINUTES),5) $(if $(COUNT),--count $(COUNT)) \
 	    --backend $(or $(BACKEND),inductor)

@@ -46,7 +46,7 @@ def copy_of(value: Tensor, storages: dict[int, Any]) -> Tensor:
 
 
 def in_double(values: Sequence[Any]) -> list[Any]:
-    """Copies of floating-point tensors in float64, of which those are leaves that are here."""
+    """Return detached float64 copies of floating-point tensors, requiring grad as before; others as is."""
     return [
         x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
         for x in values
@@ -169,7 +169,7 @@ def assert_same(found: Any, expected: Any, strides: bool = True, **tolerance: fl
 def assert_near(
     found: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor], roundings: float = 4
 ) -> None:
-    """At most twice as far from the exact numbers as eager's are, and some roundings of the largest."""
+    """Check that the error is at most twice eager's, plus `roundings` times the largest number's rounding."""
     for mine, eagers, right in zip(found, eager, map(Tensor.double, exact), strict=True):
         assert (mine.dtype, strides_of(mine)) == (eagers.dtype, strides_of(eagers))
         bound = 2 * (eagers.double() - right).abs().max()
@@ -216,7 +216,7 @@ def assert_scenario(
     strides: bool = False,
     **tolerance: float,
 ) -> None:
-    """What `scenario(compile)` tells is what it tells where nothing is compiled."""
+    """Check that `scenario(compile)` returns what it returns when `compile` leaves a function as it is."""
     found = []
     for compile_with in (compile, lambda function: function):
         torch.manual_seed(0)

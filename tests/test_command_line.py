@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -135,3 +136,10 @@ def test_our_errors_are_one_sentence_and_an_exit_code():
     )
     assert done.returncode == 1
     assert done.stderr.strip() == "minicompile demo: --steps and --threads must be at least 1"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes close differently on Windows")
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m minicompile options | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from minicompile.codegen.plan import KernelSource
 from minicompile.codegen.triton import print_triton
 from minicompile.compat import triton_api
 from minicompile.debug.gpu_assembly import Assembly, _tool_output, cross_compile
+from minicompile.errors import BackendError
 from minicompile.ops.table import POINTWISE, result_dtype
 from minicompile.options import Options
 from minicompile.runtime import triton
@@ -307,3 +309,11 @@ def compile_operation(name: str, dtype: torch.dtype, number: int | None) -> None
 
     p.pointwise("y", (4096,), fn, result)
     assert "st.global" in cross_compile(source_of(p)).levels["ptx"]
+
+
+def test_without_triton_one_sentence_says_what_to_install(monkeypatch):
+    source = copy()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for attempt in (lambda: load_kernel(source), lambda: cross_compile(source)):
+        with pytest.raises(BackendError, match="pip install triton"):
+            attempt()

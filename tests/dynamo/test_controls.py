@@ -296,3 +296,35 @@ def test_a_compiled_module_answers_as_torch_compiles_does(ask: Callable[[Any], A
     torch._dynamo.reset()
     theirs = ask(torch.compile(first, backend="eager"))
     assert equal(ask(mc.compile(second, backend="eager")), theirs)
+
+
+def test_disable_is_a_decorator_and_keeps_the_functions_face() -> None:
+    plain = mc.disable(below)
+    assert plain.__name__ == "below" and outside.__doc__ == "Adds."
+    assert equal(outside(x, 2), x.cos() + 2)
+    assert mc.compile(outside) is outside
+    assert equal(mc.disable(compiled(below))(x), below(x))
+    assert (
+        equal(mc.disable(nn.Linear(4, 4).forward)(x * 0), mc.disable(mc.disable(below))(x)) is False
+    )
+    for wrong in (3, nn.Linear):
+        with pytest.raises(OptionError, match="can't disable a"):
+            mc.disable(wrong)
+    with pytest.raises(OptionError, match=r"under mc\.disable"):
+        mc.explain(outside)(x)
+
+
+def test_a_disabled_method_and_a_disabled_lambda() -> None:
+    class Model:
+        k = 2
+
+        @mc.disable
+        def run(self, a: torch.Tensor) -> torch.Tensor:
+            return a * self.k
+
+    model = Model()
+    bound, anonymous = mc.disable(model.run), mc.disable(lambda a: a + 1)
+    run = lenient(lambda a: anonymous(bound(model.run(a) + 1)))
+    assert equal(run(x), (x * 2 + 1) * 2 + 1)
+    # two breaks at one line for one reason are one
+    assert len(explained(run).breaks) == 2 and explained(run).graph_count == 4

@@ -290,3 +290,16 @@ def test_where_memory_starts_is_guarded_if_as_strided_counts_from_there(backend:
     for start in (0, 2, 1, 0):
         x = torch.arange(24.0).reshape(6, 4)[start : start + 3]
         assert equal(run(x), f(x)), start
+
+
+def adam(params: list[torch.Tensor], lr: float, betas: Any, step: int) -> list[torch.Tensor]:
+    return [p - lr * (1 - betas[0] ** step) * p for p in params]
+
+
+def test_a_step_of_an_optimizer_is_compiled_twice() -> None:
+    run, params = lenient(adam), [torch.randn(3) for _ in range(3)]
+    for step in range(1, 12):
+        given = params, 0.1 / step, (0.9, 0.99), step
+        assert equal(run(*given), adam(*given))
+    assert graphs(run) == 2
+    assert "f0 is lr, a float (was 0.1, then 0.05)" in explained(run).captures[1].size_lines[1]

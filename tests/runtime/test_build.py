@@ -21,7 +21,8 @@ import torch
 import minicompile as mc
 from minicompile import pipeline
 from minicompile.__main__ import main
-from minicompile.ops import build, files
+from minicompile.errors import BackendError
+from minicompile.ops import build, files, toolchain
 from minicompile.ops.build import start_build
 from minicompile.ops.toolchain import find_compiler
 from minicompile.options import Options, environment
@@ -326,3 +327,43 @@ def test_a_pipe_in_the_cache_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(PermissionError):
         files.read_private(tmp_path / "pipe")
+
+
+def test_a_missing_compiler_is_one_clear_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackendError, match=r"needs a C\+\+ compiler.*install g\+\+.*set CXX"):
+        start_build(SOURCE, Options(cpp_compiler=""))
+
+
+def test_a_compiler_may_be_a_command_with_arguments(tmp_path: Path) -> None:
+    """`CXX="ccache g++"`; here `env` stands for the wrapper."""
+    name = find_compiler(Options()).command[0]
+    chosen = options(tmp_path, cpp_compiler=f"env -u NOTHING {name}")
+    assert find_compiler(chosen).command[1:] == ("-u", "NOTHING", name)
+    assert start_build(SOURCE, chosen).result().answer() == 42
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [
+        ("/no/such/g++", r"'/no/such/g\+\+' was not found"),
+        ("g++ 'unclosed", "was not found"),
+        ("false", "does not run"),
+    ],
+)
+def test_a_chosen_compiler_that_is_none_is_named(
+    tmp_path: Path, chosen: str, complaint: str
+) -> None:
+    with pytest.raises(BackendError, match=complaint):
+        start_build(SOURCE, options(tmp_path, cpp_compiler=chosen))
+
+
+def test_a_compile_error_shows_the_first_lines_and_keeps_the_source(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="could not compile") as caught:
+        start_build("long answer(void) { return oops; }\n", options(tmp_path)).result()
+    text = str(caught.value)
+    assert "oops" in text
+    kept = text.split("source kept in ")[1].split(")")[0]
+    assert "return oops" in Path(kept).read_text()
