@@ -259,7 +259,7 @@ def test_a_position_is_symbolic(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_one_graph_serves_every_number_that_divides(backend: str) -> None:
+def test_a_number_that_divides_is_known_by_its_quotient(backend: str) -> None:
     def f(x: torch.Tensor, n: int) -> Any:
         if (n + 3) % 2:
             return x
