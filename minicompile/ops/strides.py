@@ -6,7 +6,7 @@ Strides of dimensions of size 0 or 1 lead to no element; they are as FakeTensor 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,32 @@ UPSAMPLED_GRADIENTS = aten_ops(
     " upsample_nearest1d_backward.default upsample_nearest3d_backward.default"
 )
 """For these FakeTensor runs C++ that can't read symbolic sizes."""
+CONVOLUTIONS = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
+"""The arguments that have a batch; so has the first result."""
+IMAGES = 16
+"""From so many on, or with several threads, torch gives windows of 1x1 to oneDNN. Layouts are the same."""
+
+
+def has_open_batch(op: OpOverload, args: Any) -> bool:
+    """Whether a convolution on the CPU is of a symbolic number of images."""
+    batched = [args[place] for place in CONVOLUTIONS.get(op, ())]
+    return any(x.device.type == "cpu" and isinstance(x.shape[0], torch.SymInt) for x in batched)
+
+
+def convolved(op: OpOverload, args: Any, run: Callable[[Any], Any]) -> Any:
+    """The result of a convolution of any number of images, without a guard on that; `run` is FakeTensor's."""
+
+    def with_batch(x: torch.Tensor, size: Any) -> torch.Tensor:
+        return x.new_empty_strided((size, *x.shape[1:]), x.stride())
+
+    places = CONVOLUTIONS[op]
+    of_images = [with_batch(x, IMAGES) if i in places else x for i, x in enumerate(args)]
+    batch, result = args[0].shape[0], run(tuple(of_images))
+    first, *others = result if isinstance(result, tuple | list) else [result]
+    first = None if first is None else with_batch(first, batch)
+    return (first, *others) if others else first
+
+
 IMAGE_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
