@@ -1,12 +1,10 @@
 """The loop nests of C kernels: one inner loop in vectors, along x or along r, and what stands around it.
 
     pointwise   loops over x, the innermost in vectors
-    squares     the same by squares of two x, so that loads that jump can be turned in the cache
     rows        for each x: loops over r in vectors, one per phase, scratch rows between them
-    columns     for each tile of x: loops over r, inside them a loop over the tile in vectors
 
-The first two are here, after what all have in common; those with reductions are in `cpp_reductions.py`
-and `plugins/column_reductions`.
+The first is here, after what both have in common; rows are in `cpp_reductions.py`. Plug-ins have more:
+squares of two x (`plugins/transposed_tiles`), tiles of columns (`plugins/column_reductions`).
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ import sympy
 
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
-from minicompile.codegen.phases import is_update, owns, separates, transposed
+from minicompile.codegen.phases import is_update, owns, separates
 from minicompile.codegen.plan import CppPlan, count
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import LoopBody, Value, iterate_indices, varying
-from minicompile.shapes.expr import coefficient_of
 
 OUTER_ITERATIONS = 8
 """Outer loops with fewer iterations leave threads idle: then the inner loop is shared."""
@@ -134,10 +131,7 @@ class PointwisePrinter(LoopPrinter):
     """Loops over x alone."""
 
     def nest(self) -> None:
-        if self.plan.tiles:
-            self._squares(self.plan.body.values)
-        else:
-            self.nest_of(self.plan.body, self.x_loops)
+        self.nest_of(self.plan.body, self.x_loops)
 
     def nest_of(self, body: LoopBody, loops: Sequence[Loop], shared: bool = False) -> None:
         """A body in its loops, the innermost in vectors; `shared`: threads share a loop around these."""
@@ -184,42 +178,6 @@ class PointwisePrinter(LoopPrinter):
             stack.enter_context(self.loops(outer, pragma))
             self.compute(v for v in body.values if v not in inside)
             self._inner(inner, inside, simd)
-
-    def _squares(self, values: Sequence[Value]) -> None:
-        """Loads that jump along the inner loop fill squares of scratch first."""
-        sides = [loop for loop in self.x_loops if str(loop.var) in self.plan.tiles]
-        outer = [loop for loop in self.x_loops if loop not in sides]
-        across, inner = (loop.var for loop in sides)
-        tile = self.plan.tiles[str(inner)]
-        starts = [Loop(f"{var}_start", size, step=tile) for var, size, *_ in sides]
-        with self.loops([*outer, *starts], self._parallel(len(self.x_loops))):
-            for var, size, *_ in sides:
-                self._end(var, f"{var}_start", tile, self.index(size))
-            place = f"{tile}*({across} - {across}_start) + {inner} - {inner}_start"
-            squares: dict[Value, str] = {}
-            for value in values:
-                if transposed(value, inner, across):
-                    self._turn(value, across, inner, tile)
-                    squares[value] = f"{self.names[value]}_square[{place}]"
-            rows, columns = (Loop(v, 0, f"{v}_start", f"{v}_end") for v in (across, inner))
-            simd = self._simd(values, inner)
-            with self.loop(rows):
-                self._inner(columns, [v for v in values if v not in squares], simd, squares)
-
-    def _turn(self, value: Value, across: sympy.Symbol, inner: sympy.Symbol, tile: int) -> None:
-        """Copy the square of a load, turned, into scratch."""
-        assert value.index is not None
-        corner = {
-            var: sympy.Symbol(f"{var}_start", integer=True, nonnegative=True)
-            for var in (across, inner)
-        }
-        self._scratch([value], "_square", tile * tile)
-        source = f"{self.arguments[value.buffer].name} + {self.index(value.index.xreplace(corner))}"
-        jump = self.index(coefficient_of(value.index, inner))
-        counts = f"{inner}_end - {inner}_start, {across}_end - {across}_start"
-        target = f"{self.names[value]}_square, {tile}"
-        call = f"mc_transpose_{value.dtype.itemsize}({source}, {jump}, {target}, {counts})"
-        self.line(f"{call};", value.origins)
 
 
 def operands(values: Iterable[Value]) -> set[Value]:

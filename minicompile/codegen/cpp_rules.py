@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minicompile.codegen.phases import choose_stashed, turned
+from minicompile.codegen.phases import choose_stashed
 from minicompile.codegen.plan import CppPlan, count, plan_rule
 from minicompile.options import Options
 from minicompile.shapes.expr import size_hint
@@ -23,9 +23,6 @@ FEW_ROWS, LONG_ROW = 8, 32768
 
 CHUNK, MOST_CHUNKS = 16384, 256
 """Least elements of such a chunk, and most chunks."""
-
-SQUARE, TURNED, MOST_SQUARES = 64, 16, 4
-"""Side of a square that is turned in the cache, extent from which that pays, and squares at a time."""
 
 
 @plan_rule("cpp:vector")
@@ -52,15 +49,7 @@ def choose_tiles(plan: CppPlan, options: Options) -> str | None:
         if not plan.body.scans and plan.rows < FEW_ROWS and plan.row_length >= LONG_ROW:
             plan.tiles = chunks(plan, CHUNK, MOST_CHUNKS)
         return f"threads share {plan.rows} rows of {plan.row_length} elements"
-    _choose_squares(plan)
-    return "loads that jump along the inner loop are turned in the cache"
-
-
-def _choose_squares(plan: CppPlan) -> None:
-    """Loads that jump along the inner loop are read in squares, which fit into the cache, and turned."""
-    found = turned(plan.body, plan.hints, TURNED)
-    if found is not None and found[2] <= MOST_SQUARES:
-        plan.tiles = {str(var): SQUARE for var in found[:2]}
+    return None
 
 
 def chunks(plan: CppPlan, least: int, most: int) -> dict[str, int]:

@@ -29,7 +29,6 @@ from minicompile.shapes.expr import (
     exact_quotient,
     is_nonnegative,
     same,
-    size_hint,
 )
 
 NO_RIDERS: Mapping[Value, Value] = {}
@@ -257,26 +256,3 @@ def along_rows(value: Value, body: LoopBody) -> bool:
     ranges = body.all_ranges
     steps = zip(ranges, contiguous_strides(list(ranges.values())), strict=True)
     return bool(same(value.index, sum((var * step for var, step in steps), sympy.Integer(0))))
-
-
-def transposed(load: Value, inner: sympy.Symbol, across: sympy.Symbol) -> bool:
-    """A load that jumps along `inner` while its elements lie side by side along `across`."""
-    if load.op != "load" or load.mask is not None or load.indirect:
-        return False
-    jump = coefficient_of(load.index, inner)
-    return jump not in (None, 0, 1) and coefficient_of(load.index, across) == 1
-
-
-def turned(
-    body: LoopBody, hints: Mapping[sympy.Symbol, int], least: int
-) -> tuple[sympy.Symbol, sympy.Symbol, int] | None:
-    """The loop along which most loads are contiguous that jump along the innermost one, that one, and how
-    many do; both make at least `least` steps."""
-    loops = [var for var, size in body.ranges.items() if size != 1]
-    long = [var for var in loops if size_hint(body.ranges[var], hints) >= least]
-    if len(long) < 2 or long[-1] is not loops[-1] or any(map(is_update, body.stores)):
-        return None
-    *others, inner = long
-    found = {var: sum(transposed(v, inner, var) for v in body.loads) for var in others}
-    across = max(found, key=found.__getitem__)
-    return (across, inner, found[across]) if found[across] else None

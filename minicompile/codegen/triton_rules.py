@@ -18,11 +18,9 @@ from minicompile.codegen.phases import (
     contiguous_uses,
     loop_needs,
     riders,
-    turned,
 )
 from minicompile.codegen.plan import (
     INT32_END,
-    Tiling,
     TritonPlan,
     granule_of,
     plan_rule,
@@ -136,7 +134,8 @@ def choose_tiles(plan: TritonPlan, options: Options) -> None:
     gpu = gpu_of(plan.device)
     programs = busy(gpu)
     if plan.reduction == "none":
-        _choose_block(plan, programs)
+        block = clamp(power_of_two(plan.rows // programs), 128, 1024)
+        plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)
         return
     length = power_of_two(plan.row_length)
     # rows per program that still leave enough programs
@@ -201,20 +200,3 @@ def granule(plan: TritonPlan) -> int:
 
 LONG_ROW = 4096
 """Elements from which on a thread that holds part of a row has many: fewer threads wait for each other."""
-
-SQUARE = 32
-"""From which extent on tiles are squares where loads and stores run along different loops."""
-
-
-def _choose_block(plan: TritonPlan, programs: int) -> None:
-    """A block of consecutive elements, or a square where loads and stores run along different loops."""
-    if found := turned(plan.body, plan.hints, SQUARE):
-        large = plan.rows >= programs * 2**14
-        loops = list(plan.ranges.items())
-        inner = list(plan.ranges).index(found[0]) + 1
-        plan.tiling = Tiling({"y": dict(loops[:inner]), "x": dict(loops[inner:])}, {})
-        plan.num_warps = 8 if large else 4
-        plan.tiles = {"y": 128, "x": 64} if large else {"y": SQUARE, "x": SQUARE}
-        return
-    block = clamp(power_of_two(plan.rows // programs), 128, 1024)
-    plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)
