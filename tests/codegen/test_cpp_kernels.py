@@ -25,7 +25,7 @@ F32, F64, BF16, I64, BOOL = torch.float32, torch.float64, torch.bfloat16, torch.
 # ---- rows
 
 
-@pytest.mark.parametrize("rule", ["vector", "tiles", "stash", "parallel", ""])
+@pytest.mark.parametrize("rule", ["vector", "columns", "chunks", "squares", "stash", "parallel", ""])
 def test_kernels_are_right_without_any_rule_of_their_plans(rule: str) -> None:
     def columns(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         first = torch.softmax(x.double() * 2, -1).cumsum(-1)
