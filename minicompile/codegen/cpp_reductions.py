@@ -9,7 +9,7 @@ plugins/column_reductions.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import sympy
 import torch
@@ -35,9 +35,6 @@ quicker than the loop that computes them."""
 MANY = 256
 """So many short sums are sums of floats: doubles would take longer."""
 
-STACK_BYTES = 128 * 1024
-"""Scratch rows that have more bytes together lie on the heap."""
-
 
 class RowPrinter(LoopPrinter):
     """For each x: loops over r in vectors, one for each phase."""
@@ -59,47 +56,13 @@ class RowPrinter(LoopPrinter):
 
     def rows(self, shared: int) -> None:
         """All rows; threads share the outermost loops over x, `shared` in number."""
-        with self._heap_rows(shared) as pragma, self.loops(self.x_loops, pragma):
-            if not self._on_heap():
-                self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
+        with self.loops(self.x_loops, self._parallel(shared)):
+            self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
             for phase in self.plan.phases:
                 if phase.level == "row":
                     self.compute(phase.values)
                 else:
                     self.sweep(phase.values)
-
-    @contextlib.contextmanager
-    def _heap_rows(self, nest: int) -> Iterator[str]:
-        """Scratch rows that are long, or whose length varies, lie on the heap, one for each thread.
-
-        Gives the loops' pragma.
-        """
-        length, inner = product(self.plan.reduction_ranges.values()), self.r_loops[-1].size
-        kept = self.in_order(self.plan.stashed) if self._on_heap() else []
-        rows = {f"{self.names[v]}_row": (v, length) for v in kept}
-        for phase in self.plan.phases:
-            short = isinstance(inner, int) or self.in_blocks(phase.values)
-            if phase.level == "loop" and not short:
-                rows |= {f"{self.names[v]}_part": (v, inner) for v in self._filled(phase.values)}
-        if not rows:
-            yield self._parallel(nest)
-            return
-        (region, share), shared = self._shared(nest), self._threads(nest)
-        self.pragma(f"parallel{region}" * shared)
-        with self.block("{", "}"):
-            for name, (value, size) in rows.items():
-                ctype, count = CTYPES[value.dtype], self.index.within(size)
-                text = f"({ctype}*)mc_scratch({value.dtype.itemsize}*{count})"
-                self.line(f"{ctype}* __restrict {name} = {text};", value.origins)
-            yield f"for nowait{share}" * shared
-            for name, (value, _) in rows.items():
-                self.line(f"mc_release({name});", value.origins)
-
-    def _on_heap(self) -> bool:
-        """Scratch rows that vary in length, or are too large for the stack of a thread."""
-        size = self.plan.row_length * sum(v.dtype.itemsize for v in self.plan.stashed)
-        known = all(isinstance(size, int) for size in self.plan.reduction_ranges.values())
-        return not known or size > STACK_BYTES
 
     # ---- loops over r
 
@@ -129,12 +92,12 @@ class RowPrinter(LoopPrinter):
         self.for_each(totals, "{0} = {1};")
 
     def in_blocks(self, values: Sequence[Value]) -> bool:
-        """Rows known to be long; and others whose sums no helper takes care of."""
-        size, sums = self.r_loops[-1].size, float_sums(values)
-        if not all(map(self.by_row, sums)):
-            return not isinstance(size, int) or size > BLOCK
-        long = size_hint(size, self.plan.hints) > LONG_ROW
-        return long and any(v.op == "reduction" and self.by_row(v) for v in values)
+        """Rows that are long or may be, for sums that no helper takes care of or what helpers read."""
+        size = self.r_loops[-1].size
+        by_row = [v for v in values if v.op == "reduction" and self.by_row(v)]
+        most = LONG_ROW if set(float_sums(values)) <= {*by_row} else BLOCK
+        long = not isinstance(size, int) or size > most
+        return long and (most == BLOCK or bool(by_row))
 
     def totals(self, values: Sequence[Value]) -> list[Value]:
         """Float sums that are added up from those of blocks, or of innermost loops."""
@@ -162,7 +125,8 @@ class RowPrinter(LoopPrinter):
         for value in filled:
             scratch[value] = f"{self.names[value]}_part[{inner}{before}]"
         wanted = [v for v in values if v.op in ("store", "reduction") or v.check or v in scratch]
-        if isinstance(most, int):
+        if filled:
+            assert isinstance(most, int)
             self._scratch([v for v in filled if v not in self.kept], "_part", most)
             self.kept.update(filled if at_once else ())
         elsewhere = scratch.keys() - set(values)
@@ -226,7 +190,12 @@ class RowPrinter(LoopPrinter):
         extremum = value.kind in ("max", "min") and source.dtype.is_floating_point
         summed = value.kind == "sum" and self._helper(source) != ""
         known = extremum or (single and (value.kind in POSITIONS or summed))
-        return known and source in self.plan.loop and self.plan.vector_width > 1
+        return (
+            value.op == "reduction"
+            and known
+            and source in self.plan.loop
+            and self.plan.vector_width > 1
+        )
 
     def _helper(self, source: Value) -> str:
         """What sums a row of this, or "" where a loop that computes it is as quick."""

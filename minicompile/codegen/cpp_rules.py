@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from minicompile.codegen.phases import choose_stashed
 from minicompile.codegen.plan import CppPlan, count, plan_rule
 from minicompile.options import Options
@@ -9,8 +11,11 @@ from minicompile.options import Options
 PARALLEL_NANOSECONDS = 8_000
 """Estimated time below which waking other threads costs more than it saves."""
 
-STASH_BYTES, NEAR_BYTES = 512 * 1024, 16 * 1024
-"""Most bytes of scratch rows per thread; up to so many they stay in the nearest cache."""
+STASH_BYTES = 512 * 1024 if sys.platform == "linux" else 128 * 1024
+"""Most bytes of scratch rows, which lie on a thread's stack: small on other systems."""
+
+NEAR_BYTES = 16 * 1024
+"""Up to so many bytes they stay in the nearest cache."""
 
 NEAR_COST, FAR_COST = 3, 12
 """Loop values cheaper than this are computed again, rather than kept in a near or a far scratch row."""
@@ -35,8 +40,9 @@ def choose_vector(plan: CppPlan, options: Options) -> str:
 
 @plan_rule("cpp:stash")
 def choose_stash(plan: CppPlan, options: Options) -> None:
-    """Keep dear loop values in scratch rows, as long as the rows are short."""
-    if plan.reduction != "looped":
+    """Keep dear loop values in scratch rows, where rows are short: they lie on a thread's stack."""
+    known = all(isinstance(size, int) for size in plan.reduction_ranges.values())
+    if plan.reduction != "looped" or not known:
         return
     length = max(plan.row_length, 1)
     worth = NEAR_COST if length * 4 <= NEAR_BYTES else FAR_COST

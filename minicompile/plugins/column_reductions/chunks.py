@@ -67,12 +67,6 @@ class ChunkPrinter(RowPrinter):
         if reductions:
             self.finish_chunks(reductions)
 
-    def in_blocks(self, values: Sequence[Value]) -> bool:
-        """A chunk of unknown length is summed in blocks: a thread has room for a block."""
-        varies = self.split and not isinstance(self.r_loops[-1].size, int)
-        by_row = any(v.op == "reduction" and self.by_row(v) for v in values)
-        return super().in_blocks(values) or (varies and by_row)
-
     def finish_chunks(self, reductions: Sequence[Value]) -> None:
         """Each chunk has found its part: combine them, now or in the loop that comes next."""
         self.combine_parts(reductions)
