@@ -152,7 +152,7 @@ def loop_needs(
     for value in body.values:
         if value.op == "reduction" and value not in riders:
             roots.setdefault(stage[value] - 1, []).append(value)
-        elif value in loop and (value.op == "store" or (value.op == "indirect" and value.check)):
+        elif value in loop and (value.op == "store" or value.check):
             roots.setdefault(stage[value], []).append(value)
     found: dict[int, frozenset[Value]] = {}
     kept: set[Value] = set()

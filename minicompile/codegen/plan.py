@@ -51,8 +51,8 @@ REFERENCE = "reference"
 
 INT32_END = 2**31
 
-INDEX_ERROR, ZERO_DIVISION = 1, 2
-"""Bits that a C kernel returns; runtime/cpp.py raises what they stand for."""
+INDEX_ERROR = 1
+"""What a C kernel returns where a loaded index is out of range; runtime/cpp.py raises it."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class KernelPlan(Shown):
     @property
     def checked(self) -> list[Value]:
         """Loaded indices that the kernel looks at before it uses them."""
-        return [v for v in self.body.values if v.op == "indirect" and v.check]
+        return [v for v in self.body.values if v.check]
 
     @property
     def rows(self) -> int:

@@ -182,11 +182,6 @@ class TilePrinter(AddressPrinter):
         elif value.op == "scan":
             self._scan(value)
         else:
-            if value.check and self.plan.device.type == "cpu":  # on a GPU eager doesn't look either
-                divisor = value.inputs[1]
-                mask = self._masks(self.axes[divisor], None)
-                check = f'tl.device_assert({self.ref(divisor)} != 0, "division by zero", {mask})'
-                self.line(check, value.origins)
             self.line(f"{self.names[value]} = {self._expression(value)}", value.origins)
 
     def _expression(self, value: Value) -> str:
