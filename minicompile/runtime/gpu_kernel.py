@@ -74,12 +74,6 @@ class Tiles:
     """The rival that runs instead of the kernel, if any (TritonPlan.rivals): tiles are those of its product,
     or of its last kernel."""
 
-    @classmethod
-    def of(cls, choice: Mapping[str, int], way: str = "") -> Tiles:
-        """One of a plan's choices."""
-        sizes = {name: size for name, size in choice.items() if name != "warps"}
-        return cls(num_warps=choice["warps"], way=way, **sizes)
-
 
 @dataclass(frozen=True)
 class GpuKernel:
