@@ -25,10 +25,8 @@ from minicompile.scheduling.body import LoopBody, Value, users, varying
 from minicompile.shapes.expr import (
     bounds,
     coefficient_of,
-    contiguous_strides,
     exact_quotient,
     is_nonnegative,
-    same,
 )
 
 NO_RIDERS: Mapping[Value, Value] = {}
@@ -247,12 +245,3 @@ def owns(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:
     ranges = {**body.all_ranges, **{v.symbol: v.size for v in store.indirect if v.symbol}}
     ends = bounds(sympy.Add(*near), ranges)
     return ends is not None and is_nonnegative(step - 1 - ends[1] + ends[0])
-
-
-def along_rows(value: Value, body: LoopBody) -> bool:
-    """The access goes through all rows, one after the other: its index is that of the iteration."""
-    if value.op not in ("load", "store") or value.mask is not None or value.indirect:
-        return False
-    ranges = body.all_ranges
-    steps = zip(ranges, contiguous_strides(list(ranges.values())), strict=True)
-    return bool(same(value.index, sum((var * step for var, step in steps), sympy.Integer(0))))

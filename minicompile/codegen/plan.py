@@ -272,14 +272,9 @@ class TritonPlan(KernelPlan):
     `tiles` has "y", "x" and "r", elements per program, and "stages", tiles on their way at once.
     """
 
-    granule: int = 1
-    """Rows begin anywhere, and tiles where so many elements, a wide load's, begin. With sizes that
-    vary, this is for the launches whose rows do."""
     side_by_side: bool = False
     """Threads have so few registers that two programs fit into a multiprocessor's: one loads while
     the other computes."""
-    rows_cached: bool = False
-    """Rows that are read again are kept in the cache until then."""
     num_warps: int = 4
     index_dtype: torch.dtype = torch.int64
     index_reach: tuple[Size, ...] = ()
@@ -313,12 +308,6 @@ class TritonPlan(KernelPlan):
     def varying(self) -> bool:
         """That isn't known before the launch."""
         return not isinstance(self.length, int)
-
-    @property
-    def granule_varies(self) -> bool:
-        """Where tiles begin isn't known before the launch."""
-        known = all(isinstance(size, int) for size in self.body.all_ranges.values())
-        return self.granule > 1 and not known
 
     @functools.cached_property
     def derived(self) -> dict[sympy.Symbol, sympy.Expr]:
@@ -509,12 +498,6 @@ def count(sizes: Iterable[Size], hints: Mapping[sympy.Symbol, int]) -> int:
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n (and at least 1)."""
     return 1 << max(n - 1, 0).bit_length()
-
-
-def granule_of(wide: int, rows: int, length: int) -> int:
-    """Where rows of a length begin anywhere: the elements of a wide load, at which tiles begin then; else 1.
-    The tensor's end must be one of a wide load: none goes beyond it."""
-    return wide if length % wide != 0 == rows * length % wide else 1
 
 
 def size_text(size: Size) -> str:

@@ -14,15 +14,12 @@ import torch
 from sympy import sympify
 
 from minicompile.codegen.phases import (
-    along_rows,
     contiguous_uses,
-    loop_needs,
     riders,
 )
 from minicompile.codegen.plan import (
     INT32_END,
     TritonPlan,
-    granule_of,
     plan_rule,
     power_of_two,
 )
@@ -152,11 +149,7 @@ def choose_tiles(plan: TritonPlan, options: Options) -> None:
         # the longest rows that are held need the registers of two programs
         longest = longest_persistent(plan, gpu) // 2
         plan.side_by_side = along_r and plan.tiles["x"] * length <= longest
-    elif along_r and (cached := rows_to_cache(plan, gpu)) and stores_rows(plan):
-        plan.granule, plan.rows_cached, plan.side_by_side = granule(plan), True, cached > 1
-        plan.tiles = {"x": 1, "r": min(length, 16384 // cached)}
     elif along_r:
-        plan.granule, plan.rows_cached = granule(plan), cached > 0
         aligned = plan.row_length % 8 == 0  # else loads are narrow, or many are computed from
         r = min(length, 2048 if not aligned else 8192 if alone else 4096)
         plan.tiles = {"x": clamp(1024 // r, 1, spare), "r": r}
@@ -171,31 +164,6 @@ def choose_tiles(plan: TritonPlan, options: Options) -> None:
 def stores_rows(plan: TritonPlan) -> bool:
     """The kernel writes as much as it reads."""
     return any(v in plan.loop for v in plan.body.stores)
-
-
-def rows_to_cache(plan: TritonPlan, gpu: Gpu) -> int:
-    """How many rows, one or two, each multiprocessor may have in work so that a second sweep finds all of
-    them in the cache; 0 where no row is swept twice."""
-    sweeps = loop_needs(plan.body, plan.loop, riders=plan.riders).values()
-    again = [v for v in plan.body.loads if v in plan.loop and sum(v in s for s in sweeps) > 1]
-    row = plan.row_length * sum(v.dtype.itemsize for v in again)
-    return min(3 * gpu.l2_bytes // 4 // (gpu.multiprocessors * row), 2) if row else 0
-
-
-WIDE = 16
-"""Bytes of a thread's widest load."""
-
-
-def granule(plan: TritonPlan) -> int:
-    """Where rows begin anywhere in memory: the elements of a wide load, in which a tile then begins. 1 where
-    that doesn't help, at the hints."""
-    body = plan.body
-    along = [v for v in (*body.loads, *body.stores) if along_rows(v, body)]
-    if not along or body.scans:
-        return 1
-    found = WIDE // min(v.dtype.itemsize for v in along)
-    known = all(isinstance(size, int) for size in body.all_ranges.values())
-    return granule_of(found, plan.rows if known else found, plan.row_length)
 
 
 LONG_ROW = 4096

@@ -90,7 +90,7 @@ class InterpretedKernel:
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
         sizes = [*known.values(), *(size_hint(n, known) for n in plan.derived.values())]
         numbers = [scalar(n, needs_int64(plan, known)) for n in sizes]
-        given = constants(plan, tiles, rows, length)
+        given = constants(plan, tiles, length)
         grid = (size_hint(programs(plan, tiles), known), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):
@@ -121,7 +121,7 @@ def interpreter_tiles(plan: TritonPlan, known: Any, rows: int, length: int) -> T
     if "y" in plan.axes:
         return Tiles(LANES // whole("y", LANES), y=whole("y", LANES))
     r = power_of_two(length)
-    if plan.reduction == "looped":
+    if plan.reduction != "persistent":
         r = min(r, LANES)
     return Tiles(max(min(power_of_two(rows), LANES // r), 1), r)
 

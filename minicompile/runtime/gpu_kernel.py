@@ -34,7 +34,6 @@ from minicompile.codegen.plan import (
     KernelSource,
     TemplatePlan,
     TritonPlan,
-    granule_of,
     power_of_two,
     size_text,
 )
@@ -127,7 +126,7 @@ def gpu_kernel(source: KernelSource, tiles: Tiles) -> GpuKernel:
         module_text(source),
         signature(plan, needs_int64(plan, sizes)),
         [pointers, integers, len(plan.sizes) - integers, len(plan.derived)],
-        constants(plan, tiles, plan.rows, plan.row_length),
+        constants(plan, tiles, plan.row_length),
         compiler_options(plan, tiles) | register_limit(registers, tiles.num_warps),
         registers,
         launcher_text(plan, tiles, device),
@@ -178,13 +177,11 @@ def blocks(plan: TritonPlan, tiles: Tiles) -> dict[str, int]:
     return {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
 
 
-def constants(plan: TritonPlan, tiles: Tiles, rows: int, length: int) -> dict[str, int]:
-    """The kernel's constants for so many rows of a length: its last parameters."""
+def constants(plan: TritonPlan, tiles: Tiles, length: int) -> dict[str, int]:
+    """The kernel's constants for rows of a length: its last parameters."""
     found = blocks(plan, tiles)
     if plan.varying:
         found["WHOLE"] = fills(length, tiles)
-    if plan.granule_varies:
-        found["WIDE"] = granule_of(plan.granule, rows, length)
     return found
 
 
@@ -258,8 +255,6 @@ class Version(NamedTuple):
     """The tile of a row whose length varies; 0 where none does."""
     whole: bool
     """Such a row, or one that is swept, fills its tiles."""
-    granule: int = 1
-    """Where tiles begin, if that varies."""
 
 
 def versioned(kernel: GpuKernel, version: Version) -> GpuKernel:
@@ -275,8 +270,6 @@ def versioned(kernel: GpuKernel, version: Version) -> GpuKernel:
         options |= {"num_warps": tiles.num_warps} | register_limit(shared, tiles.num_warps)
     if "WHOLE" in constants:
         constants["WHOLE"] = version.whole
-    if "WIDE" in constants:
-        constants["WIDE"] = version.granule
     return replace(kernel, types=types, constants=constants, options=options)
 
 
@@ -306,7 +299,7 @@ def launcher_text(plan: TritonPlan, tiles: Tiles, device: int) -> str:
     divisible = "".join(f"{n} % {ALIGNMENT} == 0, " for n in (*plan.integers, *plan.derived))
     beyond = [f"{size_text(end)} >= {INT32_END}" for end in plan.index_reach]
     wide = " or ".join(beyond) or str(plan.index_dtype is torch.int64)
-    grid, row, whole, granule = programs(plan, tiles), "0", "False", "1"
+    grid, row, whole = programs(plan, tiles), "0", "False"
     if plan.varying:
         tile = str(tiles.r)
         lines.append(f"    rnumel = {size_text(plan.length)}")
@@ -316,10 +309,8 @@ def launcher_text(plan: TritonPlan, tiles: Tiles, device: int) -> str:
             grid = -floor_div(-rows, size_symbol("XBLOCK"))
         lines.append(f"    WHOLE = rnumel % {tile} == 0 < rnumel")
         whole = "WHOLE"
-    if plan.granule_varies:
-        granule = f"granule_of({plan.granule}, {size_text(rows)}, {size_text(plan.length)})"
     lines += [
-        f"    version = aligned, ({divisible}), {wide}, {row}, {whole}, {granule}",
+        f"    version = aligned, ({divisible}), {wide}, {row}, {whole}",
         "    run, XBLOCK = variants.get(version) or variant(*version)",
         f"    if len(known) == {MOST_SIZES}:",
         "        known.clear()",

@@ -107,8 +107,6 @@ def launch_plan(
         index_dtype=torch.int64,
         index_reach=(),
         assumes={},
-        granule=1,
-        rows_cached=False,
         side_by_side=False,
         tiling=None,
         steps=(),
