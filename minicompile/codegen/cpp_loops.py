@@ -9,17 +9,16 @@ squares of two x (`plugins/transposed_tiles`), tiles of columns (`plugins/column
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import sympy
 
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
-from minicompile.codegen.phases import is_update, owns, separates
+from minicompile.codegen.phases import is_update, separates
 from minicompile.codegen.plan import CppPlan, count
 from minicompile.ops.table import POSITIONS
-from minicompile.scheduling.body import LoopBody, Value, iterate_indices, varying
+from minicompile.scheduling.body import Value, iterate_indices, varying
 
 OUTER_ITERATIONS = 8
 """Outer loops with fewer iterations leave threads idle: then the inner loop is shared."""
@@ -131,53 +130,29 @@ class PointwisePrinter(LoopPrinter):
     """Loops over x alone."""
 
     def nest(self) -> None:
-        self.nest_of(self.plan.body, self.x_loops)
-
-    def nest_of(self, body: LoopBody, loops: Sequence[Loop], shared: bool = False) -> None:
-        """A body in its loops, the innermost in vectors; `shared`: threads share a loop around these."""
-        values = body.values
-        if not loops:
+        values = self.plan.body.values
+        if not self.x_loops:
             self.compute(values)
             return
-        *outer, inner = loops
-        moving = varying(values, {inner.var})
-        inside = [v for v in values if v in moving or v.op == "store"]
-        if any(map(is_update, body.stores)):
-            self._scatter(outer, inner, inside)
-            return
-        simd, around = self._simd(inside, inner.var), ""
-        if self.enough(outer):
-            around = self._parallel(len(outer)) * (not shared)
-        elif not shared and self._parallel():
-            simd = self._parallel(simd=bool(simd))
-        elif not shared:
-            around = self._parallel(len(outer))
+        *outer, inner = self.x_loops
+        inside, simd = self.inside(inner)
+        around = self._parallel(len(outer))
+        if not self.enough(outer) and self._parallel():
+            simd, around = self._parallel(simd=bool(simd)), ""
         with self.loops(outer, around):
             self.compute(v for v in values if v not in inside)
             self._inner(inner, inside, simd)
 
+    def inside(self, inner: Loop) -> tuple[list[Value], str]:
+        """Return the values of the innermost loop, and what makes vectors of it."""
+        body = self.plan.body
+        moving = varying(body.values, {inner.var})
+        values = [v for v in body.values if v in moving or v.op == "store"]
+        return values, self._simd(values, inner.var)
+
     def enough(self, outer: Sequence[Loop]) -> bool:
         """Iterations for all threads."""
         return count((loop.size for loop in outer), self.plan.hints) >= OUTER_ITERATIONS
-
-    def _scatter(self, outer: Sequence[Loop], inner: Loop, inside: Sequence[Value]) -> None:
-        """Threads share loops in which they can't meet: outer ones, or columns. Each element sees its updates
-        in order, however many threads there are."""
-        body, simd, parallel = self.plan.body, self._simd(inside, inner.var), self.plan.parallel
-        updates = [store for store in body.stores if is_update(store)]
-        alone = [all(owns(v, loop.var, body) for v in updates) for loop in (*outer, inner)]
-        nest = next((n for n, own in enumerate(alone) if not own), len(outer))
-        with contextlib.ExitStack() as stack:
-            if parallel and alone[-1] and not self.enough(outer[:nest]):
-                self.line(f"const int64_t share = mc_share({self.index(inner.size)});")
-                columns = Loop(f"{inner.var}_start", inner.size, step="share")
-                stack.enter_context(self.loop(columns, "parallel for" + "".join(self._shared(1))))
-                self._end(inner.var, f"{inner.var}_start", "share", self.index(inner.size))
-                inner, nest = Loop(inner.var, 0, f"{inner.var}_start", f"{inner.var}_end"), 0
-            pragma = "parallel for" + "".join(self._shared(nest)) if parallel and nest else ""
-            stack.enter_context(self.loops(outer, pragma))
-            self.compute(v for v in body.values if v not in inside)
-            self._inner(inner, inside, simd)
 
 
 def operands(values: Iterable[Value]) -> set[Value]:

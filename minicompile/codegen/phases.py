@@ -23,10 +23,7 @@ from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users, varying
 from minicompile.shapes.expr import (
-    bounds,
     coefficient_of,
-    exact_quotient,
-    is_nonnegative,
 )
 
 NO_RIDERS: Mapping[Value, Value] = {}
@@ -230,18 +227,3 @@ def separates(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:
     """Different values of `var` go to different elements, all else being equal."""
     step = coefficient_of(store.index, var)
     return step not in (None, 0) and varying(body.values, {var}).isdisjoint(store.indirect)
-
-
-def owns(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:
-    """Different values of `var` go to different elements, whatever the other loops and loaded indices are."""
-    index, size = sympy.expand(store.index), body.all_ranges[var]
-    step = coefficient_of(index, var)
-    if step is None or not step.is_positive or size == 0:
-        return False
-    others = sympy.Add.make_args(index - step * var)
-    near = [
-        t for t in others if t.free_symbols and exact_quotient(t, sympy.expand(step * size)) is None
-    ]
-    ranges = {**body.all_ranges, **{v.symbol: v.size for v in store.indirect if v.symbol}}
-    ends = bounds(sympy.Add(*near), ranges)
-    return ends is not None and is_nonnegative(step - 1 - ends[1] + ends[0])
