@@ -13,7 +13,6 @@ printers only print. The real compiler: torch/_inductor/codegen/{common,simd,tri
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody, Value, numbers, ranges_text
+from minicompile.scheduling.body import LoopBody, Value, ranges_text
 from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import ExternKernelSchedulerNode, FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import (
@@ -39,7 +38,6 @@ from minicompile.shapes.expr import (
     is_float,
     product,
     size_hint,
-    size_symbol,
 )
 
 Language = str
@@ -308,29 +306,6 @@ class TritonPlan(KernelPlan):
     def varying(self) -> bool:
         """That isn't known before the launch."""
         return not isinstance(self.length, int)
-
-    @functools.cached_property
-    def derived(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """Numbers that each launch computes from the sizes, by name.
-
-        Quotients and remainders; and products that 16 divides, at the hints, but none of their factors: loads
-        are wide where the compiler knows it.
-        """
-        sizes, hints = set(self.sizes), self.hints
-        found: set[sympy.Expr] = set()
-        for size in numbers(self.body):
-            parts = sympy.preorder_traversal(sympy.sympify(size))
-            for part in parts:
-                if isinstance(part, FloorDiv | ModularIndexing) and part.free_symbols <= sizes:
-                    found.add(part)
-                    parts.skip()
-                elif part.is_Mul or part.is_Pow:
-                    factors = [f for f in sympy.Mul.make_args(part) if f.as_base_exp()[0] in sizes]
-                    whole, each = sympy.Mul(*factors), (s.as_base_exp()[0] for s in factors)
-                    alone = any(size_hint(s, hints) % 16 == 0 for s in each)
-                    if not alone and size_hint(whole, hints) % 16 == 0:
-                        found.add(whole)
-        return {size_symbol(f"size{i}"): part for i, part in enumerate(sorted(found, key=str))}
 
 
 PLANS: Mapping[Language, type[KernelPlan]] = {"triton": TritonPlan}

@@ -114,9 +114,7 @@ class TilePrinter(AddressPrinter):
         """All lines of the function."""
         plan = self.plan
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
-        parameters += [str(s) for s in plan.derived]
         parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
-        parameters += ["WHOLE: tl.constexpr"] * plan.varying
         self.line("@triton.jit")
         with self.block(f"def {plan.name}({', '.join(parameters)}):"):
             self.program()

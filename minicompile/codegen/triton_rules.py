@@ -26,7 +26,7 @@ from minicompile.codegen.plan import (
 from minicompile.codegen.printing import reach
 from minicompile.ops.device import Gpu, gpu_of
 from minicompile.options import Options
-from minicompile.scheduling.body import Value, iterate_indices
+from minicompile.scheduling.body import Value, numbers
 from minicompile.shapes.expr import Expr, is_float, product
 
 LARGEST_BLOCK = 2**20
@@ -78,12 +78,12 @@ def choose_index_dtype(plan: TritonPlan, options: Options) -> str | None:
     body = plan.body
     flat = (product(plan.ranges.values()), product(plan.reduction_ranges.values()))
     ends: set[Expr] = {sympify(n) + LARGEST_BLOCK for n in flat}
-    ends |= {*plan.integers, *plan.derived.values()}
+    ends |= {*plan.integers}
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
-    for index in iterate_indices(body):
-        found = set() if is_float(index) else reach(index, ranges)
+    for number in dict.fromkeys(map(sympify, numbers(body))):
+        found = set() if is_float(number) else reach(number, ranges)
         if found is None or any(end.is_Integer and end >= INT32_END for end in found):
-            plan.reject("int32 indices", f"{index} may not fit")
+            plan.reject("int32 indices", f"{number} may not fit")
             return None
         ends |= found
     if any(end.is_Integer and end >= INT32_END for end in ends):

@@ -50,8 +50,7 @@ class AddressPrinter(LinePrinter):
         self.cast = f".to({width})" * bool(width)
         """What makes an index as wide as it must be: as wide as a launch passes sizes."""
         self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
-        self.given = {expr: name for name, expr in plan.derived.items()}
-        self.sizes = TritonIndex({}, given=self.given)
+        self.sizes = TritonIndex({})
         self.axes: dict[Value, Axes] = {}
         for value in plan.body.values:
             across = (self.axes[operand] for operand in value.operands)
@@ -104,10 +103,10 @@ class AddressPrinter(LinePrinter):
         if not self.full_row:
             tile = self.plan.tiles.get("r", 1)
             even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
-            even = even or self.may_be_even
-            # known when compiling: then no lane is masked
-            whole = " | WHOLE" if self.plan.varying else " | (rnumel % RBLOCK == 0)" * bool(even)
-            self.line(f"rmask = (rindex < rnumel){whole}" if whole else "rmask = rindex < rnumel")
+            if even or self.may_be_even:  # known when compiling: then no lane is masked
+                self.line("rmask = (rindex < rnumel) | (rnumel % RBLOCK == 0)")
+            else:
+                self.line("rmask = rindex < rnumel")
         self._digits(self.plan.reduction_ranges, "rindex")
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
@@ -148,7 +147,7 @@ class AddressPrinter(LinePrinter):
         loaded = {v.symbol: self.names[v] for v in value.indirect}
         ranges = self.plan.body.all_ranges
         flat = {loop_symbol(f"{a}index"): product(r.values()) for a, r in self.plan.axes.items()}
-        names = TritonIndex({**ranges, **flat}, lambda s: loaded.get(s, str(s)), self.given)
+        names = TritonIndex({**ranges, **flat}, lambda s: loaded.get(s, str(s)))
         return names(self._flat(value.index))
 
     def _index_axes(self, value: Value) -> Axes:

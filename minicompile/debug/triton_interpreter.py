@@ -37,7 +37,7 @@ from minicompile.runtime.cpp import fail
 from minicompile.runtime.gpu_kernel import (
     Tiles,
     base_name,
-    constants,
+    blocks,
     execute,
     for_row,
     module_text,
@@ -88,13 +88,12 @@ class InterpretedKernel:
             tiles = for_row(tiles, power_of_two(length))
         # bools are bytes in memory, and kernels read them as such
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
-        sizes = [*known.values(), *(size_hint(n, known) for n in plan.derived.values())]
-        numbers = [scalar(n, needs_int64(plan, known)) for n in sizes]
-        given = constants(plan, tiles, length)
+        wide = needs_int64(plan, known)
+        numbers = [scalar(n, wide) for n in known.values()]
         grid = (size_hint(programs(plan, tiles), known), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):
-                self.kernel[grid](*tensors, *numbers, **given)
+                self.kernel[grid](*tensors, *numbers, **blocks(plan, tiles))
         except interpreter.InterpreterError as error:
             if isinstance(error.__cause__, AssertionError) and plan.checked:
                 fail(plan)

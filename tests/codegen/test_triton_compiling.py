@@ -184,7 +184,7 @@ def test_the_launcher_passes_pointers_grid_and_stream(monkeypatch):
     kernel.launch(a, y)
     block, warps = source.plan.tiles["x"], source.plan.num_warps
     assert gpu.launches == [("version1", -(-5000 // block), 99, a.data_ptr(), y.data_ptr())]
-    assert [facts[2:] for facts in gpu.bound] == [(0, 32 * warps, 0, 2, 0, 0, 0, False)]
+    assert [facts[2:] for facts in gpu.bound] == [(0, 32 * warps, 0, 2, 0, 0, False)]
 
 
 def test_an_unaligned_pointer_gets_a_version_that_assumes_nothing(monkeypatch):
