@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
 import torch
 
-from minicompile.codegen.phases import riders
-from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.debug.gpu_assembly import cross_compile
-from minicompile.ops.registry import scoped
-from minicompile.options import Options
 from minicompile.plugins.long_rows.choose import LONG_ROWS, granule
 from minicompile.runtime.gpu_kernel import Tiles
-from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import softmax
-from tests.codegen.test_long_rows import best, special_rows
-from tests.codegen.triton_running import call, devices, run, source_of
+from tests.codegen.test_long_rows import looped as looped  # every row is swept, however short
+from tests.codegen.test_long_rows import special_rows
+from tests.codegen.triton_running import devices, run, source_of
 
 F32, BF16 = torch.float32, torch.bfloat16
 INTERNAL = ("amax", "total")
-S0, S1 = size_symbol("s0"), size_symbol("s1")
-
-
-@pytest.fixture(autouse=True)
-def looped():
-    """Every row is swept in a loop, however short."""
-    with scoped():
-
-        @plan_rule("triton:reduction")
-        def looped(plan: KernelPlan, options: Options) -> None:
-            if plan.reduction_ranges:
-                plan.reduction = "looped"
-                plan.riders = riders(plan.body, plan.loop, "max")
-
-        @plan_rule("triton:split")
-        def whole(plan: KernelPlan, options: Options) -> None:
-            """One program takes a row."""
-
-        yield
 
 
 # Tiles that begin where loads are wide -------------------------------------------------------------
@@ -76,29 +52,6 @@ def test_their_loads_and_stores_are_wide():
 )
 def test_tiles_begin_with_their_rows_where(rows, n, why):
     assert granule(source_of(softmax(rows, n), INTERNAL).plan) == 1, why
-
-
-@pytest.mark.parametrize("kind", ["max", "min"])
-@pytest.mark.parametrize("n", [97, 101])
-def test_the_first_of_several_best_elements_is_found_where_rows_begin_anywhere(kind, n):
-    p = best(kind, n)
-    assert source_of(p).plan.reduction == LONG_ROWS
-    x = special_rows(n)
-    x[5, n // 3 :: 7] = -1e30 if kind == "min" else 2e30
-    x[0] = -math.inf if kind == "max" else math.inf
-    for tiles in (Tiles(1, 16), Tiles(4, 32), Tiles(2, 128)):
-        found = run(p, {"x": x}, tiles=tiles)
-        assert torch.equal(found[f"arg{kind}"], getattr(x, kind)(1).indices)
-
-
-def test_rows_of_varying_length_begin_with_their_tiles():
-    source = source_of(softmax(S0, S1, BF16, hints={S0: 16, S1: 97}), INTERNAL)
-    assert granule(source.plan) == 1
-    for rows, n in ((16, 97), (3, 130), (8, 1)):
-        x = special_rows(max(n, 36))[:rows, :n].to(BF16).contiguous()
-        found = torch.full_like(x, 77)
-        call(source, {"x": x, "softmax": found}, {"s0": x.shape[0], "s1": n}, Tiles(2, 16))
-        torch.testing.assert_close(found, x.softmax(1), equal_nan=True)
 
 
 # The cache -----------------------------------------------------------------------------------------
