@@ -47,8 +47,6 @@ def choose_stash(plan: CppPlan, options: Options) -> None:
     length = max(plan.row_length, 1)
     worth = NEAR_COST if length * 4 <= NEAR_BYTES else FAR_COST
     plan.stashed = choose_stashed(plan.body, plan.loop, STASH_BYTES // length, worth)
-    if not plan.stashed and choose_stashed(plan.body, plan.loop, 8, worth):
-        plan.reject("scratch rows", f"{length} elements are more than the scratch space holds")
 
 
 def nanoseconds(plan: CppPlan) -> float:
