@@ -25,7 +25,6 @@ from minicompile.lowering.ir import (
     Scatter,
     View,
 )
-from minicompile.ops.dtypes import is_int
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.scheduling import in_place
@@ -44,8 +43,6 @@ aten = torch.ops.aten
 
 FRESH = LIBRARY_PRODUCTS | {aten.convolution.default, aten.convolution_backward.default}
 """Library operators whose results are never views of what they read."""
-
-DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 
 
 MemoryKey: TypeAlias = tuple[torch.device, torch.dtype, Size]
@@ -239,14 +236,11 @@ def written_back(
 
 
 def may_raise(node: ScheduledNode) -> bool:
-    """Whether a node can find its data unfit: an index out of range, a zero divisor, a library's check."""
+    """Whether a node can find its data unfit: an index out of range, a library's check."""
     if not isinstance(node, FusedSchedulerNode):
         return node.kernel.op not in FRESH
     values = (value for body in node.bodies for value in body.values)
-    return any(
-        value.check if value.op == "indirect" else value.op in DIVISIONS and is_int(value.dtype)
-        for value in values
-    )
+    return any(value.check for value in values)
 
 
 def _used_again(lives: Sequence[Life], live: list[int], taken: Mapping[str, str]) -> dict[str, str]:

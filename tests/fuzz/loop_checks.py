@@ -157,7 +157,7 @@ def load(group: Sequence[Prepared], options: Options) -> list[Callable[[list[Any
     calls = []
     for number, one in enumerate(group):
         own = {p: kernels[number, p] for p in one.plans}
-        calls.append(load_wrapper(generate_wrapper(one.scheduled, own, options), namespace))
+        calls.append(load_wrapper(generate_wrapper(one.scheduled, own), namespace))
     return calls
 
 

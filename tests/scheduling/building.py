@@ -383,7 +383,7 @@ def dirty_empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) 
 
 def compiled(schedule: Schedule, options: Options = Options()) -> Callable[[list[Any]], Any]:  # noqa: B008
     kernels, namespace = python_kernels(schedule)
-    wrapper = generate_wrapper(schedule, kernels, options)
+    wrapper = generate_wrapper(schedule, kernels)
     return load_wrapper(wrapper, {**namespace, "empty_strided_cpu": dirty_empty})
 
 
