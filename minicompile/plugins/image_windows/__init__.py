@@ -1,7 +1,8 @@
 """Windows of images: pooling (pooling.py) and nearest resampling (resampling.py), by windows.py.
 
-Without this plug-in their operators are extern calls, as are the gradient of max pooling (a library adds each to one
-element, a loop would look for it), adaptive and three-dimensional pooling, linear and bicubic resampling, padding by reflection, and windows as columns (`unfold`).
+Without this plug-in their operators are extern calls, as are the gradient of max pooling (a library adds
+each number to one element, a loop would look for it), adaptive and three-dimensional pooling, linear
+and bicubic resampling, padding by reflection, and windows as columns (`unfold`).
 """
 
 from minicompile.ops.plugins import Plugin
