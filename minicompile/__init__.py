@@ -85,8 +85,3 @@ def tool(module: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext minicompile` calls: registers %%stages and %%compile_diff."""
-    tool("show.magics").Magics(shell)

@@ -107,7 +107,7 @@ def compile(
     fullgraph  raise `Unsupported` where the frame would run in eager
     dynamic    None: sizes and numbers that differ between two calls become symbolic, and those given to
                `mark_dynamic`; True: all that can, from the first call; False: none
-    backend    "inductor", "aot_eager", "eager", "torch_inductor", or `(gm, example_inputs) -> callable`
+    backend    "inductor", "aot_eager", "eager", or `(gm, example_inputs) -> callable`
     mode       a preset of options; `options` are fields of `Options`
 
     Raises OptionError for arguments that do not exist.

@@ -188,9 +188,6 @@ register(
     "N C Y X",
     training=True,
 )
-register(
-    "upsample_bilinear", lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), "B C Y X"
-)
 register("transposed_add", lambda x, y: x.t() + 2 * y, "G G", "G G")
 register("cumsum", lambda x: torch.cumsum(x * x, -1), "B T D")
 # what the norm of a gradient needs

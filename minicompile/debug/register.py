@@ -17,7 +17,6 @@ from minicompile.debug import (  # noqa: F401
     logs,
     provenance,
     roofline,
-    torch_bridge,
     why,
 )
 from minicompile.ops.display import method
