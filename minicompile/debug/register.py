@@ -15,6 +15,7 @@ from minicompile.debug import (  # noqa: F401
     gpu_assembly,
     limit,
     logs,
+    overview,
     provenance,
     roofline,
     torch_bridge,

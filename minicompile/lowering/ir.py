@@ -289,8 +289,6 @@ class LoopGraph(Shown):
     outputs: list[Output]
     size_hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     """Each size symbol's value when compiling: for heuristics only."""
-    eager_bytes: int = 0
-    """Most bytes alive at once if eager ran the ATen graph (at the hints; inputs not counted)."""
     written_back: dict[int, int] = field(default_factory=dict)
     """Outputs that become an input's new contents, by their numbers: a kernel may write them there."""
 

@@ -12,7 +12,7 @@
     FusionDecision     := producers, consumers, kind, fused, cause, reason,
                           saved, distance, operations, between
     MemoryPlan         := allocate: [Allocation], free, aliases, internal, live_bytes, blocks: [Block],
-                          decisions: [InPlaceDecision], buffer_bytes, eager_bytes
+                          decisions: [InPlaceDecision], buffer_bytes
     Allocation         := buffer, reuses, in_place
     InPlaceDecision    := step, old, new, done, reason
     Block              := buffers, born, dies, bytes, home
@@ -318,8 +318,6 @@ class MemoryPlan(Shown):
     decisions: list[InPlaceDecision] = field(default_factory=list)
     buffer_bytes: int = 0
     """All buffers that reach memory, each in memory of its own that is never freed."""
-    eager_bytes: int = 0
-    """Peak of the ATen graph run operator by operator."""
 
     @property
     def peak_bytes(self) -> int:
@@ -337,8 +335,7 @@ class MemoryPlan(Shown):
         return [
             f"peak {bytes_text(self.peak_bytes)}, {count_text(reused, 'buffer')} in "
             f"reused memory ({in_place} in place), {len(self.internal)} never in memory",
-            f"without reuse {bytes_text(self.buffer_bytes)}; eager, operator by operator, "
-            f"{bytes_text(self.eager_bytes)}",
+            f"without reuse {bytes_text(self.buffer_bytes)}",
         ]
 
     def __str__(self) -> str:
