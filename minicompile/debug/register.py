@@ -19,6 +19,7 @@ from minicompile.debug import (  # noqa: F401
     provenance,
     roofline,
     torch_bridge,
+    verify,
     why,
 )
 from minicompile.ops.display import method

@@ -36,7 +36,6 @@ from minicompile.lowering.ir import (
     LoopGraph,
     Operation,
     Output,
-    verify,
     written_by,
 )
 from minicompile.lowering.value import Storage, TensorValue
@@ -85,7 +84,7 @@ class Lowering:
         found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
         drop_unread(found)
         if self.options.verify:
-            verify(found)
+            found.verify()
         return found
 
     def visit(self) -> list[Output]:

@@ -26,7 +26,6 @@ The real compiler: torch/_inductor/scheduler.py, dependencies.py.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -34,7 +33,7 @@ import sympy
 import torch
 
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, Layout, LoopGraph
-from minicompile.ops.display import Several, Shown, bytes_text, count_text, listed
+from minicompile.ops.display import Registered, Several, Shown, bytes_text, count_text, listed
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
 from minicompile.scheduling.body import LoopBody, ranges_text
@@ -210,6 +209,9 @@ class FusionDecision(Shown):
     between: tuple[str, ...] = ()
     """Nodes that must run after one and before the other."""
 
+    numbers = Registered()
+    """What fusing saves, how far apart the two are and how large their kernel would be, as text."""
+
     @property
     def producer(self) -> str:
         return "_".join(node.name for node in self.producers)
@@ -230,22 +232,6 @@ class FusionDecision(Shown):
     @property
     def origins(self) -> Origins:
         return union(node.origins for node in self.nodes)
-
-    @property
-    def numbers(self) -> str:
-        """`would save 64 KiB (buf4 64 KiB), distance 3, 12 operations`."""
-        parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in self.saved)
-        saved = f"{bytes_text(self.score)} ({parts})" if self.saved else "nothing"
-        count = self.operations
-        size = "" if count is None else f", {count_text(count, 'operation')}"
-        verb = "saves" if self.fused else "would save"
-        return f"{verb} {saved}, distance {self.distance}{size}"
-
-    def asks(self, one: Iterable[str], other: Iterable[str]) -> bool:
-        """Is a node of one on this side of the question and a node of the other on that side?"""
-        made, used = ({n.name for n in group} for group in (self.producers, self.consumers))
-        ways = ((made, used), (used, made))
-        return any(not a.isdisjoint(one) and not b.isdisjoint(other) for a, b in ways)
 
     def __str__(self) -> str:
         verdict = "fused" if self.fused else "kept apart"
@@ -358,6 +344,9 @@ class Schedule(Shown):
     nodes: list[ScheduledNode]
     decisions: list[FusionDecision]
     memory: MemoryPlan
+
+    verify = Registered()
+    """Raise VerifyError where bodies, order or memory break a promise (debug/verify.py)."""
 
     def __post_init__(self) -> None:
         listed(self, "before", "nodes", "decisions")

@@ -186,14 +186,13 @@ def slice_scatter(
     if step != 1:
         raise Unsupported("a write to every other element")
     dim = views.wrap_dim(dim, x.dim)
-    given = src.size[dim] if src.dim == x.dim else None
-    low, high, length = views.slice_bounds(x.size[dim], start, end, step, given)
-    source = ctx.view(src, views.expand(src.size, (*x.size[:dim], length, *x.size[dim + 1 :])))
+    low = views.slice_start(x.size[dim], start)
+    high = to_size(low + src.size[dim])
 
     def body(ops: Ops, i: Sequence[Index]) -> V:
         at = [*i[:dim], i[dim] - low, *i[dim + 1 :]]
         mask = inside(ops, i, x.size, {dim: (low, high)})
-        new = only_where(ops, mask, lambda inner: source.load_as(inner, at, x.dtype))
+        new = only_where(ops, mask, lambda inner: src.load_as(inner, at, x.dtype))
         return new if mask is None else ops.where(mask, new, x.load(ops, i))
 
     return ctx.pointwise(x.size, x.device, body)
