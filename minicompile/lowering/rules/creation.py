@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import sympy
 import torch
 
 from minicompile.errors import Unsupported
@@ -21,11 +20,8 @@ from minicompile.lowering.rules.common import Scalar, aten, constant, number, pr
 from minicompile.lowering.value import Positions, TensorValue
 from minicompile.ops.dtypes import is_int, promote
 from minicompile.ops.handler import Index, Ops, V
-from minicompile.ops.philox import PHILOX
 from minicompile.shapes.expr import (
     Size,
-    contiguous_strides,
-    linear_index,
     same,
     to_size,
 )
@@ -66,20 +62,6 @@ def iota(
     low, high = (last, start) if isinstance(step, int) and step < 0 else (start, last)
     found.storage.positions = Positions(lambda i: i[0] * step + start, low, high)
     return found
-
-
-@lowering(PHILOX)
-def philox(
-    ctx: LoweringContext, seeds: TensorValue, number: int, size: Sequence[Size], kind: str
-) -> TensorValue:
-    """Random numbers, each by its position in a contiguous tensor, however this one lies."""
-    strides = contiguous_strides(size)
-
-    def body(ops: Ops, index: Sequence[Index]) -> V:
-        place = ops.index_expr(linear_index(index, strides), torch.int64)
-        return ops.pointwise(kind, seeds.load(ops, [sympy.Integer(number)]), place)
-
-    return ctx.pointwise(size, seeds.device, body)
 
 
 # -- joining
