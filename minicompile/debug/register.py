@@ -15,8 +15,10 @@ from minicompile.debug import (  # noqa: F401
     gpu_assembly,
     limit,
     logs,
+    overview,
     provenance,
     roofline,
+    verify,
     why,
 )
 from minicompile.ops.display import method

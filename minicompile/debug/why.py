@@ -10,7 +10,7 @@ Nothing is lowered again: fusion starts from the recorded nodes, or is asked abo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -23,8 +23,10 @@ from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, 
 from minicompile.scheduling.nest import LoopNest
 from minicompile.scheduling.nodes import (
     Cause,
+    ExternKernelSchedulerNode,
     FusedSchedulerNode,
     FusionDecision,
+    FusionKind,
     Pair,
     Schedule,
     SingleNode,
@@ -41,6 +43,26 @@ class Wishes:
 
     fuse: tuple[Pair, ...] = ()
     forbid: tuple[Pair, ...] = ()
+
+
+@method(FusionDecision, "numbers")
+def numbers(decision: FusionDecision) -> str:
+    """`would save 64 KiB (buf4 64 KiB), distance 3, 12 operations`."""
+    parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in decision.saved)
+    saved = f"{bytes_text(decision.score)} ({parts})" if decision.saved else "nothing"
+    count = decision.operations
+    size = "" if count is None else f", {count_text(count, 'operation')}"
+    verb = "saves" if decision.fused else "would save"
+    return f"{verb} {saved}, distance {decision.distance}{size}"
+
+
+def asks(decision: FusionDecision, one: Iterable[str], other: Iterable[str]) -> bool:
+    """Is a node of one on this side of the question and a node of the other on that side?"""
+    producers, consumers = (
+        {n.name for n in group} for group in (decision.producers, decision.consumers)
+    )
+    ways = ((producers, consumers), (consumers, producers))
+    return any(not a.isdisjoint(one) and not b.isdisjoint(other) for a, b in ways)
 
 
 class WishPolicy(FusionPolicy):
@@ -104,7 +126,7 @@ class Answer(Shown):
         return f"both touch {', '.join(self.common)}" if self.common else "no buffer in common"
 
     def __str__(self) -> str:
-        lines = [self.shared, f"numbers: {self.decision.numbers}"]
+        lines = [self.shared, f"numbers: {numbers(self.decision)}"]
         lines += [f"decision {i}: {decision}" for i, decision in self.asked]
         lines += [f"from {line}" for line in source_lines(self.decision.origins)]
         return "\n  ".join([self.headline, *lines])
@@ -143,7 +165,7 @@ class FusionSteps(Several[FusionDecision]):
         return f"{asked}: {count_text(kernels, 'kernel')}, {saved} less memory traffic"
 
     def __str__(self) -> str:
-        lines = [f"{i:>4}  {d}\n      {d.numbers}" for i, d in enumerate(self)]
+        lines = [f"{i:>4}  {d}\n      {numbers(d)}" for i, d in enumerate(self)]
         return "\n".join([f"{self.title}: {self.counts}", *lines])
 
 
@@ -228,7 +250,7 @@ def why(schedule: Explained, a: str, b: str) -> Answer:
     first, second = (tuple(node.name for node in nodes) for nodes in (one, other))
     touched = ({d.buffer for n in nodes for d in (*n.reads, *n.writes)} for nodes in (one, other))
     common = tuple(sorted(set.intersection(*touched)))
-    asked = tuple((i, d) for i, d in enumerate(schedule.decisions) if d.asks(first, second))
+    asked = tuple((i, d) for i, d in enumerate(schedule.decisions) if asks(d, first, second))
     step, decision = next(((i, d) for i, d in asked if d.fused), (None, None))
     groups = [fuser.group(names[0]) for names in (first, second)]
     if groups[0] != groups[1]:
@@ -240,11 +262,22 @@ def why(schedule: Explained, a: str, b: str) -> Answer:
     return Answer(first, second, common, asked, decision, step)
 
 
+def boundary(one: Sequence[SingleNode], other: Sequence[SingleNode]) -> FusionDecision:
+    """Why a library call shares no kernel. `one` and `other` are groups, at least one of them a call."""
+    extern = next(n for n in (*one, *other) if isinstance(n, ExternKernelSchedulerNode))
+    written = {d.buffer for node in one for d in node.writes}
+    passed = any(d.buffer in written for node in other for d in node.reads)
+    kind: FusionKind = "vertical" if passed else "horizontal"
+    why = f"{extern.kernel.op} runs in a library ({extern.kernel.reason})"
+    told = f"{why}, which reads and writes whole buffers in memory"
+    return FusionDecision(tuple(one), tuple(other), kind, False, "extern", told)
+
+
 def now(fuser: Fuser, a: int, b: int) -> FusionDecision:
     """Ask about two groups as fusion left them."""
     if not (a in fuser.nests and b in fuser.nests):
         groups = [[n for i, n in enumerate(fuser.nodes) if fuser.mask[g] >> i & 1] for g in (a, b)]
-        return fuser.boundary(*(groups[::-1] if fuser.ancestors[a] & fuser.mask[b] else groups))
+        return boundary(*(groups[::-1] if fuser.ancestors[a] & fuser.mask[b] else groups))
     decision, *_ = fuser.decide(a, b)
     cause: Cause = "not_asked"
     told = f"of the groups that share only a read with them, {MAX_NEIGHBOURS} are nearer"

@@ -144,7 +144,6 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
     reused = taken | _used_again(alive.lives, live, taken)
     plan = MemoryPlan([[] for _ in nodes], [[] for _ in nodes], alive.aliases, alive.internal, live)
     plan.decisions, plan.buffer_bytes = into_inputs + decisions, sum(sizes.values())
-    plan.eager_bytes = graph.eager_bytes
     blocks: dict[str, Block] = {}
     """Each piece of memory, by the last buffer in it so far."""
     for life in alive.lives:  # a buffer comes after the one whose memory it takes
