@@ -185,8 +185,8 @@ def both(x: Tensor) -> Tensor:
         (int_one, "x * 1", expects(0), expects(0)),
         (both, "(x.t() * 1.0).t().t()", expects(0), expects(1)),
     ],
-    without=["pass:prims.remove_no_ops", "pass:post_grad.remove_no_ops", "pass:prims.merge_views"],
-    forbidden=["remove_no_ops", "merge_views", "gives_back_argument"],
+    without=["pass:prims.remove_no_ops", "pass:post_grad.remove_no_ops"],
+    forbidden=["remove_no_ops", "gives_back_argument"],
 )
 def two_patterns(run: Run, register_two: Callable[..., Any]) -> str:
     """x * 1 and x.t().t() disappear, in small functions and in a block."""

@@ -503,12 +503,11 @@ def register_two():
         mc.register_pattern(name, search=search, examples=[torch.empty(2, 2)])(lambda x: x)
 
 
-# %% name="ex3-wrong-pass" tags=["wrong"] kind="built-in" says="a use of merge_views"
+# %% name="ex3-wrong-pass" tags=["wrong"] kind="built-in" says="a use of remove_no_ops"
 def register_two():
-    from minicompile.aot.passes.cleanup import merge_views, remove_no_ops
+    from minicompile.aot.passes.cleanup import remove_no_ops
 
     graph_pass("ones", stage="joint")(remove_no_ops)
-    graph_pass("pairs", stage="joint")(merge_views)
 
 
 # %% [markdown]

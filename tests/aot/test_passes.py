@@ -117,19 +117,6 @@ def test_dead_code():
     assert "dead_code" not in fired(run(lambda x: x.sin() * 2, [leaf(3, 4)]))
 
 
-def test_view_chains():
-    checked(
-        "merge_views",
-        (lambda x: x.view(12).view(4, 3).t().permute(1, 0).exp(), [leaf(3, 4)]),
-        (lambda x: x.permute(1, 0).sin().permute(1, 0).exp(), [leaf(3, 4)]),
-    )
-    run(
-        lambda x: x.flatten().view(x.shape[0], 2, 2).permute(2, 0, 1).permute(1, 2, 0).exp(),
-        [leaf(3, 4)],
-        FIRST,
-    )
-
-
 def traced(fn, inputs, dynamic=None, **options):
     """The trace of a compiled function, whose values and gradients are eager's."""
     compiled = mc.compile(fn, fullgraph=True, dynamic=dynamic, options=options)
