@@ -26,6 +26,7 @@ RULES_OF_TOOLS = {
     "log_channel": "debug.logs",
     "reduction": "debug.minify",
     "accuracy_stage": "debug.accuracy",
+    "register_pattern": "patterns.register",
 }
 
 PUBLIC = {
@@ -50,7 +51,7 @@ PUBLIC = {
     "load_package": "exporting.load",
     "disable": "api",
     "allow_in_graph": "api",
-    "register_pattern": "passes.patterns",
+    "register_pattern": "patterns.register",
     "register_vjp": "extension",
     "without": "extension",
     "scoped": "extension",

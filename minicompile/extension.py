@@ -68,7 +68,6 @@ from minicompile.ops.gates import gate
 from minicompile.ops.plugins import Plugin, add_plugin
 from minicompile.ops.registry import Registry, scoped, without
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.patterns import register_pattern
 from minicompile.pipeline import around_compile
 from minicompile.runtime.load import allocator, kernel_loader, tuner
 from minicompile.scheduling.fusion import FusionPolicy, align_rule, fusion_rule

@@ -37,7 +37,7 @@ from minicompile.ops.graph import Graph, statement
 from minicompile.ops.nodes import aten_ops, is_pointwise, is_size, results_of
 from minicompile.ops.origin import Origins, source_lines, union
 from minicompile.ops.philox import PHILOX
-from minicompile.passes.patterns import Replacement
+from minicompile.passes.replacements import Replacement
 from minicompile.shapes.symnode import size_expr
 
 aten = torch.ops.aten

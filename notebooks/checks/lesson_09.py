@@ -77,9 +77,9 @@ def quartered(x: Tensor) -> Tensor:
     "ex1",
     points=2,
     level="read",
-    visible=[(two_relus, expects({"relu_of_relu": 1})), (nothing, expects({}))],
+    visible=[(two_relus, expects({"relus": 1})), (nothing, expects({}))],
     hidden=[
-        (negated, expects({"double_negation": 2})),
+        (negated, expects({"negations": 2})),
         (four_times, expects({"lesson.twice": 1})),
         (quartered, expects({"quarter": 1})),
     ],
@@ -90,6 +90,9 @@ def who_fired(run: Run, fired: Callable[..., Any]) -> str:
     mc.register_pattern("lesson.twice", search=lambda x: x + x, examples=[torch.empty(2)])(
         lambda x: x * 2
     )
+    searches = {"relus": lambda x: x.relu().relu(), "negations": lambda x: x.neg().neg()}
+    for name, replace in (("relus", torch.relu), ("negations", lambda x: x)):
+        mc.register_pattern(name, search=searches[name], examples=[torch.empty(2)])(replace)
     early = {"stage": "pre_grad", "examples": [torch.empty(2)]}
     mc.register_pattern("quarter", search=lambda x: x / 4, **early)(lambda x: x * 0.25)
     total = 0
