@@ -26,7 +26,8 @@ RULES_OF_TOOLS = {
     "log_channel": "debug.logs",
     "reduction": "debug.minify",
     "accuracy_stage": "debug.accuracy",
-    "register_pattern": "patterns.register",
+    "register_pattern": "custom.patterns",
+    "register_vjp": "custom.vjps",
 }
 
 PUBLIC = {
@@ -51,8 +52,8 @@ PUBLIC = {
     "load_package": "exporting.load",
     "disable": "api",
     "allow_in_graph": "api",
-    "register_pattern": "patterns.register",
-    "register_vjp": "extension",
+    "register_pattern": "custom.patterns",
+    "register_vjp": "custom.vjps",
     "without": "extension",
     "scoped": "extension",
     "Options": "options",

@@ -9,6 +9,7 @@
 | `quick_checks(kind)` | a quicker check of all guards on settings, or on held objects | dynamo |
 | `frame_watchers(name)` | what sees the functions that eager code calls | dynamo |
 | `register_vjp(operator)` | an operator's gradient, in training | aot |
+| `around_trace(name)` | a context in which graphs are traced for training | aot |
 | `inverse(view operator)` | how a write through a view reaches what it is a view of | aot |
 | `decompose(operator, to=level)` | an operator in terms of simpler ones | aot |
 | `register_pattern(name, search=, examples=, stage=)` | a rewrite of captured or ATen graphs | aot |
@@ -49,8 +50,8 @@ from typing import Any
 from minicompile import RULES_OF_TOOLS, tool
 from minicompile.aot.decompositions.registry import decompose
 from minicompile.aot.functionalize import inverse
+from minicompile.aot.joint import around_trace
 from minicompile.aot.passes import known_passes
-from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
 from minicompile.codegen.legalize import LEGALIZE

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,14 +32,18 @@ from minicompile.aot.missing import results_that_reach
 from minicompile.aot.outputs import classify, history
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.vjps import own_gradients
 from minicompile.compat import settings
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.nodes import aten_ops, is_inplace_view, writes
 from minicompile.ops.origin import NO_ORIGINS, Origins
+from minicompile.ops.registry import Registry
 from minicompile.ops.writes import written_arguments
 from minicompile.shapes.symnode import hint
+
+around_trace: Registry[Callable[[], contextlib.AbstractContextManager[None]]] = Registry(
+    "around_trace", "name -> a context in which graphs are traced for training"
+)
 
 FACTORIES = aten_ops("zeros_like ones_like full_like new_zeros new_ones new_full")
 """Operators that read of a tensor how it lies in memory, and no element."""
@@ -147,10 +152,12 @@ def trace(
         with (
             settings.restored_modes(),  # a graph that ends inside of a block leaves its mode
             tracer.active(),
-            own_gradients() if training else contextlib.nullcontext(),
+            contextlib.ExitStack() as around,
             torch.set_grad_enabled(training),
             torch.autograd.set_multithreading_enabled(False),
         ):
+            for context in around_trace.values() if training else ():
+                around.enter_context(context())
             before = {i: history(x) for i, x in tensors.items()}
             of_input = {tracer.argument(x): i for i, x in tensors.items()}
             outputs = CapturedRun(gm, tracer, lost).run(*inputs)

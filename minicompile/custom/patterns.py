@@ -31,11 +31,11 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.layout import frozen
 from minicompile.aot.passes.replacing import call, fail, replace_nodes, trace_function
+from minicompile.custom.matching import Matcher, TracedPattern
 from minicompile.errors import OptionError
 from minicompile.ops.graph import Rewrite
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.replacements import Function, Match, value_of
-from minicompile.patterns.matching import Matcher, TracedPattern
 
 PATTERN_STAGES = ("pre_grad", "joint", "post_grad")
 
