@@ -14,6 +14,7 @@
 | `decompose(operator, to=level)` | an operator in terms of simpler ones | aot |
 | `register_pattern(name, search=, examples=, stage=)` | a rewrite of captured or ATen graphs | aot |
 | `graph_pass(name, stage=)` | any pass over these graphs | aot |
+| `partitioner(name)` | another choice of what the forward saves for the backward | aot |
 | `lowering(operator)` | an operator as a loop | lowering |
 | `fusion_rule("policy")` | a `FusionPolicy`: which loops share a kernel | scheduling |
 | `align_rule(name)` | common loops of two special nests, or why they share no kernel | scheduling |
@@ -51,6 +52,7 @@ from minicompile import RULES_OF_TOOLS, tool
 from minicompile.aot.decompositions.registry import decompose
 from minicompile.aot.functionalize import inverse
 from minicompile.aot.joint import around_trace
+from minicompile.aot.partition import partitioner
 from minicompile.aot.passes import known_passes
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
