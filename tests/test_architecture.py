@@ -579,7 +579,7 @@ add = registry.Registry.__call__
 
 def watched(self, *keys):
     for key in keys:
-        if key in self.rules:
+        if key in self.records:
             print(f"{self.name}:{registry.key_name(key)}")
     return add(self, *keys)
 
