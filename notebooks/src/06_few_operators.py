@@ -332,9 +332,9 @@ fall(mc.trace(feed_forward, torch.randn(2, 16, 32)))
 
 # %% name="model-externs"
 prims = gpt.aot.level("prims")
-library = [str(op) for _, op in prims.calls if family(prims, op) in ("library", "extern")]
-for op, times in sorted(Counter(library).items()):
-    print(f"{times:>3} x {op}")
+library = [str(op) for _, op in prims.calls if family(prims, op) in ("library", "custom", "extern")]
+for name in sorted(set(library)):
+    print(f"{library.count(name):>3} x {name}")
 
 # %% [markdown]
 # ## In torch.compile
