@@ -21,6 +21,7 @@ FILLED_BY.update(
     backend=("minicompile.debug.register",),
     code_generator=("minicompile.debug.reference",),
     kernel_loader=("minicompile.debug.reference",),
+    around_trace=("minicompile.custom.vjps",),
 )
 RULES_OF_TOOLS = {
     "log_channel": "debug.logs",
