@@ -21,11 +21,14 @@ FILLED_BY.update(
     backend=("minicompile.debug.register",),
     code_generator=("minicompile.debug.reference",),
     kernel_loader=("minicompile.debug.reference",),
+    around_trace=("minicompile.custom.vjps",),
 )
 RULES_OF_TOOLS = {
     "log_channel": "debug.logs",
     "reduction": "debug.minify",
     "accuracy_stage": "debug.accuracy",
+    "register_pattern": "custom.patterns",
+    "register_vjp": "custom.vjps",
 }
 
 PUBLIC = {
@@ -50,8 +53,8 @@ PUBLIC = {
     "load_package": "exporting.load",
     "disable": "api",
     "allow_in_graph": "api",
-    "register_pattern": "passes.patterns",
-    "register_vjp": "extension",
+    "register_pattern": "custom.patterns",
+    "register_vjp": "custom.vjps",
     "without": "extension",
     "scoped": "extension",
     "Options": "options",

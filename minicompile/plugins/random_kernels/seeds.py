@@ -27,7 +27,7 @@ from minicompile.ops.nodes import is_size
 from minicompile.ops.origin import union
 from minicompile.ops.philox import PHILOX
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.patterns import Replacement
+from minicompile.passes.replacements import Replacement
 from minicompile.shapes.expr import Size, contiguous_strides, linear_index
 
 aten = torch.ops.aten
