@@ -72,7 +72,7 @@ OF_TENSORS = (
         "tensor-memory",
         "resize_as_ as_strided_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_",
     ),
-    ("tensor-attribute", "__hash__ __repr__ __str__ __format__"),
+    ("tensor-attribute", "__hash__ __repr__ __str__ __format__ __iter__ __len__"),
     ("tensor-attribute", "__reduce_ex__ __deepcopy__"),
 )
 """Attributes and methods of tensors: (id of the reason, their names)."""
