@@ -119,9 +119,7 @@ def check_overrides(world: World, value: Any) -> None:
 @unless_defined("__getitem__")
 def subscript(world: World, value: Any, key: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        if type(key) is torch.SymInt:  # torch would fix it
-            return world.torch_call(torch.Tensor.select, (value, 0, key), {})
-        return world.torch_call(operator.getitem, (value, key), {})
+        return world.torch_call(operator.getitem, selected(world, value, world.deep(key)), {})
     if isinstance(value, dict):
         return dict_item(world, value, key)
     if not isinstance(key, int) and python_method(key, "__index__") is not None:
@@ -137,6 +135,21 @@ def subscript(world: World, value: Any, key: Any) -> Any:
     if isinstance(value, type):
         return value[key]  # type: ignore[index]
     return world.unsupported_kind("outside-object", "a {} from outside is subscripted", value)
+
+
+def selected(world: World, tensor: Any, key: Any) -> tuple[Any, Any]:
+    """A tensor and a key for `tensor[key]`: by `select` for symbolic ints, which torch would fix."""
+    parts = list(key) if type(key) is tuple else [key]
+    kinds = list(map(type, parts))
+    if torch.SymInt not in kinds or {*kinds} - {int, slice, torch.SymInt, types.EllipsisType}:
+        return tensor, key
+    if types.EllipsisType in kinds:
+        place = kinds.index(types.EllipsisType)
+        parts[place : place + 1] = [slice(None)] * (tensor.dim() - len(parts) + 1)
+    for dim in reversed(range(len(parts))):
+        if type(parts[dim]) is torch.SymInt:
+            tensor = world.torch_call(torch.Tensor.select, (tensor, dim, parts.pop(dim)), {})
+    return tensor, tuple(parts) or ...
 
 
 def sequence_item(world: World, value: Any, key: Any) -> Any:
@@ -177,7 +190,8 @@ def default_item(world: World, value: collections.defaultdict[Any, Any], key: An
 @unless_defined("__setitem__")
 def store_subscript(world: World, value: Any, key: Any, new: Any) -> None:
     if isinstance(value, torch.Tensor):
-        world.torch_call(operator.setitem, (value, key, new), {})
+        place = selected(world, value, world.deep(key))
+        world.torch_call(operator.setitem, (*place, world.deep(new)), {})
     elif isinstance(value, dict):
         world.dict_set(value, key, new)
     elif isinstance(value, list):
@@ -211,13 +225,12 @@ def iterate(world: World, value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         return iter(world.torch_call(torch.Tensor.unbind, (value,), {}))
     base = raw_base(value)
-    if base is not None:
-        iterator: Iterator[Any] = base.__iter__(world.inside(value))
-        return iterator
-    by_position = python_method(value, "__getitem__") is not None
-    if world.tracker(value) is not None or by_position:
+    by_position = base is None and python_method(value, "__getitem__") is not None
+    if by_position or (base is None and world.tracker(value) is not None):
         world.unsupported_kind("outside-object", "iteration over a {}", value)
-    return iter(value)
+    iterator: Iterator[Any] = iter(value) if base is None else base.__iter__(world.inside(value))
+    world.note_native(iterator)
+    return iterator
 
 
 @operation

@@ -250,7 +250,7 @@ def test_positions_count_from_the_end_where_they_are_negative(f: Any, backend: s
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_a_position_is_symbolic(backend: str) -> None:
-    f = lambda c, x, n: c[n] * x + c[0][n]  # noqa: E731
+    f = lambda c, x, n: c[n] * x + c[0, n]  # noqa: E731
     run = lenient(f, backend=backend)
     for n in range(2, 8):
         given = torch.arange(81.0).reshape(9, 9), torch.ones(9), n

@@ -22,7 +22,7 @@ import minicompile as mc
 from minicompile import pipeline
 from minicompile.__main__ import main
 from minicompile.errors import BackendError
-from minicompile.ops import build, files, toolchain
+from minicompile.ops import build, files
 from minicompile.ops.build import start_build
 from minicompile.ops.toolchain import find_compiler
 from minicompile.options import Options, environment
