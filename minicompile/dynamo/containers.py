@@ -355,7 +355,7 @@ def branch(world: World, condition: torch.Tensor) -> bool:
     plain = (
         condition.dtype is torch.bool and condition.dim() == 0 and condition.device.type == "cpu"
     )
-    if plain and not (recorder.open or recorder.mutated or recorder.inference):
+    if plain and not (recorder.mutated or recorder.inference):
         refused = [truth for truth in (True, False) if raises_if(world, truth)]
         if len(refused) == 1:  # where both raise, the values say which exception it is
             recorder.require(condition, not refused[0])
@@ -590,7 +590,7 @@ def as_text(world: World, value: Any) -> Any:
         return value
     if is_constant(value) or isinstance(value, type | types.ModuleType):
         return world.pinned(value)
-    if type(value) in (list, tuple, dict):
+    if type(value) in (list, tuple, dict, collections.OrderedDict):
         items = raw_items(world.inside(value))
         return refilled(value, map(world.as_text, items))
     return world.unsupported_kind("object-as-text", "a {} is turned into text", value)

@@ -221,13 +221,6 @@ def read_setting(world: World, reader: Any, *args: Any) -> Any:
     return world.wrap(reader(*args), source, "a setting of torch")
 
 
-@means(*settings.SETTINGS, named=True)
-def set_setting(world: World, setter: Any, value: Any) -> Any:
-    """Sets a setting now, and again when the graph runs, in calls that begin with it as it was."""
-    read_setting(world, settings.SETTINGS[setter])
-    return set_state(world, setter, value)
-
-
 class Unrecorded(contextlib.ContextDecorator):
     """Stands for `record_function(name)` in a frame: a fused kernel lies in no range of a profile."""
 
@@ -251,9 +244,6 @@ def is_compiling(world: World, args: Any, kwargs: Any) -> bool:
 
 
 means(torch.is_inference_mode_enabled)(lambda world: world.recorder.inference)
-means(torch.is_inference, torch.Tensor.is_inference)(
-    lambda world, tensor: world.recorder.is_inference(tensor)
-)
 call_rules(
     *(torch.jit.is_tracing, torch.jit.is_scripting, torch.compiler.is_exporting),  # type: ignore[attr-defined]
     torch.overrides.has_torch_function,
