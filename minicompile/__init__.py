@@ -33,8 +33,8 @@ RULES_OF_TOOLS = {
 
 PUBLIC = {
     "compile": "api",
-    "explain": "api",
-    "timeline": "api",
+    "explain": "debug.history",
+    "timeline": "debug.history",
     "trace": "api",
     "what_if": "debug.experiment",
     "accuracy": "debug.accuracy",

@@ -24,7 +24,7 @@ from typing import NamedTuple, TextIO
 from minicompile.api import option_check
 from minicompile.debug import stages
 from minicompile.debug.overview import saving
-from minicompile.dynamo.history import failure_lines
+from minicompile.dynamo.result import failure_lines
 from minicompile.errors import OptionError
 from minicompile.ops.display import count_text
 from minicompile.ops.events import CALLED, KINDS, Event, observer

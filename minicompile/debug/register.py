@@ -13,6 +13,7 @@ from minicompile.debug import (  # noqa: F401
     diff,
     dump,
     gpu_assembly,
+    history,
     limit,
     logs,
     overview,
