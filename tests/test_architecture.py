@@ -577,8 +577,9 @@ from minicompile.ops import registry
 add = registry.Registry.__call__
 
 def watched(self, *keys):
-    for key in keys:
-        if key in self.rules:
+    of_plugin = registry.registering_module().startswith("minicompile.plugins.")
+    for key in () if of_plugin else keys:
+        if key in self.records:
             print(f"{self.name}:{registry.key_name(key)}")
     return add(self, *keys)
 

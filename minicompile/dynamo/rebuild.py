@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
+import itertools
 import operator
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -37,9 +39,21 @@ from minicompile.dynamo.variables import (
 from minicompile.dynamo.world import World
 from minicompile.shapes.symnode import SYMBOLIC
 
+_NO_ITEMS: dict[Any, Any] = {}
+DICT_ITERATORS: dict[type, str] = {
+    type(iter(_NO_ITEMS)): "dict.keys",
+    type(iter(_NO_ITEMS.values())): "dict.values",
+    type(iter(_NO_ITEMS.items())): "dict.items",
+}
 _ITERABLES: tuple[Any, ...] = ([], (), "", range(0))
-ITERATORS = (*(type(iter(empty)) for empty in _ITERABLES), enumerate, zip)
+ITERATORS = (*DICT_ITERATORS, *(type(iter(empty)) for empty in _ITERABLES), enumerate, zip)
 """Iterators of native code that can be made again where they stand."""
+
+
+def advanced(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """The iterator after `count` items."""
+    collections.deque(itertools.islice(iterator, count), maxlen=0)
+    return iterator
 
 
 LITERALS = (int, str, bool, type(None))
@@ -54,7 +68,7 @@ class Rebuild:
 
     def __init__(self, world: World, code: SourceCode) -> None:
         self.world, self.code = world, code
-        code.names.update(types=types, torch=torch, StandIn=StandIn)
+        code.names.update(types=types, torch=torch, StandIn=StandIn, advanced=advanced)
         code.names.update(OrderedDict=collections.OrderedDict, defaultdict=collections.defaultdict)
         self.outputs: dict[fx.Node, int] = {}
         self.lines: list[str] = []
@@ -166,12 +180,28 @@ class Rebuild:
 
     def iterator(self, value: Any) -> str:
         """An iterator that native code made, where it stands."""
+        if type(value) in DICT_ITERATORS:
+            return self.dict_iterator(value)
         maker, given, *state = value.__reduce__()
         text = "".join(f"{self.iterated(part)}, " for part in given)
         name = self.assign(value, f"{self.code.constant(maker)}({text})")
         if state and state[0] is not None:
             self.positions.append(f"{name}.__setstate__({self.expression(state[0])})")
         return name
+
+    def dict_iterator(self, value: Any) -> str:
+        """A dict's iterator, which tells only how many items are left."""
+        owner = next(
+            (held for held in gc.get_referents(value) if isinstance(held, dict)), _NO_ITEMS
+        )
+        left = operator.length_hint(value)
+        with contextlib.suppress(StopIteration):
+            try:
+                _ = left or next(value)  # 0 at the end, and where the dict has changed its size
+            except RuntimeError:
+                self.refuse(value)
+        view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
+        return self.assign(value, f"advanced(iter({view}), {len(owner) - left})")
 
     def iterated(self, value: Any) -> str:
         """What an iterator runs over: an outside container if it is the inside copy of one."""

@@ -358,7 +358,7 @@ class Recorder:
         if expr.is_number:
             return python_number(expr)
         assert self.sizes is not None
-        key = self.graph, expr
+        key = self.graph, (expr := self.sizes.env.rooted(expr))
         if key not in self.size_nodes:
             for symbol in expr.free_symbols if self.open else ():
                 # graphs inside take tensors alone

@@ -206,9 +206,10 @@ class Sizes:
         """How Python computes a number, or an expression, from what the frame was given."""
         found = size_expr(value)
         if isinstance(found, sympy.Basic) and not found.is_number:
-            if found.is_Symbol:
-                return cast(Source, self.env.symbols[found])
-            form, _, parts = operation_of(found)
+            expr = self.env.rooted(found)
+            if expr.is_Symbol:
+                return cast(Source, self.env.symbols[expr])
+            form, _, parts = operation_of(expr)
             return computed(form, map(self.source_of, parts))
         number = python_number(found) if isinstance(found, sympy.Basic) else found
         finite = not isinstance(number, float) or math.isfinite(number)

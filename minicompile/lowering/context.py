@@ -240,6 +240,8 @@ class LoweringContext:
         """
         if 0 in reduction_ranges:
             raise Unsupported("a reduction of no elements")
+        if kind in POSITIONS and not reduction_ranges:
+            raise Unsupported(f"{kind} of a tensor without dimensions")
         if all(extent == 1 for extent in reduction_ranges) and kind not in POSITIONS:
             first = [ZERO] * len(reduction_ranges)
             return self.pointwise(

@@ -8,11 +8,32 @@ The real compiler: SchedulerNode.decide_inplace_update in torch/_inductor/schedu
 
 from __future__ import annotations
 
-from minicompile.scheduling.nodes import FusedSchedulerNode
+import torch
+
+from minicompile.scheduling.nodes import (
+    ExternKernelSchedulerNode,
+    FusedSchedulerNode,
+    ScheduledNode,
+)
+
+SUMS = {torch.ops.aten.addmm.default, torch.ops.aten.addmm.dtype}
+"""Products that are added to their first operand, whose memory they may write."""
 
 
-def refusal(node: FusedSchedulerNode, old: str, new: str) -> str | None:
+def sum_refusal(node: ExternKernelSchedulerNode, old: str, new: str) -> str | None:
+    """Why a product that is added to a matrix can't write its result where that lies."""
+    views, (result,) = node.kernel.views(), node.kernel.outputs
+    if [view.buffer for view in views].count(old) > 1 or views[0].buffer != old:
+        return f"{old} is a factor"
+    if result is None or views[0].layout != result.layout:
+        return f"{old} and {new} lie differently in memory"
+    return None
+
+
+def refusal(node: ScheduledNode, old: str, new: str) -> str | None:
     """Why `node` can't write `new` where `old` lies, whose last reader it is; None if it can."""
+    if not isinstance(node, FusedSchedulerNode):
+        return sum_refusal(node, old, new)
     numbered = list(enumerate(node.bodies))
     loads = [(k, v) for k, body in numbered for v in body.loads if v.buffer == old]
     ((writer, store),) = [(k, v) for k, body in numbered for v in body.stores if v.buffer == new]

@@ -172,7 +172,7 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
 
 
 def in_place_decision(
-    node: FusedSchedulerNode, step: int, old: str, new: str, why_not: str | None = None
+    node: ScheduledNode, step: int, old: str, new: str, why_not: str | None = None
 ) -> InPlaceDecision:
     """May a kernel write `new` where `old` lies, which it is the last to read?"""
     why_not = why_not or in_place.refusal(node, old, new)
@@ -198,7 +198,7 @@ def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[
     decisions: list[InPlaceDecision] = []
     for life in alive.lives:
         node, candidates = nodes[life.born], dying[life.born, life.key]
-        if not isinstance(node, FusedSchedulerNode):
+        if not isinstance(node, FusedSchedulerNode) and node.kernel.op not in in_place.SUMS:
             continue
         for old in list(candidates):
             decisions.append(in_place_decision(node, life.born, old, life.name))

@@ -11,6 +11,7 @@ The real compiler: torch/fx/experimental/symbolic_shapes.py.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ from sympy.core.function import Application
 
 from minicompile.ops.display import Shown
 from minicompile.shapes.expr import (
+    FloorDiv,
+    ModularIndexing,
+    bounds,
     exact_quotient,
     float_symbol,
     is_float,
@@ -82,8 +86,11 @@ class ShapeEnv(Shown):
         """Whether what operators ask for speed alone is answered for all sizes at once, without a guard."""
         self.unguarded: list[sympy.Basic] = []
         """Such questions: of memory layouts, and which of the library's kernels is the fastest."""
+        self.quotients: dict[sympy.Symbol, sympy.Expr] = {}
+        """What stands for a size that a guard says divides: `s0 % 8 == 0` gives `q1`, which is `s0 // 8`."""
         self._answers: dict[sympy.Basic, sympy.Basic | None] = {}
         self._shifted: dict[sympy.Symbol, sympy.Expr] = {}
+        self._limits: dict[sympy.Symbol, int] = {}
         self._equal: dict[sympy.Expr, sympy.Expr] = {}
 
     def create_symbol(
@@ -106,8 +113,11 @@ class ShapeEnv(Shown):
 
     def _shift(self, symbol: sympy.Symbol) -> None:
         """Prepare for questions: the symbol is its lowest value and a number that isn't negative."""
-        low, _ = self.ranges[symbol]
-        self._shifted[symbol] = loop_symbol(f"{symbol} - {low}") + low
+        low, high = self.ranges[symbol]
+        above = loop_symbol(f"{symbol} - {low}")
+        self._shifted[symbol] = above + low
+        if high is not None:
+            self._limits[above] = high - low + 1
 
     def create_float(self, hint: float, source: object | None, wish: str = "") -> torch.SymFloat:
         """A new float that is `hint` (finite) while compiling."""
@@ -153,9 +163,15 @@ class ShapeEnv(Shown):
             if difference.is_zero:
                 return sympy.S(isinstance(relation, sympy.Eq))
             apart = difference.is_positive or difference.is_negative
+            if not apart and (ends := bounds(difference, self._limits)) is not None:
+                apart = ends[0].is_positive or ends[1].is_negative
             return sympy.S(isinstance(relation, sympy.Ne)) if apart else None
         decided = relation.func(difference, 0)
-        return decided if decided in (sympy.true, sympy.false) else None
+        if decided in (sympy.true, sympy.false):
+            return decided
+        ends = bounds(difference, self._limits)
+        both = {relation.func(end, 0) for end in ends} if ends is not None else set()
+        return both.pop() if both in ({sympy.true}, {sympy.false}) else None
 
     def evaluate(self, expr: sympy.Basic, reason: str = "") -> sympy.Basic:
         """The value of a truth value or a size; adds a guard if it isn't the same for all sizes."""
@@ -185,7 +201,7 @@ class ShapeEnv(Shown):
 
     def _assume(self, condition: sympy.Basic, reason: str = "") -> None:
         asked, line = self.asker()
-        self.guards.append(ShapeFact(condition, reason or asked, line))
+        self.guards.append(ShapeFact(self.rooted(condition), reason or asked, line))
         self._learn(condition)
         for symbol in self.symbols.keys() - self.fixed.keys():
             if self.simplified(symbol).is_number:
@@ -202,9 +218,42 @@ class ShapeEnv(Shown):
         if isinstance(fact, sympy.Ge | sympy.Le):
             self._narrow(fact.canonical)
         if isinstance(fact, sympy.Eq):
-            for term, value in self._solved(fact).items():
+            for term, value in (self._divided(fact) or self._solved(fact)).items():
                 known = {k: v.xreplace({term: value}) for k, v in self._equal.items()}
                 self._equal = {**known, term: value}
+
+    def _divided(self, fact: sympy.Eq) -> dict[sympy.Expr, sympy.Expr]:
+        """A symbol by a quotient, if an equation says that division is exact: `(s0 + 3) % 8 == 0`."""
+        remainder, zero = fact.lhs, fact.rhs
+        if not (
+            isinstance(remainder, ModularIndexing) and zero.is_zero and remainder.args[2].is_Integer
+        ):
+            return {}
+        base, divisor, modulus = remainder.args
+        rest, term = base.as_coeff_Add()
+        factor, symbol = term.as_coeff_Mul()
+        if (
+            divisor != 1
+            or symbol not in self.ranges
+            or not factor.is_Integer
+            or (rest and factor != 1)
+        ):
+            return {}
+        step = int(modulus) // math.gcd(int(modulus), int(factor))
+        low, high = self.ranges[symbol]
+        quotient = size_symbol(f"q{len(self.hints)}")
+        self.hints[quotient] = (self.hints[symbol] + int(rest)) // step
+        self.quotients[quotient] = FloorDiv(symbol + rest, sympy.Integer(step))
+        self.wishes[quotient] = "a guard says that it divides"
+        self.ranges[quotient] = -(-(low + int(rest)) // step), high and (high + int(rest)) // step
+        self._shift(quotient)
+        return {symbol: step * quotient - rest}
+
+    def rooted(self, expr: sympy.Basic) -> sympy.Basic:
+        """The expression in terms of symbols that have a source."""
+        while any(symbol in self.quotients for symbol in expr.free_symbols):
+            expr = expr.xreplace(self.quotients)
+        return expr
 
     def _narrow(self, fact: sympy.Ge | sympy.Le) -> None:
         """A bound on a symbol narrows its range."""
@@ -254,6 +303,7 @@ class ShapeEnv(Shown):
 
     def text(self, expr: sympy.Basic) -> str:
         """An expression with the user's names for its symbols: `x.size(0) % 8 == 0`."""
+        expr = self.rooted(expr)
         return python_text(expr, [str(self.symbols[s]) for s in ordered(expr)])
 
     def values(self, symbol: sympy.Symbol) -> str:
@@ -282,7 +332,12 @@ class ShapeEnv(Shown):
 
     def lines(self) -> list[str]:
         """What there is to know of each symbol."""
-        return list(map(self.line, self.symbols))
+        return list(map(self.line, self.everything))
+
+    @property
+    def everything(self) -> list[sympy.Symbol]:
+        """All symbols, quotients last."""
+        return [*self.symbols, *self.quotients]
 
     def __str__(self) -> str:
         lines = [f"{len(self.symbols)} symbols, {len(self.guards)} guards"]

@@ -125,7 +125,7 @@ def symbol_table(capture: Capture) -> str:
         return ""
     rows = (
         [*map(code, (s, env.text(s))), *map(text, (env.values(s), env.wishes[s], env.cause(s)))]
-        for s in env.symbols
+        for s in env.everything
     )
     shown = table(("symbol", "where it is read", "values", "why symbolic", "what fixed it"), rows)
     return details("symbols", "numbers that may vary", shown, opened=True)

@@ -330,8 +330,10 @@ fall(mc.trace(feed_forward, torch.randn(2, 16, 32)))
 # The graph knows, and says how often:
 
 # %% name="model-externs"
-for op, times in sorted(gpt.aot.level("prims").externs.items(), key=str):
-    print(f"{times:>3} x {op}")
+prims = gpt.aot.level("prims")
+library = [str(op) for _, op in prims.calls if prims.family(op) in ("library", "custom", "extern")]
+for name in sorted(set(library)):
+    print(f"{library.count(name):>3} x {name}")
 
 # %% [markdown]
 # ## In torch.compile

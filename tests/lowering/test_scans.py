@@ -17,7 +17,7 @@ DTYPES = [
     torch.float32, torch.float64, torch.bfloat16, torch.float16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 ]  # fmt: skip
-SHAPES = [(3, 4, 5), (), (4,), (1, 3), (2, 0), (0,), (3, 1), (70,)]
+SHAPES = [(3, 4, 5), (4,), (2, 3), (70,)]
 INF, NAN = math.inf, math.nan
 
 

@@ -52,7 +52,7 @@ CORE = """
 
 PRIMS = """
     native_group_norm.default native_group_norm_backward.default index_add.default index_copy.default
-    clamp.Tensor arange.start_step pow.Scalar"""
+    clamp.Tensor pow.Scalar"""
 
 take(CORE, to="core")
 take(PRIMS, to="prims")
