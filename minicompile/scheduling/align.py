@@ -25,7 +25,10 @@ from minicompile.scheduling.nest import (
 )
 from minicompile.scheduling.reasons import Verdict, index_mismatch, loop_mismatch, refused
 from minicompile.shapes.expr import ZERO, product, same
-from minicompile.shapes.strided import divide
+from minicompile.shapes.strided import divide, elements
+
+MAX_HINTS = 6
+"""Most shared reads that are tried as a hint for how loops correspond."""
 
 
 class Matching:
@@ -109,8 +112,28 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Verdict:
         if not (matching.match(write, read) if forwards else matching.match(read, write)):
             writer, reader = (a, b) if forwards else (b, a)
             return index_mismatch(write, read, writer, reader)
+    matching = _with_shared_reads(matching)
     level = _complete(matching)
     return level if isinstance(level, Verdict) else joined(matching, level)
+
+
+def _with_shared_reads(matching: Matching) -> Matching:
+    """Let buffers that both nests read decide how the remaining loops correspond."""
+    a, b = matching.a, matching.b
+    theirs: dict[object, list[Access]] = {}
+    for access in b.reads:
+        theirs.setdefault((access.buffer, access.footprint), []).append(access)
+    shared = [
+        (elements(mine.footprint, a.hints), mine, other)
+        for mine in a.reads
+        if mine.footprint is not None
+        for other in theirs.get((mine.buffer, mine.footprint), ())
+    ]
+    for _, mine, other in sorted(shared, key=lambda found: -found[0])[:MAX_HINTS]:
+        trial = Matching(matching.a, matching.b, matching.partners)
+        if trial.match(mine, other):
+            matching = trial
+    return matching
 
 
 def _complete(matching: Matching) -> Level | Verdict | None:

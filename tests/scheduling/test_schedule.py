@@ -125,7 +125,7 @@ def argmax_counts_in_the_order_of_its_own_loops(b: GraphBuilder) -> tuple[T, ...
     return b.reduce(u, (1, 2), "argmax", dtype=I64), u
 
 
-@becomes(2, why={"buf0 buf1": "don't match"})
+@becomes(2, why={"buf0 buf1": "different orders"})
 def two_argmax_that_count_differently(b: GraphBuilder) -> tuple[T, ...]:
     x = b.input((4, 3, 6))
     one = b.reduce(x, (0, 2), "argmax", dtype=I64)
@@ -300,7 +300,7 @@ def the_loop_of_a_scan_keeps_its_order_when_it_is_split(b: GraphBuilder) -> tupl
     return split, b.double(split.permute(2, 0, 1))
 
 
-@becomes(2, why={"buf0 buf1": "in different orders"})
+@becomes(2, why={"buf0 buf1": "they run over the row in different orders"})
 def a_scan_and_an_argmax_that_count_differently(b: GraphBuilder) -> tuple[T, ...]:
     x = b.input((2, 24))
     place = b.reduce(x.reshape(2, 4, 6).permute(0, 2, 1), (1, 2), "argmax", dtype=I64)
