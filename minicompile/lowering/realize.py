@@ -23,6 +23,8 @@ CHEAP_FLOPS = POINTWISE["truediv"].flops + 4
 """Most arithmetic that is worth repeating to save a read."""
 BROADCAST = 16
 """Readers that an element of an operand has in one value, from which on reading it again costs nothing."""
+FREE_FLOPS = 32
+"""Most arithmetic worth repeating for a value that reads nothing (masks from indices, constants)."""
 
 
 def too_large(value: Storage) -> str | None:
@@ -53,6 +55,8 @@ def worth_keeping(value: Storage, users: int) -> str | None:
     reads = sum(
         1 for buffer in buffers if not small_beside(buffer.layout.numel, value.layout.numel)
     )
+    if reads == 0 and value.cost.flops <= FREE_FLOPS:
+        return None
     if reads <= 1 and value.cost.flops <= CHEAP_FLOPS:
         return None
     return f"{users} users, {value.cost.flops} operations on {reads} buffers"
