@@ -167,13 +167,13 @@ def explain(
         known = dispatcher_of(target)
         if known is not None and dynamic is None and options is None:
             target(*args, **kwargs)
-            return known.explanation()
+            return explanation(known)
         compiled = compile(original_of(target), dynamic=dynamic, backend="eager", options=options)
         compiled(*args, **kwargs)
         found = dispatcher_of(compiled)
         if found is None:
             raise OptionError(f"there is nothing to explain: {target!r} is under mc.disable")
-        return found.explanation()
+        return explanation(found)
 
     return run
 
