@@ -23,10 +23,8 @@ from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, 
 from minicompile.scheduling.nest import LoopNest
 from minicompile.scheduling.nodes import (
     Cause,
-    ExternKernelSchedulerNode,
     FusedSchedulerNode,
     FusionDecision,
-    FusionKind,
     Pair,
     Schedule,
     SingleNode,
@@ -262,22 +260,11 @@ def why(schedule: Explained, a: str, b: str) -> Answer:
     return Answer(first, second, common, asked, decision, step)
 
 
-def boundary(one: Sequence[SingleNode], other: Sequence[SingleNode]) -> FusionDecision:
-    """Why a library call shares no kernel. `one` and `other` are groups, at least one of them a call."""
-    extern = next(n for n in (*one, *other) if isinstance(n, ExternKernelSchedulerNode))
-    written = {d.buffer for node in one for d in node.writes}
-    passed = any(d.buffer in written for node in other for d in node.reads)
-    kind: FusionKind = "vertical" if passed else "horizontal"
-    why = f"{extern.kernel.op} runs in a library ({extern.kernel.reason})"
-    told = f"{why}, which reads and writes whole buffers in memory"
-    return FusionDecision(tuple(one), tuple(other), kind, False, "extern", told)
-
-
 def now(fuser: Fuser, a: int, b: int) -> FusionDecision:
     """Ask about two groups as fusion left them."""
     if not (a in fuser.nests and b in fuser.nests):
         groups = [[n for i, n in enumerate(fuser.nodes) if fuser.mask[g] >> i & 1] for g in (a, b)]
-        return boundary(*(groups[::-1] if fuser.ancestors[a] & fuser.mask[b] else groups))
+        return fuser.boundary(*(groups[::-1] if fuser.ancestors[a] & fuser.mask[b] else groups))
     decision, *_ = fuser.decide(a, b)
     cause: Cause = "not_asked"
     told = f"of the groups that share only a read with them, {MAX_NEIGHBOURS} are nearer"

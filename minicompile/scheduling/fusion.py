@@ -24,6 +24,7 @@ from minicompile.scheduling.align import align
 from minicompile.scheduling.memory import kept_buffers, scatter_targets
 from minicompile.scheduling.nest import LoopNest, nest_of
 from minicompile.scheduling.nodes import (
+    ExternKernelSchedulerNode,
     FusionDecision,
     FusionKind,
     Pair,
@@ -190,6 +191,7 @@ class Fuser:
 
     def run(self) -> None:
         """Fuse the pair with the highest score, until no pair can be fused."""
+        self._note_externs()
         for i in self.nests:
             for j in self._neighbours(i):
                 if i < j:
@@ -203,6 +205,26 @@ class Fuser:
         """The group that a node is in."""
         bit = 1 << self.place[name]
         return next(i for i, mask in self.mask.items() if mask & bit)
+
+    def _note_externs(self) -> None:
+        """The boundary of fusion: what a library writes or reads goes through memory."""
+        writers = {d.buffer: node for node in self.nodes for d in node.writes}
+        for node in self.nodes:
+            for producer in dict.fromkeys(writers.get(d.buffer, node) for d in node.reads):
+                kinds = {type(producer), type(node)}
+                if producer is not node and ExternKernelSchedulerNode in kinds:
+                    self.decisions.append(self.boundary([producer], [node]))
+
+    def boundary(self, one: Sequence[SingleNode], other: Sequence[SingleNode]) -> FusionDecision:
+        """Why a library call shares no kernel. `one` and `other` are groups, at least one of them a call."""
+        extern = next(n for n in (*one, *other) if isinstance(n, ExternKernelSchedulerNode))
+        written = {d.buffer for node in one for d in node.writes}
+        passed = any(d.buffer in written for node in other for d in node.reads)
+        kind: FusionKind = "vertical" if passed else "horizontal"
+        why = f"{extern.kernel.op} runs in a library ({extern.kernel.reason})"
+        told = f"{why}, which reads and writes whole buffers in memory"
+        apart = abs(self.place[one[0].name] - self.place[other[0].name])
+        return FusionDecision(tuple(one), tuple(other), kind, False, "extern", told, (), apart)
 
     # -- candidates
 
