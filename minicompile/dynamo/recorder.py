@@ -42,7 +42,7 @@ CHECK = torch.ops.aten._assert_async.msg
 PRODUCTS = words("matmul __matmul__ __rmatmul__ mm bmm mv dot addmm baddbmm linear einsum")
 """Functions that refuse tensors of different dtypes when they run; their fakes don't."""
 DIFFERENCES = words("sub sub_ subtract rsub isub __sub__ __rsub__ __isub__")
-"""Functions that refuse boolean tensors when they run; their fakes don't."""
+"""Functions that refuse booleans when they run; their fakes don't."""
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -165,8 +165,8 @@ class Recorder:
         dtypes = {tensor.dtype for tensor in tensors}
         if name in PRODUCTS and len(dtypes) > 1 and not compat.any_autocast_enabled():
             self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
-        if name in DIFFERENCES and torch.bool in dtypes:
-            self.refuse("exception", f"{name} of a boolean tensor", kind=UserError)
+        if name in DIFFERENCES and (torch.bool in dtypes or bool in map(type, args)):
+            self.refuse("exception", f"{name} of booleans", kind=UserError)
         if kwargs.get("out") is not None:
             self.refuse("tensor-memory", f"{name} writes to an `out`, which it may resize")
         self.mode.written.clear()

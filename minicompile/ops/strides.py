@@ -134,11 +134,11 @@ def as_row_major_view(op: OpOverload, args: Any) -> tuple[OpOverload, Any]:
     if tuple(map(to_size, tensor.stride())) != contiguous_strides(list(map(to_size, tensor.shape))):
         return op, args
     inferred = [place for place, extent in enumerate(shape) if type(extent) is int and extent == -1]
-    known = math.prod(extent for place, extent in enumerate(shape) if place not in inferred)
-    if len(inferred) > 1 or known == 0:
+    rest = math.prod(extent for place, extent in enumerate(shape) if place not in inferred)
+    if len(inferred) > 1 or rest == 0:
         return op, args
-    if inferred and tensor.numel() % known == 0:
-        shape[inferred[0]] = tensor.numel() // known
-    elif inferred or tensor.numel() != known:
+    if inferred and tensor.numel() % rest == 0:
+        shape[inferred[0]] = tensor.numel() // rest
+    elif inferred or tensor.numel() != rest:
         return op, args
     return aten.as_strided.default, (tensor, shape, dense_strides(shape), tensor.storage_offset())
