@@ -6,9 +6,6 @@ torch/_functorch/_activation_checkpointing/knapsack.py.
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import fx
 
 from minicompile.aot.maxflow import UNLIMITED
@@ -18,17 +15,12 @@ from minicompile.aot.partition import (
     JointParts,
     Saved,
     ancestors,
-    does_work,
-    packet_of,
+    flops,
     partitioner,
     why_never_recomputed,
 )
-from minicompile.ops.nodes import aten_ops, bytes_of, elements, is_tensor
+from minicompile.ops.nodes import bytes_of
 from minicompile.options import Options
-from minicompile.shapes.symnode import hint
-
-aten = torch.ops.aten
-PRODUCTS = aten_ops("mm bmm addmm baddbmm")
 
 
 @partitioner("memory_budget")
@@ -72,15 +64,3 @@ def ban(cut: Cut, node: fx.Node, reason: str, limit: float) -> None:
         cut.width, cut.side, cut.bans[node] = cut.width + more, side, reason
     else:
         cut.network.capacity = capacity
-
-
-def flops(node: fx.Node) -> int:
-    """Operations of a call: two a multiplication in products and attention, else one an element."""
-    packet = packet_of(node)
-    read = [x.meta["val"].shape for x in node.args if isinstance(x, fx.Node) and is_tensor(x)]
-    if packet in PRODUCTS or packet is aten.convolution:
-        inner = read[-1][-2:-1] if packet in PRODUCTS else read[1][1:]
-        return 2 * elements(node) * math.prod(map(hint, inner))
-    if "scaled_dot_product" in str(packet):
-        return 4 * math.prod(map(hint, read[0])) * hint(read[1][-2])
-    return max(elements(node), *map(elements, node.all_input_nodes), 0) * does_work(node)
