@@ -70,13 +70,14 @@ def sufficient(backward: Graph, saved: int) -> tuple[int, ...]:
     """The tangents, each of which is enough for the compiled graph: zeros for the others change nothing, and
     are added where its own gradient arrives. A loss is, beside the logits that it was computed from.
 
-    Sums at the ends don't count: there meet results that have nothing but an input in common, and each can be
-    differentiated alone, later.
+    Sums at the ends don't count, which only views and other sums follow: there meet results that have nothing
+    but an input in common, and each can be differentiated alone, later.
     """
     tangents, enough = range(len(placeholders(backward.gm.graph)) - saved), list[int]()
-    ends = [node for node in results_of(backward.gm.graph) if isinstance(node, fx.Node)]
-    for node in ends:
-        ends += node.all_input_nodes if keeps_zeros(node) else []
+    ends = set[fx.Node]()
+    for node in reversed([*backward.nodes]):
+        if all(user.op == "output" or (user in ends and keeps_zeros(user)) for user in node.users):
+            ends.add(node)
     for i in tangents if len(tangents) > 1 else ():
         lost = computed_from(backward, saved, {*tangents} - {i})
         zeros = (
