@@ -96,7 +96,7 @@ class Options:
     plugins: tuple[str, ...] = field(default_factory=default_plugins)
     """`MINICOMPILE_PLUGINS`: "default", "all", "none" or names (`minicompile plugins` lists them)."""
     disable_passes: tuple[str, ...] = ()
-    """Graph passes and patterns to leave out: "cse", "prims.merge_views", "pattern:relu_of_relu"."""
+    """Graph passes and patterns to leave out: "cse", "prims.fold_constants", "pattern:mine"."""
     fallback_random: bool = True
     """Random numbers are eager's: the same seed gives the same ones. False: kernels compute theirs, which
     fuses (ops/philox.py), from seeds that eager's generator draws, if a plug-in knows how."""

@@ -147,7 +147,7 @@ def compile_graph(
     kernels = by_position(plans, modules)
     sources = [kernel for group in kernels.values() for kernel in group]
     tell("kernels", sources)
-    wrapper = generate_wrapper(scheduled, kernels, options)
+    wrapper = generate_wrapper(scheduled, kernels)
     tell("wrapper", wrapper)
     finish = partial(load, wrapper, loops.constants)
     stages = CompiledStages(loops, scheduled, list(plans.values()), sources, wrapper)

@@ -30,9 +30,9 @@ class Budget:
 
 
 BUDGETS = {
-    "core": Budget(209_300, 190_000),
-    "package": Budget(358_600, 350_000),
-    "tests": Budget(417_000, 410_000),
+    "core": Budget(195_000, 190_000),
+    "package": Budget(351_000, 350_000),
+    "tests": Budget(413_100, 410_000),
 }
 
 

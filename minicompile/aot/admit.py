@@ -27,6 +27,8 @@ from minicompile.ops.nodes import is_inplace_view
 from minicompile.ops.origin import SourceLine
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
+HIDDEN_WRITES = ("aten::batch_norm_update_stats", "aten::batch_norm_gather_stats")
+"""How names of operators begin that write to running statistics, of which their schemas say nothing."""
 MOVES = {
     f"aten::{name}_" for name in ("index_put", "index_add", "index_copy", "scatter", "scatter_add")
 }
@@ -73,6 +75,8 @@ def admit_operator(func: OpOverload, args: Any, inputs: Collection[int]) -> None
     """An ATen operator before it is recorded; `inputs`: the storages of the graph's inputs."""
     if func._schema.name in STORAGE_SURGERY:
         raise Unsupported(f"{func} changes a tensor's storage")
+    if func._schema.name.startswith(HIDDEN_WRITES):
+        raise Unsupported(f"{func} writes to running statistics")
     if func.namespace == "_c10d_functional":  # all processes call it, or none
         raise Unsupported(f"{func} exchanges tensors with other processes")
     if func.namespace == "aten" and any(a.is_out for a in func._schema.arguments):

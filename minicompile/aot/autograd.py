@@ -24,7 +24,7 @@ from minicompile.ops.graph import Graph, PassRecord, copied, placeholders
 from minicompile.ops.nodes import bytes_of
 from minicompile.options import Options
 from minicompile.passes.manager import check_names, run_passes
-from minicompile.passes.patterns import Replacement
+from minicompile.passes.replacements import Replacement
 
 
 def ahead_of_time(

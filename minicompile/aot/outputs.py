@@ -26,7 +26,7 @@ from minicompile.aot.result import OutputSpec
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import user_line
-from minicompile.shapes.symnode import hint, size_expr
+from minicompile.shapes.symnode import size_expr
 
 
 def classify(
@@ -88,13 +88,11 @@ def classify(
 
 
 def base_of(views: list[torch.Tensor], tracer: Tracer) -> torch.Tensor:
-    """Return the tensor of which all outputs in one storage are made as views: their common base if it covers
-    the whole storage, else the storage's first tensor."""
+    """Return the tensor of which all outputs in one storage are made as views: their common base, or the
+    storage's first tensor."""
     base = compat.autograd_base(views[0])
-    first = tracer.first_in_storage(compat.storage_id(base))
-    whole = hint(base.numel()) == hint(first.numel()) and base.dtype is first.dtype
     common = all(compat.autograd_base(view) is base for view in views) and tracer.knows(base)
-    return base if whole and common and is_dense(base) else first
+    return base if common else tracer.first_in_storage(compat.storage_id(base))
 
 
 def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:

@@ -25,7 +25,7 @@ from minicompile.ops.strides import (
     laid_out_as_eager,
     refuse_wrong_fakes,
 )
-from minicompile.ops.writes import WRITES_STATISTICS, written_arguments
+from minicompile.ops.writes import written_arguments
 from minicompile.shapes.symnode import size_expr
 from minicompile.versions import release
 
@@ -82,7 +82,7 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         if func is torch.ops.prim.device.default and self.is_our_fake(args[0]):
             return args[0].fake_device
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
-        if func._schema.is_mutable or func in WRITES_STATISTICS:
+        if func._schema.is_mutable:
             self.note_writes(written_arguments(func, args, kwargs or {}))
             return self.computed(func, types, args, kwargs)
         key = self.key(func, args, kwargs)

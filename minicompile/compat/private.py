@@ -35,7 +35,7 @@ PARTS = {
     "recognition": "calls of some torch functions end a graph",
     "gpu": "kernels for a GPU are not launched: such calls run in eager",
     "triton": "Triton kernels are neither compiled nor interpreted",
-    "comparison": "`torch_inductor`, `compare_with_torch` and the bridge to torch.compile refuse",
+    "comparison": "`compare_with_torch` refuses",
 }
 """By part: what its loss means to a user."""
 

@@ -6,7 +6,7 @@ Capture guards those that a graph relies on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,15 +154,6 @@ SETTING_READERS = [
 ]
 """torch functions that read other settings; a frame that asks gets a guard on the answer."""
 
-_SDP_KERNELS = "math flash mem_efficient cudnn overrideable"
-SETTINGS: dict[Any, Any] = dict(
-    zip(
-        _present("torch._C", " ".join(f"_set_sdp_use_{n}" for n in _SDP_KERNELS.split())),
-        _present("torch._C", " ".join(f"_get_{n}_sdp_enabled" for n in _SDP_KERNELS.split())),
-    )
-)
-"""Functions that set other settings, and those that read them: which kernels `sdpa_kernel` allows."""
-
 
 @dataclass(frozen=True)
 class Modes:
@@ -198,17 +189,10 @@ class Modes:
 
 
 @contextlib.contextmanager
-def restored_modes(setters: Iterable[Any] = SETTINGS) -> Iterator[None]:
-    """Grad mode, autocast and what some of `SETTINGS` set as before, whatever happens inside."""
-    before, values = Modes.now(), settings_now(setters)
+def restored_modes() -> Iterator[None]:
+    """Grad mode and autocast as before, whatever happens inside."""
+    before = Modes.now()
     try:
         yield
     finally:
         before.set(before.nesting)
-        for setter, value in values.items():
-            setter(value)
-
-
-def settings_now(setters: Iterable[Any] = SETTINGS) -> dict[Any, Any]:
-    """What setters of `SETTINGS` would have to be called with to change nothing."""
-    return {setter: SETTINGS[setter]() for setter in setters}

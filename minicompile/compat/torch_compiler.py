@@ -1,4 +1,4 @@
-"""torch's own compiler, which ours is compared with and whose halves it can replace.
+"""torch's own compiler, which ours is compared with.
 
 Each function takes what it needs when it is called: importing torch._dynamo and torch._inductor takes more
 than a second. A part that is gone is a reason why there is no comparison.
@@ -7,18 +7,13 @@ than a second. A part that is gone is a reason why there is no comparison.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from minicompile.compat.fakes import FakeTensor, FakeTensorMode
-from minicompile.compat.private import later, take
+from minicompile.compat.private import later
 
-HigherOrderOperator = take("torch._ops.HigherOrderOperator", "comparison")
-
-symbolic_env = later("torch.fx.experimental.symbolic_shapes.ShapeEnv", "comparison")
-tracing_context = later("torch._guards.TracingContext.try_get", "comparison")
 compile_fx = later("torch._inductor.compile_fx.compile_fx", "comparison")
 """Compiles a graph of torch functions by torch's AOT autograd and Inductor, which may change it."""
 inductor_config = later("torch._inductor.config", "comparison")
@@ -30,26 +25,6 @@ dynamo_config = later("torch._dynamo.config", "comparison")
 
 Tell = Callable[[str, Any, str], None]
 """Takes a stage, its graph, its code: ("joint", fx.GraphModule, "") or ("lowered", GraphLowering, text)."""
-
-
-def torch_fake_mode() -> Any:
-    """Return a FakeTensorMode as torch's compiler works with."""
-    return FakeTensorMode(shape_env=symbolic_env()(), allow_non_fake_inputs=True)
-
-
-def backend_fakes(inputs: Sequence[Any]) -> list[Any]:
-    """Return fakes with Dynamo's symbols for real tensors that it gives a backend, as before its graph ran.
-
-    Outside of Dynamo the inputs are returned as they are.
-    """
-    context = tracing_context()()
-    if context is None or context.fake_mode is None:
-        return list(inputs)
-    convert, known = context.fake_mode.from_tensor, context.tensor_to_context
-    tensors = (isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor) for x in inputs)
-    return [
-        convert(x, static_shapes=x not in known) if real else x for x, real in zip(inputs, tensors)
-    ]
 
 
 @contextlib.contextmanager

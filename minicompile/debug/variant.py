@@ -6,7 +6,7 @@
     StageAccuracy := a run's errors against float64, beside those of eager, and a verdict
 
 `mc.accuracy` compares the stages of the compiler, `mc.bisect` and `mc.minify` limits of it, `mc.what_if`
-other options and wishes, `mc.compare_with_torch` the halves of two compilers. Each run works on copies, from
+other options and wishes, `mc.compare_with_torch` two compilers. Each run works on copies, from
 the same random state. The real compiler: torch/_dynamo/debug_utils.py (same_two_models).
 """
 

@@ -10,7 +10,7 @@ Nothing is lowered again: fusion starts from the recorded nodes, or is asked abo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -41,6 +41,26 @@ class Wishes:
 
     fuse: tuple[Pair, ...] = ()
     forbid: tuple[Pair, ...] = ()
+
+
+@method(FusionDecision, "numbers")
+def numbers(decision: FusionDecision) -> str:
+    """`would save 64 KiB (buf4 64 KiB), distance 3, 12 operations`."""
+    parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in decision.saved)
+    saved = f"{bytes_text(decision.score)} ({parts})" if decision.saved else "nothing"
+    count = decision.operations
+    size = "" if count is None else f", {count_text(count, 'operation')}"
+    verb = "saves" if decision.fused else "would save"
+    return f"{verb} {saved}, distance {decision.distance}{size}"
+
+
+def asks(decision: FusionDecision, one: Iterable[str], other: Iterable[str]) -> bool:
+    """Is a node of one on this side of the question and a node of the other on that side?"""
+    producers, consumers = (
+        {n.name for n in group} for group in (decision.producers, decision.consumers)
+    )
+    ways = ((producers, consumers), (consumers, producers))
+    return any(not a.isdisjoint(one) and not b.isdisjoint(other) for a, b in ways)
 
 
 class WishPolicy(FusionPolicy):
@@ -104,7 +124,7 @@ class Answer(Shown):
         return f"both touch {', '.join(self.common)}" if self.common else "no buffer in common"
 
     def __str__(self) -> str:
-        lines = [self.shared, f"numbers: {self.decision.numbers}"]
+        lines = [self.shared, f"numbers: {numbers(self.decision)}"]
         lines += [f"decision {i}: {decision}" for i, decision in self.asked]
         lines += [f"from {line}" for line in source_lines(self.decision.origins)]
         return "\n  ".join([self.headline, *lines])
@@ -143,7 +163,7 @@ class FusionSteps(Several[FusionDecision]):
         return f"{asked}: {count_text(kernels, 'kernel')}, {saved} less memory traffic"
 
     def __str__(self) -> str:
-        lines = [f"{i:>4}  {d}\n      {d.numbers}" for i, d in enumerate(self)]
+        lines = [f"{i:>4}  {d}\n      {numbers(d)}" for i, d in enumerate(self)]
         return "\n".join([f"{self.title}: {self.counts}", *lines])
 
 
@@ -228,7 +248,7 @@ def why(schedule: Explained, a: str, b: str) -> Answer:
     first, second = (tuple(node.name for node in nodes) for nodes in (one, other))
     touched = ({d.buffer for n in nodes for d in (*n.reads, *n.writes)} for nodes in (one, other))
     common = tuple(sorted(set.intersection(*touched)))
-    asked = tuple((i, d) for i, d in enumerate(schedule.decisions) if d.asks(first, second))
+    asked = tuple((i, d) for i, d in enumerate(schedule.decisions) if asks(d, first, second))
     step, decision = next(((i, d) for i, d in asked if d.fused), (None, None))
     groups = [fuser.group(names[0]) for names in (first, second)]
     if groups[0] != groups[1]:

@@ -8,8 +8,7 @@ Read result.py first, then capture.py. The way through the room for a reader: wh
 what runs in its place later, then where the two alternate. A call comes in at `dispatch`, which asks its
 entries and calls `capture` if none fits.
 
-    result         what capture gives: Source, Guard, GraphBreak, Capture
-    history        what became of the calls of a compiled function: Miss, Timeline, Explanation
+    result         what capture gives: Source, Guard, GraphBreak, Miss, Capture
 
     Running bytecode on symbols
     bytecode       one instruction stream for all versions of CPython

@@ -170,7 +170,7 @@ MAX_PLACES = 6
 def trace(world: World, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the world, as far as that shall go."""
     world.frames.definition = definition_of(values.get("self"))
-    before, rest = (Modes.now(), settings.settings_now()), None
+    before, rest = Modes.now(), None
     with restored_modes(), deep_stack(), compat.silent_log():
         try:
             returned = world.run_root(values)
@@ -187,7 +187,7 @@ def trace(world: World, values: dict[str, Any], resume: Resume | None) -> Traced
             reason = f"the frame raises {type(error).__name__}: {text}"
             places, at = [world.frames.raised_after], world.raised_at
             raise refusal("exception", reason, at, kind=UserError, places=places) from error
-        change = changed(*before)
+        change = changed(before)
     return Traced(returned, rest, change)
 
 
@@ -290,8 +290,7 @@ def graph_call(recorder: Recorder, code: SourceCode) -> list[str]:
     """Return the lines that run the graph in the modes of the frame."""
     call = ["out = graph(inputs)"]
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
-        setters = [node.target for node in recorder.calls if node.target in settings.SETTINGS]
-        code.names["restored_modes"] = functools.partial(restored_modes, setters)
+        code.names["restored_modes"] = restored_modes
         call = ["with restored_modes():", "    out = graph(inputs)"]
     return call
 

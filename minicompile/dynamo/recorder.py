@@ -2,7 +2,6 @@
 
     Recorder.input(tensor, source)     a placeholder and its fake
     Recorder.record(op, target, ...)   one call: runs on fakes, makes a node, gives the fake result
-    with Recorder.subgraph() as inner: calls go to a graph of their own, which a node of this one will run
 
 Every node has `meta["val"]` (its value at compile time) and `meta["origins"]` (one Origin: the user's lines).
 The real compiler: torch/_dynamo/output_graph.py (OutputGraph, SubgraphTracer).
@@ -13,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import sympy
@@ -76,56 +75,13 @@ def largest(expr: sympy.Basic) -> Any:
     return max(parts, default=abs(expr))
 
 
-class Subgraph:
-    """A graph inside the graph: what a function does that is called later, or more than once.
-
-    Tensors of the graph around it become its inputs when its nodes first use them.
-    """
-
-    def __init__(self, line: SourceLine | None = None) -> None:
-        self.graph, self.line = fx.Graph(), line
-        self.placeholders: list[fx.Node] = []
-        self.inputs: dict[fx.Node, tuple[torch.Tensor, fx.Node]] = {}
-        """By node of the graph around: the value, and the placeholder here."""
-        self.written: dict[int, SourceLine | None] = {}
-        """Storages that calls in this graph write to, with the user's line."""
-
-    def placeholder(self, value: torch.Tensor, name: str) -> fx.Node:
-        node = self.graph.placeholder(name)
-        node.target = node.name  # which is unique
-        node.meta["val"] = value
-        self.placeholders.append(node)
-        return node
-
-    def bring_in(self, value: torch.Tensor, outer: fx.Node) -> fx.Node:
-        if outer not in self.inputs:
-            node = self.placeholder(value, outer.name)
-            node.meta["origins"] = outer.meta["origins"]
-            self.inputs[outer] = value, node
-        return self.inputs[outer][1]
-
-    @property
-    def values(self) -> list[torch.Tensor]:
-        """Tensors of the graph around, in the order of their placeholders."""
-        return [value for value, _ in self.inputs.values()]
-
-    def finish(self, outputs: Iterable[Any], name: str) -> Graph:
-        """The finished graph. Raises Unsupported if it changes what it was given."""
-        if not self.written.keys().isdisjoint(map(compat.storage_id, self.values)):
-            what = f"{name}, a function that torch calls, changes a tensor of the frame in place"
-            raise refusal("shared-memory", what, self.line)
-        return finished(self.graph, self.placeholders, outputs, name)
-
-
 class Recorder:
     """The graph of one capture under construction."""
 
     def __init__(self, dynamic: Dynamic | None = None) -> None:
         """`dynamic`: which sizes and numbers get symbols; None if none does."""
         self.root = self.graph = fx.Graph()
-        """The graph of the frame, and the one that calls go to."""
-        self.open: list[Subgraph] = []
-        """Graphs around the latter, the outermost first."""
+        """The graph of the frame, and the one that calls go to; a plug-in may have one inside."""
         self.mode = compat.fake_mode(dynamic is not None)
         self.sizes = None if dynamic is None else Sizes(self.mode, dynamic)
         self.running = ""
@@ -178,38 +134,17 @@ class Recorder:
         """Inputs that the graph changes."""
         return [t for t in self.inputs if compat.storage_id(t.value) in self.written]
 
-    # -- graphs inside the graph
-
-    @contextlib.contextmanager
-    def subgraph(self) -> Iterator[Subgraph]:
-        """Calls inside go to a graph of their own."""
-        inner, outer = Subgraph(self.line()), self.graph
-        self.graph = inner.graph
-        self.open.append(inner)
-        try:
-            yield inner
-        finally:
-            self.open.pop()
-            self.graph = outer
-
-    def argument(self, inner: Subgraph, value: torch.Tensor, name: str) -> None:
-        """A placeholder of a subgraph for a value that it will be called with."""
-        node = inner.placeholder(value, name)
-        self.describe(node, "placeholder", value)
-        self.own(value, node)
-
     def node_of(self, value: torch.Tensor) -> fx.Node:
-        """A tensor's node in the graph that calls go to, through the graphs around it."""
+        """A tensor's node in this graph."""
         node = self.nodes[id(value)]
-        if node.graph is self.graph:
-            return node
-        graphs = [self.root, *(inner.graph for inner in self.open)]
-        if node.graph not in graphs:
+        if node.graph is not self.graph:
             what = "a tensor is used outside of the function that made it, which is called later"
             self.refuse("graph-value", what)
-        for inner in self.open[graphs.index(node.graph) :]:
-            node = inner.bring_in(value, node)
         return node
+
+    def note_writes(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note that a call writes to these tensors."""
+        self.written.update((compat.storage_id(tensor), self.line()) for tensor in tensors)
 
     # -- calls
 
@@ -237,8 +172,7 @@ class Recorder:
         self.mode.written.clear()
         value = self.run(op, target, args, kwargs)
         written = list(filter(self.mode.has_written, tensors))
-        for storages in (self.written, *(inner.written for inner in self.open)):
-            storages.update((compat.storage_id(tensor), self.line()) for tensor in written)
+        self.note_writes(written)
         given_back = not written and any(value is tensor for tensor in tensors)
         known = all(id(leaf) in self.nodes for leaf in tensors_in(value))
         if known and value is not None and not written and not given_back:
@@ -248,12 +182,6 @@ class Recorder:
         if not given_back:  # such an argument keeps the node it has
             self.bind(value, node)
         return value
-
-    def is_inference(self, tensor: torch.Tensor) -> bool:
-        """Whether eager's tensor would be an inference tensor."""
-        storage = compat.storage_id(tensor)
-        owners = (t.real for t in self.inputs if compat.storage_id(t.value) == storage)
-        return next((owner.is_inference() for owner in owners), self.inference)
 
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self.running = target_name(target)
@@ -360,11 +288,6 @@ class Recorder:
         assert self.sizes is not None
         key = self.graph, (expr := self.sizes.env.rooted(expr))
         if key not in self.size_nodes:
-            for symbol in expr.free_symbols if self.open else ():
-                # graphs inside take tensors alone
-                if self.sizes.env.symbols[symbol].kind != "size":
-                    self.sizes.env.evaluate(symbol)
-                    return self.size_node(self.sizes.env.simplified(expr))
             if expr.is_integer and largest(expr) > LARGEST_INT64:  # Python's ints are larger
                 return python_number(self.sizes.env.evaluate(expr))
             self.size_nodes[key] = self.size_call(expr, self.sizes)

@@ -44,6 +44,7 @@ FUNCTIONS: tuple[tuple[str, Any, str], ...] = (
     ("nested-compile", torch.compiler, "disable"),
     ("backward", autograd, "grad backward"),
     ("inference-mode", torch.inference_mode, "__enter__ __exit__"),
+    ("inference-mode", torch, "is_inference"),
     ("context-variable", contextvars.ContextVar, "set reset"),
     ("default-dtype-or-device", torch, "set_default_dtype set_default_device"),
     ("default-dtype-or-device", torch.device, "__enter__"),
@@ -66,13 +67,14 @@ OF_TENSORS = (
     ("numpy", "numpy __array__ __dlpack__"),
     ("autograd-state", "retain_grad detach_ grad grad_fn data _version register_hook"),
     ("backward", "backward"),
+    ("inference-mode", "is_inference"),
     ("tensor-memory", "set_ resize_ share_memory_ data_ptr storage untyped_storage"),
     ("tensor-memory", "storage_offset is_shared is_pinned is_set_to _is_view"),
     (
         "tensor-memory",
         "resize_as_ as_strided_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_",
     ),
-    ("tensor-attribute", "__hash__ __repr__ __str__ __format__"),
+    ("tensor-attribute", "__hash__ __repr__ __str__ __format__ __iter__ __len__"),
     ("tensor-attribute", "__reduce_ex__ __deepcopy__"),
 )
 """Attributes and methods of tensors: (id of the reason, their names)."""

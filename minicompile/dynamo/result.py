@@ -4,6 +4,7 @@
     GraphInput := Source of a tensor (or symbolic int) that becomes a placeholder
     Guard     := sources, kind, expected, reason, user line: must hold for the capture to be reused
     Break     := reason, user line, hint: why a frame (or part of it) ran in eager
+    Miss      := a call that no version answered: the guard that failed in each, and what was made of it
     Passage   := a source line, the instructions executed for it, the graph nodes they made
 
 The real compiler: torch/_dynamo/source.py, torch/_guards.py, output_graph.py.
@@ -282,6 +283,39 @@ class GraphBreak(Shown):
     def __str__(self) -> str:
         what = refusal_text(self.reason, self.user_line, self.hint, self.id)
         return f"{self.kind} ran in eager: {what}"
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A call that no version answered, and what was made of it."""
+
+    answered: dict[int, int]
+    """How many calls before it each version had answered, by its number; 0: how many ran in eager."""
+    failures: tuple[GuardFailure, ...] = ()
+    """The guard that failed, of each version."""
+    made: int = 0
+    """The number of the version made for it; 0: the call ran in eager."""
+    symbolic: tuple[str, ...] = ()
+    """The sizes and numbers that are symbolic for the first time."""
+    why: GraphBreak | None = None
+    """Why no version was made."""
+    seconds: float = 0.0
+
+    @property
+    def call(self) -> int:
+        """Which call it was; the first is 1."""
+        return sum(self.answered.values()) + 1
+
+    def __str__(self) -> str:
+        tried = "no version fits" if self.failures else "there is no version"
+        made = f"made version {self.made}" if self.made else f"in eager: {self.why}"
+        symbolic = f", symbolic: {', '.join(self.symbolic)}" if self.symbolic else ""
+        return f"call {self.call}: {tried}; {made}{symbolic}"
+
+
+def failure_lines(failures: Iterable[GuardFailure]) -> list[str]:
+    """Lines that say which guard of each version failed."""
+    return [f"  version {f.version}: " + str(f).replace("\n", "\n  ") for f in failures]
 
 
 @dataclass(frozen=True)

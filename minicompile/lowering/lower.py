@@ -6,10 +6,8 @@ formulas until something needs their memory. The real compiler: GraphLowering in
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +26,6 @@ from minicompile.lowering.context import (
     layout_of,
     lowering,
     template,
-    tensor_layouts,
 )
 from minicompile.lowering.ir import (
     LIBRARY_PRODUCTS,
@@ -39,7 +36,6 @@ from minicompile.lowering.ir import (
     LoopGraph,
     Operation,
     Output,
-    verify,
     written_by,
 )
 from minicompile.lowering.value import Storage, TensorValue
@@ -52,12 +48,11 @@ from minicompile.ops.graph import (
     output_node,
     statement,
     target_name,
-    unpacks,
     user_line,
 )
-from minicompile.ops.nodes import gives_view, is_view
+from minicompile.ops.nodes import gives_view
 from minicompile.options import Options
-from minicompile.shapes.expr import Size, size_hint, to_size
+from minicompile.shapes.expr import Size, to_size
 
 __all__ = ["LoweringContext", "lower", "lowering", "rules"]
 
@@ -87,10 +82,9 @@ class Lowering:
         outputs = self.visit()
         name, ctx = self.graph.name, self.ctx
         found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
-        found.eager_bytes = eager_peak(self.graph, self.hints)
         drop_unread(found)
         if self.options.verify:
-            verify(found)
+            found.verify()
         return found
 
     def visit(self) -> list[Output]:
@@ -308,30 +302,6 @@ def _copying(node: fx.Node, op: torch._ops.OpOverload, reason: str) -> torch._op
 def _copy_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     packet = getattr(torch.ops.aten, f"{op.overloadpacket.__name__}_copy", None)
     return getattr(packet, op._overloadname, None) if op.namespace == "aten" else None
-
-
-def eager_peak(graph: Graph, hints: Mapping[sympy.Symbol, int]) -> int:
-    """Most bytes alive at once if operators ran one by one: results until their last use, outputs to the end.
-
-    Views keep what they look at alive. Inputs are the caller's.
-    """
-
-    def owner(node: fx.Node) -> fx.Node:
-        return owner(node.all_input_nodes[0]) if is_view_or_part(node) else node
-
-    last_use = {owner(n): node for node in graph.nodes for n in (node, *node.all_input_nodes)}
-    change: Counter[fx.Node] = Counter()
-    for made, last in last_use.items():
-        layouts = tensor_layouts(made.meta.get("val")) if made.op == "call_function" else []
-        size = sum(size_hint(x.numel, hints) * x.dtype.itemsize for x in layouts if x is not None)
-        change[made] += size
-        change[last.next] -= size
-    return max(itertools.accumulate(change[node] for node in graph.nodes))
-
-
-def is_view_or_part(node: fx.Node) -> bool:
-    """Does a node show memory that its first argument holds?"""
-    return is_view(node) or unpacks(node)
 
 
 def drop_unread(graph: LoopGraph) -> None:

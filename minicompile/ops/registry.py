@@ -155,6 +155,8 @@ def without(*names: str) -> Iterator[None]:
 def scoped() -> Iterator[None]:
     """Undo every registration made inside the block, in all registries."""
     with contextlib.ExitStack() as stack:
+        for registry in list(ALL.values()):  # which may import modules with registries of their own
+            registry.load()
         for registry in list(ALL.values()):
             stack.enter_context(registry.scoped())
         yield

@@ -25,7 +25,6 @@ from minicompile.lowering.ir import (
     Scatter,
     View,
 )
-from minicompile.ops.dtypes import is_int
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.scheduling import in_place
@@ -44,8 +43,6 @@ aten = torch.ops.aten
 
 FRESH = LIBRARY_PRODUCTS | {aten.convolution.default, aten.convolution_backward.default}
 """Library operators whose results are never views of what they read."""
-
-DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 
 
 MemoryKey: TypeAlias = tuple[torch.device, torch.dtype, Size]
@@ -147,7 +144,6 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
     reused = taken | _used_again(alive.lives, live, taken)
     plan = MemoryPlan([[] for _ in nodes], [[] for _ in nodes], alive.aliases, alive.internal, live)
     plan.decisions, plan.buffer_bytes = into_inputs + decisions, sum(sizes.values())
-    plan.eager_bytes = graph.eager_bytes
     blocks: dict[str, Block] = {}
     """Each piece of memory, by the last buffer in it so far."""
     for life in alive.lives:  # a buffer comes after the one whose memory it takes
@@ -239,14 +235,11 @@ def written_back(
 
 
 def may_raise(node: ScheduledNode) -> bool:
-    """Whether a node can find its data unfit: an index out of range, a zero divisor, a library's check."""
+    """Whether a node can find its data unfit: an index out of range, a library's check."""
     if not isinstance(node, FusedSchedulerNode):
         return node.kernel.op not in FRESH
     values = (value for body in node.bodies for value in body.values)
-    return any(
-        value.check if value.op == "indirect" else value.op in DIVISIONS and is_int(value.dtype)
-        for value in values
-    )
+    return any(value.check for value in values)
 
 
 def _used_again(lives: Sequence[Life], live: list[int], taken: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from minicompile.aot.levels import verify
 from minicompile.aot.result import AotResult
 from minicompile.api import backends
 from minicompile.errors import VerifyError
+from minicompile.lessons.levels import family
 from minicompile.pipeline import aot_eager
 from minicompile.pipeline_result import Trace
 from tests.corridor.zoo import ZOO
@@ -50,12 +51,12 @@ def check(make: Callable[[], Any]) -> tuple[Counter[str], list[str]]:
     for result in ahead_of_time_of(make):
         prims = result.level("prims")
         externs.update(
-            str(op) for _, op in prims.calls if prims.family(op) in ("library", "extern")
+            str(op) for _, op in prims.calls if family(prims, op) in ("library", "extern")
         )
         for graph in result.levels.values():
             try:
                 verify(graph)
             except VerifyError as error:
                 wrong.append(str(error))
-            wrong += [str(op) for _, op in graph.calls if graph.family(op) == "extern"]
+            wrong += [str(op) for _, op in graph.calls if family(graph, op) == "extern"]
     return externs, wrong

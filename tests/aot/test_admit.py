@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.dynamo.history import Explanation
+from minicompile.debug.history import Explanation
 from tests.comparing import assert_as_eager
 from tests.dynamo.helpers import explained
 

@@ -33,7 +33,7 @@ def build(result: Schedule, options: Options) -> Callable[[list[Any]], Any]:
     plans = make_plans(result, options)
     modules = generate_kernels(plans)
     assert not [line for module in modules for line in shared_writes(module.text)]
-    wrapper = generate_wrapper(result, by_position(plans, modules), options)
+    wrapper = generate_wrapper(result, by_position(plans, modules))
     return start_loading(modules, options)(wrapper, result.graph.constants)
 
 

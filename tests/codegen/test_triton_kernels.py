@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.codegen.legalize import settle_checks
 from minicompile.codegen.plan import KernelArgument, KernelPlan, Phase
 from minicompile.codegen.triton import print_triton
 from minicompile.errors import Unsupported
@@ -123,7 +122,6 @@ def in_place_sweeps() -> KernelPlan:
     weighted = ops.mul(mirror, ops.to_dtype(weight, F32))
     last = ops.reduction("sum", F32, weighted)
     result = ops.emit("store", (last,), F32, buffer="total", index=x0, kind="store")
-    settle_checks(body)
     elsewhere = (total, new, written, result, old)
     third = tuple(v for v in body.values if v not in elsewhere)
     phases = (

@@ -110,7 +110,7 @@ CASES: dict[str, tuple[Program, int, int]] = {
     "categorical": (categorical, 1, 0),
     "normal": (normal, 1, 0),
     "transformed": (squashed, 1, not torch_has("a transform holds its inverse")),
-    "sdpa_kernel": (one_kernel, 1, 0),
+    "sdpa_kernel": (one_kernel, 2, 2),
     "set_default_dtype": (double, 2, 2),
     "text": (lambda a: (f"{(a * 2).sum():.3f}", a + 1), 2, 1),
     "detach_": (detached, 2, 1),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import minicompile as mc
-from minicompile.dynamo.history import Explanation
+from minicompile.debug.history import Explanation
 from tests.dynamo.helpers import dispatcher, equal
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.dynamo.history import Timeline
+from minicompile.debug.history import Timeline
 from minicompile.errors import OptionError
 from minicompile.ops.display import to_html
 

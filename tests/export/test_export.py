@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import minicompile as mc
-from minicompile.aot.levels import family
 from minicompile.bench.models import build_cnn, build_lesson_model
+from minicompile.lessons.levels import common_family
 from tests.comparing import assert_same
 from tests.torch_versions import needs
 
@@ -41,7 +41,7 @@ def test_the_graph_is_functional_core_aten():
     graph = mc.export(model.eval(), (tokens[:, :8],)).graph
     calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
     assert not any(n.target._schema.is_mutable for n in calls)
-    assert all(torch.Tag.core in n.target.tags or family(n.target) for n in calls)
+    assert all(torch.Tag.core in n.target.tags or common_family(n.target) for n in calls)
     assert all(node.op in ("placeholder", "call_function", "output") for node in graph.nodes)
 
 

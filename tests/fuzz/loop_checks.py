@@ -26,6 +26,7 @@ from minicompile.lowering.ir import (
 )
 from minicompile.options import Options
 from minicompile.plugins.column_reductions import choose
+from minicompile.plugins.transposed_tiles import choose as squares
 from minicompile.runtime.load import kernel_loader, load_wrapper
 from minicompile.scheduling.schedule import schedule
 from tests.codegen.races import shared_writes
@@ -112,10 +113,13 @@ LANGUAGES = {
 
 SMALL_LIMITS: dict[Any, dict[str, int]] = {
     cpp_rules: {
-        "PARALLEL_NANOSECONDS": 0, "FEW_ROWS": 8, "LONG_ROW": 8, "CHUNK": 4, "MOST_CHUNKS": 3,
-        "SQUARE": 16, "TURNED": 5, "STASH_BYTES": 64,
+        "PARALLEL_NANOSECONDS": 0, "STASH_BYTES": 64,
+    },
+    squares: {
+        "SQUARE": 16, "TURNED": 5,
     },
     choose: {
+        "FEW_ROWS": 8, "LONG_ROW": 8, "CHUNK": 4, "MOST_CHUNKS": 3,
         "WIDEST_TILE": 16, "COLUMN_CHUNK": 2, "MOST_COLUMN_CHUNKS": 3, "PARALLEL_NANOSECONDS": 0,
     },
 }  # fmt: skip
@@ -157,7 +161,7 @@ def load(group: Sequence[Prepared], options: Options) -> list[Callable[[list[Any
     calls = []
     for number, one in enumerate(group):
         own = {p: kernels[number, p] for p in one.plans}
-        calls.append(load_wrapper(generate_wrapper(one.scheduled, own, options), namespace))
+        calls.append(load_wrapper(generate_wrapper(one.scheduled, own), namespace))
     return calls
 
 

@@ -12,13 +12,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from minicompile.aot.levels import lower_to
 from minicompile.debug.reference import run_reference
-from minicompile.lowering.ir import ComputedBuffer, LoopGraph, verify
+from minicompile.debug.verify import verify_body
+from minicompile.lowering.ir import ComputedBuffer, LoopGraph
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, record
-from minicompile.scheduling.body import verify as verify_body
 from tests.comparing import assert_same
 
 torch.set_num_threads(1)
@@ -107,7 +107,7 @@ def check(
 ) -> LoopGraph:
     """Lowered `fn` gives eager's answer, with this many extern calls (None: any number)."""
     graph = lowered(fn, *args, options=options)
-    verify(graph)
+    graph.verify()
     record_all(graph)
     found = run_reference(graph, args)
     for got, want in zip(found, flat(fn(*args)), strict=True):

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.decompositions import decomposition
-from minicompile.aot.vjps import vjp
+from minicompile.custom.vjps import vjp
 from minicompile.lowering import rules as _rules  # noqa: F401  registers the reasons
 from minicompile.lowering.context import extern_reasons, lowering
 from minicompile.ops import plugins

@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from minicompile.debug.reference import run_reference
 from minicompile.lessons.model import GPT, GPTConfig
-from minicompile.lowering.ir import LoopGraph, verify
+from minicompile.lowering.ir import LoopGraph
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
@@ -45,7 +45,7 @@ def joint_graph(model: nn.Module, *data: torch.Tensor) -> tuple[Graph, list[torc
 
 
 def equals_eager(graph: LoopGraph, model: nn.Module, args: list[torch.Tensor]) -> None:
-    verify(graph)
+    graph.verify()
     record_all(graph)
     found = run_reference(graph, args)
     for got, want in zip(found, joint(model)(*args), strict=True):

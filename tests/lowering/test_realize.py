@@ -36,6 +36,10 @@ KEPT: dict[str, tuple[Callable[..., Any], list[str]]] = {
         ],
         ["reduction", "reduction"],
     ),
+    "angles made of indices": (
+        lambda x: [(x * (a := (torch.arange(4) * 0.5).cos())).sum(0), (x + a).sum(1)],
+        ["reduction", "reduction"],
+    ),
     "an output with another reader": (
         lambda x: [(y := x + 1), y.sum(0)],
         ["graph output with 1 other users", "reduction"],

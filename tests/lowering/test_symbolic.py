@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from minicompile.lowering.ir import LoopGraph, verify
+from minicompile.lowering.ir import LoopGraph
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
@@ -67,7 +67,7 @@ def test_one_lowering_serves_every_batch_size(name: str) -> None:
         return [torch.randn(n, 6, 8), torch.arange(n).flip(0)]
 
     graph = symbolic(fn, *inputs(5))
-    verify(graph)
+    graph.verify()
     record_all(graph)
     for n in (5, 3, 11):
         args = inputs(n)

@@ -17,7 +17,7 @@ X, LAST = torch.randn(2, 3, 9, 8), torch.channels_last
 
 PROGRAMS: dict[str, tuple[str, Callable[..., Any], torch.Tensor, str]] = {
     "max_pool": (
-        "image_windows", lambda x: F.max_pool2d(x * 2, 3, 2, 1).exp(), X, "max_pool2d_with_indices",
+        "image_windows", lambda x: F.max_pool2d(x * 2, 3, 2, 1).exp(), X, "max_pool2d_with_indices.default",
     ),
     "avg_pool": ("image_windows", lambda x: F.avg_pool2d(x * 2, 3, 2, 1).exp(), X, "avg_pool2d"),
     "logit": ("special_functions", lambda x: torch.logit(x.sigmoid(), 1e-3) * x, X, "logit"),

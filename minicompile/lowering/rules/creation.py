@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import sympy
 import torch
 
 from minicompile.errors import Unsupported
@@ -21,11 +20,8 @@ from minicompile.lowering.rules.common import Scalar, aten, constant, number, pr
 from minicompile.lowering.value import Positions, TensorValue
 from minicompile.ops.dtypes import is_int, promote
 from minicompile.ops.handler import Index, Ops, V
-from minicompile.ops.philox import PHILOX
 from minicompile.shapes.expr import (
     Size,
-    contiguous_strides,
-    linear_index,
     same,
     to_size,
 )
@@ -66,20 +62,6 @@ def iota(
     low, high = (last, start) if isinstance(step, int) and step < 0 else (start, last)
     found.storage.positions = Positions(lambda i: i[0] * step + start, low, high)
     return found
-
-
-@lowering(PHILOX)
-def philox(
-    ctx: LoweringContext, seeds: TensorValue, number: int, size: Sequence[Size], kind: str
-) -> TensorValue:
-    """Random numbers, each by its position in a contiguous tensor, however this one lies."""
-    strides = contiguous_strides(size)
-
-    def body(ops: Ops, index: Sequence[Index]) -> V:
-        place = ops.index_expr(linear_index(index, strides), torch.int64)
-        return ops.pointwise(kind, seeds.load(ops, [sympy.Integer(number)]), place)
-
-    return ctx.pointwise(size, seeds.device, body)
 
 
 # -- joining
@@ -186,14 +168,13 @@ def slice_scatter(
     if step != 1:
         raise Unsupported("a write to every other element")
     dim = views.wrap_dim(dim, x.dim)
-    given = src.size[dim] if src.dim == x.dim else None
-    low, high, length = views.slice_bounds(x.size[dim], start, end, step, given)
-    source = ctx.view(src, views.expand(src.size, (*x.size[:dim], length, *x.size[dim + 1 :])))
+    low = views.slice_start(x.size[dim], start)
+    high = to_size(low + src.size[dim])
 
     def body(ops: Ops, i: Sequence[Index]) -> V:
         at = [*i[:dim], i[dim] - low, *i[dim + 1 :]]
         mask = inside(ops, i, x.size, {dim: (low, high)})
-        new = only_where(ops, mask, lambda inner: source.load_as(inner, at, x.dtype))
+        new = only_where(ops, mask, lambda inner: src.load_as(inner, at, x.dtype))
         return new if mask is None else ops.where(mask, new, x.load(ops, i))
 
     return ctx.pointwise(x.size, x.device, body)

@@ -139,18 +139,17 @@ lowering(aten.mul.Tensor)(product("mul"))
 
 
 def division(name: str) -> Rule:
-    """Integer division by zero raises as in eager. A kernel checks its divisors; it must see each of them,
-    and no others: the quotient is not inlined into users, which may read only some, under a mask.
+    """On a CPU, eager looks whether an integer is divided by zero, and so do we: it is a library call, unless
+    the divisor is a number that is known not to be 0.
     """
 
     def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
         dtype = common_dtype(a, b)
         known = isinstance(b, int) and b != 0
         known |= isinstance(b, sympy.Expr) and bool(b.is_positive)
-        found = elementwise(ctx, operation(name, dtype), a, b)
-        if not known and not dtype.is_floating_point:
-            ctx.settle(found.storage, "division that may fail")
-        return found
+        if not known and not dtype.is_floating_point and common_device(a, b).type == "cpu":
+            raise Unsupported("an integer divided by what may be 0")
+        return elementwise(ctx, operation(name, dtype), a, b)
 
     return rule
 

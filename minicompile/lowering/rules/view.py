@@ -50,7 +50,7 @@ def slice_(
     end: Size | None = None,
     step: int = 1,
 ) -> TensorValue:
-    return ctx.view(x, views.slice_(x.size, dim, start, end, step, ctx.result_size[dim]))
+    return ctx.view(x, views.slice_(x.size, dim, start, step, ctx.result_size[dim]))
 
 
 @lowering(aten.as_strided.default)

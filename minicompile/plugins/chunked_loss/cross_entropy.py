@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.passes.rewriting import may_write
+from minicompile.aot.passes.replacing import may_write
 from minicompile.ops.graph import Rewrite, origins_of, statement, target_name
 from minicompile.ops.nodes import bytes_of
 from minicompile.passes.manager import graph_pass

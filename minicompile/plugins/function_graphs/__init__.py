@@ -1,4 +1,5 @@
-"""Functions that torch calls later or with other tensors: each becomes a node of the graph (called.py).
+"""Functions that torch calls later or with other tensors: each becomes a node of the graph (called.py),
+which runs a graph of its own (subgraph.py).
 
     autograd_functions   `Fn.apply(...)` of a torch.autograd.Function
     mapped_functions     `torch.vmap(f)(...)`

@@ -15,13 +15,13 @@ from minicompile import compat
 from minicompile.dynamo.builtins import means
 from minicompile.dynamo.calls import FIXED_TYPES
 from minicompile.dynamo.guards import SourceCode, generate, types_from
-from minicompile.dynamo.recorder import Subgraph
 from minicompile.dynamo.result import Guard
 from minicompile.dynamo.variables import is_constant
 from minicompile.dynamo.world import World, call_rules
 from minicompile.errors import MinicompileError
 from minicompile.ops.graph import Graph
 from minicompile.plugins.function_graphs.called import Called, without_effects
+from minicompile.plugins.function_graphs.subgraph import Subgraph, subgraph
 
 Function: Any = torch.autograd.Function
 
@@ -145,17 +145,17 @@ def capture_function(world: World, cls: Any, context: Context, args: Any) -> Any
             what = f"{name}, an autograd.Function, is called with a {kind} that the frame made"
             world.unsupported("autograd-function", what)
     given = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    with recorder.subgraph() as inner, without_effects(world, name), torch.no_grad():
+    with subgraph(world) as inner, without_effects(world, name), torch.no_grad():
         results, several = run_forward(world, cls, context, args)
-        saved, backward, unchanged = Subgraph(), None, None
+        saved, backward, unchanged = None, None, None
         if any(context.needs_input_grad):
             saved, backward, unchanged = capture_backward(world, cls, context, args, results)
-        outputs = [*map(recorder.lift, results), *saved.inputs]
-        graph = inner.finish(outputs, cls.__name__)
+        outputs = [*map(inner.lift, results), *(saved.outer_inputs if saved else ())]
+        graph = inner.completed(outputs, cls.__name__)
     made = CustomFunction(f"{name}.apply", inner, graph, given)
     made.results, made.several = len(results), several
     made.without_gradient = positions(results, context.without_gradient)
-    made.checked = positions(saved.values, context.saved_tensors)
+    made.checked = positions(saved.values if saved else [], context.saved_tensors)
     made.backward, made.unchanged = backward, unchanged
     return recorder.record("call_function", made, (tuple(made.closure), *given), {})
 
@@ -194,13 +194,13 @@ def capture_backward(
     before, world.outside.guards = world.outside.guards, {}
     again, world.outside.read_again = world.outside.read_again, True
     try:
-        with recorder.subgraph() as inner, compat.without_autocast():
+        with subgraph(world) as inner, compat.without_autocast():
             gradients: list[Any] = []
             for result in results:
                 with recorder.mode:
                     gradients.append(torch.empty_like(result))
                 gradients[-1].stands_for_gradient = True
-                recorder.argument(inner, gradients[-1], "gradient")
+                inner.argument(gradients[-1], "gradient")
             found = world.call(world.load_attr(cls, "backward"), (context, *gradients), {})
             outputs = list(found) if type(found) is tuple else [found]
             while len(outputs) > len(args) and outputs[-1] is None:
@@ -213,8 +213,8 @@ def capture_backward(
             if not fitting:
                 what = f"{name} does not give one gradient for each tensor"
                 world.unsupported("autograd-function", what)
-            lifted = [recorder.lift(output) for kind, output in zip(kinds, outputs) if kind]
-            graph = inner.finish(lifted, f"{cls.__name__}_backward")
+            lifted = [inner.lift(output) for kind, output in zip(kinds, outputs) if kind]
+            graph = inner.completed(lifted, f"{cls.__name__}_backward")
     except MinicompileError:
         raise
     except Exception as error:

@@ -14,9 +14,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from minicompile.dynamo.recorder import Subgraph
 from minicompile.dynamo.world import World
 from minicompile.ops.graph import Graph
+from minicompile.plugins.function_graphs.subgraph import Subgraph
 
 
 class Called:

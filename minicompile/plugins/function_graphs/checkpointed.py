@@ -14,6 +14,7 @@ from minicompile import compat
 from minicompile.dynamo.variables import is_constant
 from minicompile.dynamo.world import World, call_rules
 from minicompile.plugins.function_graphs.called import Called, without_effects
+from minicompile.plugins.function_graphs.subgraph import subgraph
 
 
 class Checkpointed(Called):
@@ -46,19 +47,18 @@ def capture_checkpointed(world: World, args: tuple[Any, ...], kwargs: dict[str, 
         world.unsupported("checkpoint", what, "pass use_reentrant=False, and no context_fn")
     if not torch.is_grad_enabled():
         return world.call(function, tuple(given), kwargs)
-    recorder = world.recorder
-    with recorder.subgraph() as inner, without_effects(world, "a checkpointed function"):
+    with subgraph(world) as inner, without_effects(world, "a checkpointed function"):
         found = world.deep(world.call(function, tuple(given), kwargs))
         leaves, structure = compat.tree_flatten(found)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         if not all(i in places or is_constant(leaf) for i, leaf in enumerate(leaves)):
             what = "a checkpointed function gives something other than tensors"
             world.unsupported("checkpoint", what)
-        graph = inner.finish([recorder.lift(leaves[i]) for i in places], "checkpointed")
+        graph = inner.completed([inner.lift(leaves[i]) for i in places], "checkpointed")
     name = getattr(function, "__qualname__", type(function).__name__)
     made = Checkpointed(f"checkpoint.{name.rpartition('.')[2]}", inner, graph, [])
     made.options = options
-    values = recorder.record("call_function", made, (tuple(made.closure),), {})
+    values = world.recorder.record("call_function", made, (tuple(made.closure),), {})
     for i, value in zip(places, values):
         leaves[i] = value
     return compat.tree_unflatten(leaves, structure)

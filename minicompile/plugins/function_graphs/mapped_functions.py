@@ -14,6 +14,7 @@ from minicompile import compat
 from minicompile.dynamo.builtins import means
 from minicompile.dynamo.world import World
 from minicompile.plugins.function_graphs.called import Called, without_effects
+from minicompile.plugins.function_graphs.subgraph import subgraph
 
 
 class MappedFunction(Called):
@@ -67,10 +68,10 @@ def capture_mapped(
     dims = compat.tree_spread(in_dims, structure)
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves) or dims is None or None in dims:
         world.unsupported("function-transform", "torch.vmap over something other than tensors")
-    with recorder.subgraph() as inner, without_effects(world, f"{name}, under torch.vmap,"):
+    with subgraph(world) as inner, without_effects(world, f"{name}, under torch.vmap,"):
         examples = [example_of(leaf, dim, recorder.mode) for leaf, dim in zip(leaves, dims)]
         for example in examples:
-            recorder.argument(inner, example, "example")
+            inner.argument(example, "example")
         found = world.call(function, compat.tree_unflatten(examples, structure), {})
         found = world.deep(found)
         results, outer_structure = compat.tree_flatten(found)
@@ -78,7 +79,7 @@ def capture_mapped(
         if not all(isinstance(r, torch.Tensor) for r in results) or result_dims is None:
             what = f"{name}, under torch.vmap, gives something other than tensors"
             world.unsupported("function-transform", what)
-        graph = inner.finish(map(recorder.lift, results), "mapped")
+        graph = inner.completed(map(inner.lift, results), "mapped")
     made = MappedFunction(f"torch.vmap.{name.rpartition('.')[2]}", inner, graph, examples)
     made.in_dims = (*(None for _ in made.closure), *dims)
     made.out_dims, made.randomness = tuple(result_dims), randomness

@@ -21,7 +21,6 @@ import torch
 
 from minicompile import compat
 from minicompile.compat import storage_uses
-from minicompile.ops.display import bytes_text, count_text
 from minicompile.runtime.load import allocator
 from minicompile.scheduling.nodes import LARGE
 
@@ -117,12 +116,6 @@ class Arena:
 
     def bytes(self) -> int:
         return sum(size * len(blocks) for size, blocks in list(self.blocks.items()))
-
-    def __str__(self) -> str:
-        every = [block for blocks in list(self.blocks.values()) for block in list(blocks)]
-        free = [block.size for block in every if block.free()]
-        total = f"{count_text(len(every), 'block')} with {bytes_text(self.bytes())}"
-        return f"arena: {total}, {bytes_text(sum(free))} of it in nobody's use"
 
 
 @functools.lru_cache(1024)

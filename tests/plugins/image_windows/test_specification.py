@@ -2,7 +2,7 @@
 
 - Windows of any kind, and images of any other size, equal eager's to the bit or within rounding: values,
   gradients, strides; next to NaN and infinities; at symbolic sizes.
-- Each is one kernel of bounded size, forward and backward: nothing is scattered.
+- Each is one kernel of bounded size; a gradient too, but for that of maxima: nothing is scattered.
 - A table of positions for sizes that are only known at run time is left to the library.
 """
 
@@ -78,7 +78,7 @@ def test_sizes_may_be_symbols(name: str) -> None:
     fn, x = WINDOWS[name], torch.randn(2, 3, 10, 9, requires_grad=True)
     compiled = mc.compile(fn, dynamic=True, options={"device_codegen": "reference"})
     assert_as_eager(compiled, fn, x)
-    assert not any(graph.loops.externs for graph in mc.trace(compiled, x).graphs.values())
+    assert not mc.trace(compiled, x).loops.externs
 
 
 @pytest.mark.long
@@ -101,25 +101,19 @@ def test_a_window_is_one_kernel_of_bounded_size() -> None:
 # -- resampling
 
 
-def resize(mode: str, size: tuple[int, ...], **options):
-    return lambda x: F.interpolate(x, size=size, mode=mode, **options)
+def resize(*size: int):
+    return lambda x: F.interpolate(x, size=size)
 
 
-def rescale(mode: str, scale: float, **options):
-    return lambda x: F.interpolate(x, scale_factor=scale, mode=mode, **options)
+def rescale(scale: float, mode: str = "nearest"):
+    return lambda x: F.interpolate(x, scale_factor=scale, mode=mode)
 
 
 IMAGES = {
-    "nearest": resize("nearest", (14, 5)),
-    "nearest, scale": rescale("nearest", 1.7),
-    "nearest, twice": rescale("nearest", 2.0),
-    "nearest, smaller": resize("nearest", (3, 2)),
-    "linear": resize("bilinear", (13, 6)),
-    "linear, same": resize("bilinear", (7, 9)),
-    "linear, same by scale": rescale("bilinear", 1.1),
-    "linear, corners": resize("bilinear", (13, 1), align_corners=True),
-    "linear, scale": rescale("bilinear", 2.3),
-    "linear, much larger": rescale("bilinear", 9.0),
+    "nearest": resize(14, 5),
+    "nearest, scale": rescale(1.7),
+    "nearest, twice": rescale(2.0),
+    "nearest, smaller": resize(3, 2),
 }
 
 
@@ -146,15 +140,14 @@ def test_resampling_equals_eager(name: str, language: str) -> None:
     for given in (x, values(x), x.contiguous(memory_format=torch.channels_last)):
         for factor in (weights, values(weights)):
             args = given.clone().requires_grad_(), factor
-            assert_as_eager(compiled, weighted(fn), *args, rtol=1e-5, atol=1e-5)
+            assert_as_eager(compiled, weighted(fn), *args)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in IMAGES if "scale" not in n])
 def test_gradients_of_resampled_half_types_are_rounded_as_in_eager(name: str) -> None:
     fn, x = weighted(IMAGES[name]), torch.randn(2, 3, 7, 9).bfloat16().requires_grad_()
-    exact = {} if "linear" in name else {"rtol": 0, "atol": 0}  # sums of weighted terms: float32
-    assert_as_eager(mc.compile(fn), fn, x, torch.randn_like(IMAGES[name](x)), **exact)
+    assert_as_eager(mc.compile(fn), fn, x, torch.randn_like(IMAGES[name](x)), **EXACT)
 
 
 def test_integers_are_moved_exactly() -> None:
@@ -163,9 +156,8 @@ def test_integers_are_moved_exactly() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["nearest", "linear"])
-def test_resampling_to_unknown_sizes_falls_back(name: str) -> None:
-    fn, x = IMAGES[name], torch.randn(2, 2, 7, 9, requires_grad=True)
+def test_resampling_to_unknown_sizes_falls_back() -> None:
+    fn, x = IMAGES["nearest"], torch.randn(2, 2, 7, 9, requires_grad=True)
     compiled = mc.compile(fn, dynamic=True, options={"device_codegen": "reference"})
     assert_as_eager(compiled, fn, x)
     graphs = mc.trace(compiled, x).graphs.values()
@@ -181,7 +173,7 @@ FACTORS = [("nearest", 1.1, 1), ("bilinear", 1.1, 2), ("trilinear", 1.1, 3), ("b
 @pytest.mark.parametrize(("mode", "factor", "dims"), FACTORS)
 def test_unknown_sizes_times_a_factor_equal_eager(mode: str, factor: float, dims: int) -> None:
     """Also where the size stays the same (eager copies then), next to infinities, and channels last."""
-    fn = rescale(mode, factor)
+    fn = rescale(factor, mode)
     compiled = mc.compile(fn, dynamic=True, fullgraph=True)
     for extent in (4, 11):
         x = values(torch.randn(2, 3, *range(extent, extent + dims)))
@@ -190,7 +182,6 @@ def test_unknown_sizes_times_a_factor_equal_eager(mode: str, factor: float, dims
 
 
 def test_a_gradient_of_resampling_is_one_kernel() -> None:
-    for name in ("nearest, twice", "linear"):
-        x = torch.randn(2, 2, 7, 9, requires_grad=True)
-        graphs = mc.trace(IMAGES[name], x).graphs
-        assert len(graphs["forward"].kernels) == len(graphs["backward"].kernels) == 1, name
+    x = torch.randn(2, 2, 7, 9, requires_grad=True)
+    graphs = mc.trace(IMAGES["nearest, twice"], x).graphs
+    assert len(graphs["forward"].kernels) == len(graphs["backward"].kernels) == 1

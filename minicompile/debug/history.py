@@ -1,6 +1,5 @@
 """What became of a compiled function's calls: what `mc.explain` and `mc.timeline` tell.
 
-    Miss        := a call that no version answered: the guard that failed in each, and what was made of it
     Timeline    := the misses of one function, and how many calls each version answered
     Explanation := every Capture, GraphBreak and Timeline of a compiled function
 
@@ -11,45 +10,24 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphBreak, GuardFailure
-from minicompile.ops.display import Several, Shown, count_text, listed
+from minicompile.api import compile, dispatcher_of
+from minicompile.dynamo.dispatch import Dispatcher
+from minicompile.dynamo.module import original_of
+from minicompile.dynamo.result import (
+    SHAPE_KINDS,
+    Capture,
+    GraphBreak,
+    GuardFailure,
+    Miss,
+    failure_lines,
+)
+from minicompile.errors import OptionError
+from minicompile.ops.display import Several, Shown, count_text, listed, method
 from minicompile.ops.graph import target_name, unpacks
-
-
-def failure_lines(failures: Iterable[GuardFailure]) -> list[str]:
-    """Lines that say which guard of each version failed."""
-    return [f"  version {f.version}: " + str(f).replace("\n", "\n  ") for f in failures]
-
-
-@dataclass(frozen=True)
-class Miss:
-    """A call that no version answered, and what was made of it."""
-
-    answered: dict[int, int]
-    """How many calls before it each version had answered, by its number; 0: how many ran in eager."""
-    failures: tuple[GuardFailure, ...] = ()
-    """The guard that failed, of each version."""
-    made: int = 0
-    """The number of the version made for it; 0: the call ran in eager."""
-    symbolic: tuple[str, ...] = ()
-    """The sizes and numbers that are symbolic for the first time."""
-    why: GraphBreak | None = None
-    """Why no version was made."""
-    seconds: float = 0.0
-
-    @property
-    def call(self) -> int:
-        """Which call it was; the first is 1."""
-        return sum(self.answered.values()) + 1
-
-    def __str__(self) -> str:
-        tried = "no version fits" if self.failures else "there is no version"
-        made = f"made version {self.made}" if self.made else f"in eager: {self.why}"
-        symbolic = f", symbolic: {', '.join(self.symbolic)}" if self.symbolic else ""
-        return f"call {self.call}: {tried}; {made}{symbolic}"
 
 
 @dataclass(frozen=True)
@@ -160,3 +138,49 @@ class Explanation(Shown):
 
 MANY_GUARDS = 40
 """More guards are only counted."""
+
+
+@method(Dispatcher, "explanation")
+def explanation(dispatcher: Dispatcher) -> Explanation:
+    """Calls are those of the function; the rest includes resume functions and nested frames."""
+    parts = dispatcher.parts
+    return Explanation(
+        name=dispatcher.name,
+        captures=[entry.capture for part in parts for entry in part.entries],
+        breaks=list(dict.fromkeys(found for part in parts for found in part.breaks)),
+        eager_calls=dispatcher.eager_calls,
+        compiled_calls=sum(entry.hits for entry in dispatcher.entries),
+        limit_reached=any(part.limit_reached for part in parts),
+        timelines=tuple(Timeline(p.name, tuple(p.misses), p.answered()) for p in parts),
+    )
+
+
+def explain(
+    target: Any, *, dynamic: bool | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Explanation]:
+    """`explain(fn)(*args)`: run once with the captured graphs as they are, and say what happened.
+
+    What `compile` returned is itself called, and all its calls so far are told: why it was captured again.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Explanation:
+        known = dispatcher_of(target)
+        if known is not None and dynamic is None and options is None:
+            target(*args, **kwargs)
+            return explanation(known)
+        compiled = compile(original_of(target), dynamic=dynamic, backend="eager", options=options)
+        compiled(*args, **kwargs)
+        found = dispatcher_of(compiled)
+        if found is None:
+            raise OptionError(f"there is nothing to explain: {target!r} is under mc.disable")
+        return explanation(found)
+
+    return run
+
+
+def timeline(target: Any) -> Several[Timeline]:
+    """The calls of what `compile` returned so far; of what goes on after its breaks; of nested frames."""
+    found = dispatcher_of(target)
+    if found is None:
+        raise OptionError(f"{target!r} has no timeline: give what mc.compile returned")
+    return Several(found.explanation().timelines)

@@ -1,114 +1,25 @@
-"""Rewriting by patterns: a search function and a replacement function, plain Python over torch operators.
-
-    @register_pattern("twice_negated", search=lambda x: -(-x), examples=[torch.empty(2)])
-    def itself(x): return x
-
-The search is traced on the examples and looked for: tensors among them stand for any tensor, floats for any
-number, sizes for any size. What is found counts only if the search, traced on the very arguments found there,
-is the very calls found there. Several results are found together.
+"""Looks for one graph in another, by unification from the results backwards.
 
 The real compiler: torch/_inductor/pattern_matcher.py.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import fx
 
-from minicompile.errors import OptionError
 from minicompile.ops.graph import output_node, placeholders
-from minicompile.ops.origin import place_of
-from minicompile.ops.registry import Registry
+from minicompile.passes.replacements import value_of
 
-PATTERN_STAGES = ("pre_grad", "joint", "post_grad")
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "bitwise_and", "bitwise_or", "and_", "or_"}
 
-Function = Callable[..., Any]
 Bound = dict[Any, Any]
 """Nodes of the pattern -> what they are in the graph: nodes, for parameters also numbers."""
-
-
-@dataclass(frozen=True)
-class Match:
-    """One occurrence: the nodes that give the results, the pattern's arguments, the nodes replaced."""
-
-    results: tuple[fx.Node, ...]
-    arguments: tuple[Any, ...]
-    nodes: tuple[fx.Node, ...]
-
-    @property
-    def values(self) -> list[Any]:
-        """The arguments when compiling: fake tensors and numbers."""
-        return [value_of(argument) for argument in self.arguments]
-
-
-@dataclass(frozen=True, eq=False)
-class Pattern:
-    """`replace(*arguments)` computes what `search` does. `when(match)` may refuse an occurrence."""
-
-    name: str
-    search: Function
-    replace: Function
-    examples: tuple[Any, ...]
-    stage: str
-    when: Callable[[Match], bool]
-
-    def fail(self, why: str, function: Function | None = None) -> NoReturn:
-        raise OptionError(f"pattern {self.name!r} ({place_of(function or self.search)}): {why}")
-
-
-class Replacement:
-    """What a rewrite calls in a graph, until the next level traces it."""
-
-    def __init__(self, name: str, run: Function) -> None:
-        self.__name__, self.run = name, run
-
-    def __call__(self, *values: Any) -> Any:
-        results = self.run(*values)
-        return results if len(results) > 1 else results[0]
-
-    def __str__(self) -> str:
-        return f"pattern {self.__name__}"
-
-
-patterns: Registry[Pattern] = Registry("pattern", "name -> rewrite of a subgraph")
-
-
-def register_pattern(
-    name: str,
-    *,
-    search: Function,
-    examples: Sequence[Any],
-    stage: str = "joint",
-    when: Callable[[Match], bool] = lambda match: True,
-) -> Callable[[Function], Function]:
-    """Decorator: the function replaces what `search` matches. A pattern that can't be raises OptionError, for
-    its stage here, else when compiling.
-    """
-
-    def add(replace: Function) -> Function:
-        # no number that the search writes itself, and no two that are equal
-        numbers = (
-            e + i * math.ulp(e) if isinstance(e, float) else e for i, e in enumerate(examples, 1)
-        )
-        entry = Pattern(name, search, replace, tuple(numbers), stage, when)
-        if stage not in PATTERN_STAGES:
-            entry.fail(f"no stage {stage!r}; known: {', '.join(PATTERN_STAGES)}")
-        patterns(name)(entry)
-        return replace
-
-    return add
-
-
-def value_of(argument: Any) -> Any:
-    """What is known of a node when compiling; numbers are themselves."""
-    return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
 
 
 def is_number(argument: Any) -> bool:
@@ -175,7 +86,7 @@ class Matcher:
             yield from self.unify_calls(wanted, given, {**bound, wanted: given})
 
     def unify_calls(self, wanted: fx.Node, given: fx.Node, bound: Bound) -> Iterator[Bound]:
-        if self.same is not None and wanted.kwargs.keys() != given.kwargs.keys():
+        if wanted.kwargs.keys() != given.kwargs.keys():
             return
         asked, found = ([*node.args, *node.kwargs.values()] for node in (wanted, given))
         name = str(getattr(wanted.target, "__name__", wanted.target)).partition(".")[0]

@@ -25,6 +25,7 @@ import torch
 from torch._ops import OpOverload
 
 from minicompile import compat
+from minicompile.aot.joint import around_trace
 from minicompile.errors import OptionError
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.gates import allowed
@@ -48,6 +49,7 @@ def register_vjp(*ops: OpOverload) -> Callable[[Vjp], Vjp]:
     return vjp(*ops)
 
 
+@around_trace("vjp")
 def own_gradients() -> contextlib.AbstractContextManager[None]:
     """A context in which, under the python dispatcher, the registered rules replace torch's formulas."""
     kernels: dict[OpOverload, Callable[..., Any]] = {}
@@ -68,7 +70,8 @@ def call(op: OpOverload, rule: Vjp, *args: Any, **kwargs: Any) -> Any:
     """The operator, as a node of autograd's graph whose backward is the rule."""
     tensors = compat.tree_leaves(tensor_arguments(op, args, kwargs))
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        *results, spec = Ruled.apply(op, rule, args, kwargs, *tensors)
+        apply: Any = Ruled.apply
+        *results, spec = apply(op, rule, args, kwargs, *tensors)
         return compat.tree_unflatten(results, spec)
     with compat.below_autograd():
         return op(*args, **kwargs)
