@@ -116,6 +116,6 @@ class Trace(Shown):
         return sorted({line for origin in origins for line in origin.stack})
 
     def __str__(self) -> str:
-        """What each stage gave; without the folder `debug`, how many graphs there are."""
+        """The overview of all stages; if the folder `debug` was deleted, the number of graphs."""
         overview = methods.get((Trace, "overview"))
         return str(overview(self)) if overview else f"{self.name}: {len(self.graphs)} graphs"

@@ -70,8 +70,8 @@ def sufficient(backward: Graph, saved: int) -> tuple[int, ...]:
     """The tangents, each of which is enough for the compiled graph: zeros for the others change nothing, and
     are added where its own gradient arrives. A loss is, beside the logits that it was computed from.
 
-    Sums at the ends don't count, which only views and other sums follow: there meet results that have nothing
-    but an input in common, and each can be differentiated alone, later.
+    A sum doesn't count if only views and sums lead from it to a gradient: results meet there that share an
+    input and no computation, so that one may be differentiated now and another later.
     """
     tangents, enough = range(len(placeholders(backward.gm.graph)) - saved), list[int]()
     ends = set[fx.Node]()

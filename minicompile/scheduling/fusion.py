@@ -222,9 +222,9 @@ class Fuser:
         passed = any(d.buffer in written for node in other for d in node.reads)
         kind: FusionKind = "vertical" if passed else "horizontal"
         why = f"{extern.kernel.op} runs in a library ({extern.kernel.reason})"
-        told = f"{why}, which reads and writes whole buffers in memory"
+        reason = f"{why}, which reads and writes whole buffers in memory"
         apart = abs(self.place[one[0].name] - self.place[other[0].name])
-        return FusionDecision(tuple(one), tuple(other), kind, False, "extern", told, (), apart)
+        return FusionDecision(tuple(one), tuple(other), kind, False, "extern", reason, (), apart)
 
     # -- candidates
 

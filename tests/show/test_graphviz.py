@@ -28,6 +28,8 @@ def _fresh_pictures() -> Iterator[None]:
 
 @pytest.fixture
 def no_dot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide `dot`, and with it the C++ compiler's linker: the example's kernels are built before."""
+    example.trace()
     monkeypatch.setenv("PATH", "")
 
 
