@@ -135,7 +135,7 @@ def training_call(
         for check in metadata.before_backward:
             check()
         missing = frozenset(i for i, tangent in enumerate(given) if tangent is None)
-        run, takes = backward, tuple(range(first_size - first_saved))
+        run, takes = backward, None
         apart = bool(missing) and missing.issuperset(metadata.sufficient)
         # under vmap operators know what to do
         if apart or not all(x is None or compat.has_storage(x) for x in given):
@@ -185,7 +185,7 @@ def training_call(
             del tangents
             return compute()
 
-    apply = Compiled.apply
+    apply = compat.direct_apply(Compiled)
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
 
 
@@ -209,10 +209,14 @@ class FirstDerivativeOnly(torch.autograd.Function):
         )
 
 
-def saved_values(ctx: Any, count: int, takes: Collection[int], later: bool) -> list[Any]:
-    """The saved tensors that are read. In eager each result has a history of its own: `later`, when another
+def saved_values(ctx: Any, count: int, takes: Collection[int] | None, later: bool) -> list[Any]:
+    """The saved tensors that are read: those that `takes` lists, or all. In eager each result has a history of its own: `later`, when another
     one may be differentiated, the rest is there still. Raises RuntimeError if one was written to since."""
     kept: dict[int, tuple[torch.Tensor, int]] | None = getattr(ctx, "kept", None)
+    if takes is None:
+        if kept is None:
+            return [*ctx.saved_tensors[1:]] if count else []
+        takes = range(count)
     if kept is not None:
         if any(i not in kept or kept[i][0]._version != kept[i][1] for i in takes):
             raise RuntimeError("a tensor that was saved for the backward was written to since")

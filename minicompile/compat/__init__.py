@@ -13,6 +13,7 @@ that we teach. The names of all other files are imported from here.
 from minicompile.compat.autograd import (
     WatchedHooks,
     clear_saved_tensors,
+    direct_apply,
     function_apply,
     of_hook,
     saved_tensors,

@@ -119,3 +119,21 @@ def maximum(
         return ops.where(ops.lt(found, ops.constant(0, INT)), ops.bitwise_not(found), found)
 
     return best, ctx.pointwise(best.size, x.device, position)
+
+
+@lowering(aten.max_pool2d_with_indices_backward.default)
+def maximum_gradient(
+    ctx: LoweringContext, grad: TensorValue, x: TensorValue, *window: Any
+) -> TensorValue:
+    """Each window gives its gradient to its largest element, whose position is the last argument."""
+    axes = strided(x.size, grad.size, *window[:-1])
+    positions = unfolded(ctx, window[-1], turned(axes), -1)
+    parts = unfolded(ctx, converted(ctx, grad, summation_dtype(grad)), turned(axes))
+
+    def body(ops: Ops, index: Sequence[Index]) -> V:
+        mine = ops.index_expr(flat(axes, index[:-2]), INT)
+        chosen = ops.eq(positions.load(ops, index), mine)
+        return ops.where(chosen, parts.load(ops, index), ops.constant(0.0, parts.dtype))
+
+    terms = ctx.pointwise(parts.size, grad.device, body)
+    return converted(ctx, folded(ctx, "sum", terms), grad.dtype)
