@@ -210,8 +210,10 @@ class FirstDerivativeOnly(torch.autograd.Function):
 
 
 def saved_values(ctx: Any, count: int, takes: Collection[int] | None, later: bool) -> list[Any]:
-    """The saved tensors that are read: those that `takes` lists, or all. In eager each result has a history of its own: `later`, when another
-    one may be differentiated, the rest is there still. Raises RuntimeError if one was written to since."""
+    """The saved tensors that are read: those that `takes` lists, or all.
+
+    In eager each result has a history of its own: `later`, when another one may be differentiated, the rest
+    is there still. Raises RuntimeError if one was written to since."""
     kept: dict[int, tuple[torch.Tensor, int]] | None = getattr(ctx, "kept", None)
     if takes is None:
         if kept is None:
