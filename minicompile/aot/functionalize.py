@@ -39,7 +39,6 @@ from minicompile.ops.nodes import (
     alias_root,
     aten_ops,
     has_effect,
-    is_inplace_view,
     results_of,
     writes,
 )
@@ -78,8 +77,7 @@ IN_MEMORY_ORDER = {aten.bernoulli_, aten.normal_}
 
 
 def functional_variant(op: OpOverload) -> OpOverload:
-    """The operator with the same arguments that returns what `op` writes (add for add_), or the view that an
-    in-place view makes (t for t_)."""
+    """The operator with the same arguments that returns what `op` writes: add for add_."""
     namespace, written = op._schema.name.split("::")
     name = written.removesuffix("_")
     wanted = {a.name: str(a.type) for a in op._schema.arguments}
@@ -143,11 +141,10 @@ class Functionalizer:
         return value
 
     def view_call(self, node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
-        """(operator, arguments after the base, keyword arguments) of a view, in place or not."""
+        """(operator, arguments after the base, keyword arguments) of a view."""
         target = node.target
         assert isinstance(target, OpOverload)
-        args, kwargs = fx.map_arg((node.args[1:], dict(node.kwargs)), self.read)
-        return functional_variant(target) if is_inplace_view(target) else target, args, kwargs
+        return target, *fx.map_arg((node.args[1:], dict(node.kwargs)), self.read)
 
     def apply_view(self, node: fx.Node, base: torch.Tensor) -> Any:
         if node.target in (aten.as_strided.default, operator.getitem):
@@ -259,7 +256,7 @@ class Functionalizer:
         storage = self.storages[node.meta["storage"]]
         self.view_of[node] = base = self.viewed(node, node.meta["storage"])
         relaid = storage.version > 0 and not is_dense(storage.root.meta["val"])
-        if relaid or is_inplace_view(node.target) or node.target is aten.as_strided.default:
+        if relaid or node.target is aten.as_strided.default:
             value = self.apply_view(node, self.read(base))
         else:
             value = self.copy(node)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,7 +23,6 @@ from minicompile.aot.admit import (
     admit_call,
     admit_inputs,
     admit_operator,
-    admit_write,
     refusing,
 )
 from minicompile.aot.layout import empty_dense, empty_like_layout
@@ -35,7 +33,7 @@ from minicompile.aot.tracer import Tracer
 from minicompile.compat import settings
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
-from minicompile.ops.nodes import aten_ops, is_inplace_view, writes
+from minicompile.ops.nodes import aten_ops, writes
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.ops.registry import Registry
 from minicompile.ops.writes import written_arguments
@@ -57,8 +55,6 @@ class JointTracer(Tracer):
         self.phase = "forward"
         self.hooks: dict[object, list[Any]] = {}
         """Autograd node -> the handles of the hooks that tell when it runs."""
-        self.inputs: list[int] = []
-        """Ids of the inputs' storages."""
         self.written: set[int] = set()
         """Ids of the storages that operators wrote to."""
         self.running = NO_ORIGINS
@@ -68,32 +64,27 @@ class JointTracer(Tracer):
         """The tangents, where there are several, and what is computed from them."""
 
     def bind(self, value: Any, node: fx.Node) -> Any:
-        """A snapshot becomes the node's value, since in-place views change a tensor's shape later.
-
-        The tensor that an in-place operator returns keeps the node it has.
-        """
+        """A snapshot without history becomes the node's value. The tensor that an in-place operator returns
+        keeps the node it has."""
         reads = getattr(node.target, "overloadpacket", None) not in FACTORIES
         if reads and not self.after_tangents.isdisjoint(node.all_input_nodes):
             self.after_tangents.add(node)
         if not isinstance(value, torch.Tensor):
             return super().bind(value, node)
-        if not self.knows(value) or is_inplace_view(node.target):
+        if not self.knows(value):
             super().bind(value, node)
         node.meta["storage"] = compat.storage_id(value)
         node.meta["val"] = snapshot = empty_like_layout(self.mode, value)
         return snapshot
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
-        admit_operator(func, args, self.inputs)
+        admit_operator(func, args)
         if writes(func):
             changed = written_arguments(func, args, kwargs)
             tensors = [x for x in compat.tree_leaves(changed) if isinstance(x, torch.Tensor)]
             self.written.update(map(compat.storage_id, tensors))
-            several = any(isinstance(value, list | tuple) for value in changed)
-            if several:
+            if any(isinstance(value, list | tuple) for value in changed):
                 increment_version(tensors)  # which autograd doesn't do for lists of fakes
-            read = [] if several else compat.tree_leaves((args, kwargs))
-            admit_write(func, tensors, read, self.inputs)
         if self.phase == "backward":
             self.origins = self.running
         return super().record(func, args, kwargs, value)
@@ -140,7 +131,6 @@ def trace(
         tracer.origins = origins_of(node)
         tracer.placeholder(str(node.target), value)
     tensors = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-    tracer.inputs = [compat.storage_id(x) for x in tensors.values()]
     # where the gradient of an input goes: writing to it in place gives it another history
     wanted = {
         i: x if x.grad_fn is None else GradientEdge(x.grad_fn, x.output_nr)
@@ -267,16 +257,14 @@ def run_backward(results: list[Any], wanted: list[Any], tracer: JointTracer) -> 
 
 
 def stand_ins(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
-    """Return fakes to trace with, which the graph may write to: inputs that share memory still do, and what
-    is computed from something that requires grad still is."""
-    sharers = Counter(compat.storage_id(x) for x in fakes if isinstance(x, torch.Tensor))
+    """Return fakes to trace with, which the graph may write to: what is computed from something that requires
+    grad still is. No two share memory: a graph doesn't write to memory that inputs share."""
     inputs: list[Any] = []
     for value in fakes:
         if not isinstance(value, torch.Tensor):
             inputs.append(value)
             continue
-        alone = sharers[compat.storage_id(value)] == 1
-        made = empty_like_layout(mode, value) if alone else value.data  # own version
+        made = empty_like_layout(mode, value)
         differentiable = training and value.requires_grad
         if differentiable and not value.is_leaf:
             # it may be written to, which gives it another history

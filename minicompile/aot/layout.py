@@ -80,23 +80,6 @@ def overlaps(value: torch.Tensor) -> bool:
     return False
 
 
-def collide(written: torch.Tensor, read: Any, moves: bool = False) -> bool:
-    """Is an element that is written also read, for another one? Then it matters which comes first.
-
-    `moves`: even a tensor of the same elements is read for others.
-    """
-    if not isinstance(read, torch.Tensor) or compat.storage_id(written) != compat.storage_id(read):
-        return False
-    if geometry(written) == geometry(read):
-        return moves and written is not read
-    with compat.no_dispatch_modes():
-        row = torch.zeros(max(hint(extent(written)), hint(extent(read)), 0), dtype=torch.int8)
-        for x in (written, read):
-            place = [*map(hint, x.shape)], [*map(hint, x.stride())], hint(x.storage_offset())
-            row = row.as_strided_scatter(row.as_strided(*place) + 1, *place)
-        return bool((row == 2).any())
-
-
 def same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal strides wherever they matter."""
     sizes, *strides = (list(map(to_size, n)) for n in (one.shape, one.stride(), other.stride()))
