@@ -2,7 +2,7 @@
 
     inputs      strided tensors; on CUDA only with a torch that was built for it
     calls       what autograd can be asked about on fakes
-    writes      that change elements alone: a tensor keeps its shape, its strides and its storage
+    writes      that change elements: a tensor keeps its storage, an input its shape too
     outputs     fresh tensors, inputs, and views of one of these: of its type, with its gradient history
 
 Nothing behind the desk emulates what it refuses. The real compiler makes inputs that share memory views of
@@ -16,12 +16,16 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 from torch.autograd.function import BackwardCFunction
 
 from minicompile import compat
 from minicompile.aot.layout import is_dense, overlaps
+from minicompile.aot.tracer import Tracer
+from minicompile.compat import settings
 from minicompile.errors import OptionError, Unsupported
+from minicompile.ops.graph import user_line
 from minicompile.ops.nodes import is_inplace_view
 from minicompile.ops.origin import SourceLine
 
@@ -58,6 +62,13 @@ def admit_inputs(fakes: Collection[Any]) -> None:
             raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
 
 
+def admit_no_training(gm: fx.GraphModule) -> None:
+    """A graph on inputs that require grad, called where grad mode is off."""
+    for node in gm.graph.find_nodes(op="call_function", target=settings.set_grad_enabled):
+        if node.args[0]:
+            raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
+
+
 def admit_call(name: str, read: Collection[Any]) -> None:
     """A captured call, by its function's name and the values that it reads."""
     if ("interpolate" in name or "upsample" in name) and any(
@@ -71,7 +82,7 @@ def admit_call(name: str, read: Collection[Any]) -> None:
             raise Unsupported("a view by strides of a tensor that is a part of other memory")
 
 
-def admit_operator(func: OpOverload, args: Any) -> None:
+def admit_operator(func: OpOverload, args: Any, tracer: Tracer) -> None:
     """An ATen operator before it is recorded."""
     name = func._schema.name
     for start, what in REFUSED.items():
@@ -79,8 +90,8 @@ def admit_operator(func: OpOverload, args: Any) -> None:
             raise Unsupported(f"{func} {what}")
     if func.namespace == "aten" and any(a.is_out for a in func._schema.arguments):
         raise Unsupported(f"{func} writes to an `out`, which it may resize")
-    if is_inplace_view(func):
-        raise Unsupported(f"{func} changes a tensor's shape in place")
+    if is_inplace_view(func) and tracer.argument(args[0]).op == "placeholder":
+        raise Unsupported(f"{func} changes the shape of an input in place")
     if name == "aten::mkldnn_rnn_layer_backward" and not args[18]:
         raise Unsupported("an LSTM in evaluation has no backward kernel that a graph can call")
 

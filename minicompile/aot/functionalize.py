@@ -39,6 +39,7 @@ from minicompile.ops.nodes import (
     alias_root,
     aten_ops,
     has_effect,
+    is_inplace_view,
     results_of,
     writes,
 )
@@ -77,7 +78,8 @@ IN_MEMORY_ORDER = {aten.bernoulli_, aten.normal_}
 
 
 def functional_variant(op: OpOverload) -> OpOverload:
-    """The operator with the same arguments that returns what `op` writes: add for add_."""
+    """The operator with the same arguments that returns what `op` writes (add for add_), or the view that an
+    in-place view makes (t for t_)."""
     namespace, written = op._schema.name.split("::")
     name = written.removesuffix("_")
     wanted = {a.name: str(a.type) for a in op._schema.arguments}
@@ -88,9 +90,7 @@ def functional_variant(op: OpOverload) -> OpOverload:
             arguments = {a.name: str(a.type) for a in found._schema.arguments}
             if arguments == wanted and not found._schema.is_mutable:
                 return found
-    if namespace not in ("aten", "prims"):
-        return functional_form(op)
-    raise Unsupported(f"{op} writes into its arguments and has no functional form")
+    return functional_form(op)
 
 
 @dataclass
@@ -141,10 +141,11 @@ class Functionalizer:
         return value
 
     def view_call(self, node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
-        """(operator, arguments after the base, keyword arguments) of a view."""
+        """(operator, arguments after the base, keyword arguments) of a view, in place or not."""
         target = node.target
         assert isinstance(target, OpOverload)
-        return target, *fx.map_arg((node.args[1:], dict(node.kwargs)), self.read)
+        args, kwargs = fx.map_arg((node.args[1:], dict(node.kwargs)), self.read)
+        return functional_variant(target) if is_inplace_view(target) else target, args, kwargs
 
     def apply_view(self, node: fx.Node, base: torch.Tensor) -> Any:
         if node.target in (aten.as_strided.default, operator.getitem):
@@ -238,11 +239,8 @@ class Functionalizer:
 
     def viewed(self, call: fx.Node, storage: int) -> fx.Node:
         """The argument of a call that lies in a storage: what the call's result is a view of."""
-        for source in call.all_input_nodes:
-            if source.meta.get("storage") == storage:
-                return self.same_as.get(source, source)
-        reason = f"{call.target} returns memory of something that is not its argument"
-        raise Unsupported(reason, user_line(call))
+        source = next(x for x in call.all_input_nodes if x.meta.get("storage") == storage)
+        return self.same_as.get(source, source)
 
     def visit_alias(self, node: fx.Node) -> None:
         source = node.all_input_nodes[0]
@@ -256,21 +254,19 @@ class Functionalizer:
         storage = self.storages[node.meta["storage"]]
         self.view_of[node] = base = self.viewed(node, node.meta["storage"])
         relaid = storage.version > 0 and not is_dense(storage.root.meta["val"])
-        if relaid or node.target is aten.as_strided.default:
+        if relaid or is_inplace_view(node.target) or node.target is aten.as_strided.default:
             value = self.apply_view(node, self.read(base))
         else:
             value = self.copy(node)
         self.values[node] = (value, storage.version)
 
     def visit_getitem(self, node: fx.Node) -> None:
-        """Part of a result with several tensors: possibly a view, or an argument that was written to."""
+        """Part of a result with several tensors: possibly a view."""
         whole, index = node.args
         assert isinstance(whole, fx.Node) and isinstance(index, int)
         storage = self.storage(node)
         if storage is None:
             self.new_root(node, self.values[whole][0][index])
-        elif whole in self.same_as:
-            self.same_as[node] = self.viewed(whole, node.meta["storage"])
         else:
             self.view_of[node] = self.viewed(whole, node.meta["storage"])
             self.values[node] = (self.values[whole][0][index], storage.version)
@@ -289,10 +285,6 @@ class Functionalizer:
             raise Unsupported(f"{op} goes several times into one memory", user_line(node))
         for target, new in zip(written, compat.tree_leaves(parts[fresh:]), strict=True):
             if isinstance(target, fx.Node):
-                old = target.meta["val"].dtype
-                if op is not aten.copy_.default and not torch.can_cast(new.dtype, old):
-                    reason = f"{op} gives {new.dtype}, which eager doesn't write to {old}"
-                    raise Unsupported(reason, user_line(node))
                 self.write(target, new)
         if fresh == 1:
             self.new_root(node, parts[0])

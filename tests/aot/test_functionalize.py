@@ -43,6 +43,14 @@ def diagonal_write(x):
     return y
 
 
+def transposed_in_place(x):
+    y = x.clone()
+    y.t_()
+    y[0].zero_()
+    y.unsqueeze_(1)
+    return y, y.sum()
+
+
 def swap_out(x, y):
     t = x.clone()
     x.copy_(y)
@@ -86,7 +94,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("program", [diagonal_write, fills, index_writes])
+@pytest.mark.parametrize("program", [diagonal_write, transposed_in_place, fills, index_writes])
 def test_program_of_views_and_writes_equals_eager(program, layout):
     """More of them, at random, are in tests/fuzz/test_views.py."""
     assert_like_eager(program, [LAYOUTS[layout]()])
