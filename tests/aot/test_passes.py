@@ -126,3 +126,5 @@ def test_passes_go_by_name():
     compiled = mc.compile(program[0], options={"disable_passes": ("csee",)})
     with pytest.raises(OptionError, match=r"no pass 'csee'; known: .*cse"):
         compiled(rand(3))
+    with pytest.raises(OptionError, match="no stage 'late'; known: pre_grad"):
+        graph_pass("mine", stage="late")

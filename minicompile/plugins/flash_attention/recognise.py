@@ -283,6 +283,6 @@ def recognise(gm: fx.GraphModule, mode: Any, library: bool) -> list[Rewrite] | s
 
 
 graph_pass("flash_attention", stage="pre_grad", order=50)(partial(recognise, library=True))
-graph_pass("flash_attention_template", stage="pre_grad", order=40, option="device_codegen=triton")(
-    partial(recognise, library=False)
-)
+graph_pass(
+    "flash_attention_template", stage="pre_grad", order=40, switch=("device_codegen", "triton")
+)(partial(recognise, library=False))
