@@ -112,11 +112,10 @@ def partition(
     def recomputed(node: fx.Node) -> ForwardValue:
         from_saved = ancestors([node], stop=lambda used: used in reasons)
         names = [kept.name for kept in saved if kept in from_saved] or ["numbers"]
-        some = ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
         why = "checkpoint region" if node in parts.inside else "cheaper than keeping it"
         why = "a constant" if is_constant(node) else why
         size = size_of(node) if node in naive else 0
-        return ForwardValue(node.name, size, f"{why}: from {some}")
+        return ForwardValue(node.name, size, f"{why}: from {', '.join(names)}")
 
     report = Partition(
         tuple(ForwardValue(n.name, size_of(n), reasons[n], n.op == "placeholder") for n in saved),

@@ -123,9 +123,7 @@ def start_build(source: str | Sequence[str], options: Options) -> Pending:
 @functools.cache
 def start_extension(source: Path) -> _Job | None:
     """Start compiling `<name>.c` for `load_extension`, unless that was done before."""
-    include = Path(sysconfig.get_path("include"))
-    if not (include / "Python.h").exists():
-        return None
+    include = sysconfig.get_path("include")
     lookup = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
     try:
         return _Job(source.read_text(), Options(cpp_flags=(f"-I{include}", *lookup)), sys.version)

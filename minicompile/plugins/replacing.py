@@ -26,8 +26,7 @@ from minicompile.errors import OptionError
 from minicompile.ops.gates import allowed
 from minicompile.ops.graph import Graph, Rewrite, origins_of, statement
 from minicompile.ops.nodes import ALIASES, alias_root, has_effect, returned_nodes
-from minicompile.ops.origin import place_of as source_place
-from minicompile.ops.origin import union
+from minicompile.ops.origin import SourceLine, union
 from minicompile.passes.replacements import Replacement
 
 Function = Callable[..., Any]
@@ -62,6 +61,12 @@ def call(function: Function, values: Sequence[Any]) -> list[Any]:
     """Return a function's results as a list, be it one or several."""
     results = function(*values)
     return list(results) if isinstance(results, tuple | list) else [results]
+
+
+def source_place(function: object) -> str:
+    """Where a function is written; an object that is called has no such place."""
+    code = getattr(function, "__code__", None)
+    return SourceLine(code.co_filename, code.co_firstlineno, "").place if code else "built in"
 
 
 def fail(name: str, function: Function, why: str) -> NoReturn:
