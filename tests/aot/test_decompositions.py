@@ -34,6 +34,7 @@ EVERYDAY: dict[str, tuple[Callable[..., Any], *tuple[Any, ...]]] = {
     "softmax": (lambda x: F.softmax(x, -1), (3, 7)),
     "log_softmax": (lambda x: F.log_softmax(x, 0), (3, 7)),
     "cross_entropy": (lambda x: F.cross_entropy(x, torch.arange(6) % 5, ignore_index=1), (6, 5)),
+    "one example": (lambda x: F.cross_entropy(x, torch.tensor(2)), (5,)),
     "smooth": (lambda x: F.cross_entropy(x, torch.arange(5), label_smoothing=0.1), (5, 5)),
     "mse": (F.mse_loss, (3, 4), (3, 4)),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (7,), w, b), (3, 2, 7), (7,), (7,)),

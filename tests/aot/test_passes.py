@@ -39,6 +39,7 @@ def test_no_ops():
         (lambda x: torch.signbit(x + 0.0), torch.tensor([-0.0, 0.0])),
         (lambda x: (x * 1).abs(), torch.tensor([complex(float("inf"), 0.0)])),
         (lambda x: torch.view_as_real(x / 1).sum(), torch.tensor([complex(float("inf"), 1.0)])),
+        (lambda x: (x * 0.0).signbit() | (x * -0.0).signbit(), torch.tensor([1.0])),
         (lambda x: (x * 1).neg(), torch.tensor([float("nan"), -0.0])),
         (lambda x: (x / 1) * 2, torch.arange(3)),
         (lambda x: (x * True) * 2, torch.tensor([True, False])),
