@@ -1,6 +1,6 @@
 """Checks before tracing that AOT autograd handles a graph; if not, the frame runs in eager, with the reason.
 
-    inputs      strided tensors; on CUDA only with a torch that was built for it
+    inputs      on CUDA only with a torch that was built for it
     calls       what autograd can be asked about on fakes
     writes      that change elements: a tensor keeps its storage, an input its shape too
     outputs     fresh tensors, inputs, and views of one of these: of its type, with its gradient history
@@ -54,12 +54,10 @@ def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
 
 
 def admit_inputs(fakes: Collection[Any]) -> None:
-    """Sparse tensors have no strides; with CUDA tensors but without CUDA, autograd ends the process."""
-    for value in filter(torch.is_tensor, fakes):
-        if value.layout is not torch.strided:
-            raise Unsupported(f"an input has layout {value.layout}")
-        if value.device.type == "cuda" and not torch.backends.cuda.is_built():
-            raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
+    """With CUDA tensors but without CUDA, autograd ends the process."""
+    cuda = any(value.device.type == "cuda" for value in filter(torch.is_tensor, fakes))
+    if cuda and not torch.backends.cuda.is_built():
+        raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
 
 
 def admit_no_training(gm: fx.GraphModule) -> None:

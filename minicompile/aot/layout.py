@@ -20,10 +20,8 @@ def geometry(value: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], Any
 
 
 def frozen(value: Any) -> Any:
-    """A hashable form of an argument: tensors by type and layout, sizes as expressions, and 1, 1.0 and
-    True told apart, also 0.0 and -0.0."""
-    if isinstance(value, torch.Tensor):
-        return (value.dtype, value.device, *geometry(value))
+    """A hashable form of an argument: sizes as expressions, and 1, 1.0 and True told apart, also 0.0 and
+    -0.0."""
     if isinstance(value, list | tuple):
         return tuple(map(frozen, value))
     if isinstance(value, dict):
@@ -54,8 +52,6 @@ def steps(value: torch.Tensor) -> list[tuple[int, int]]:
 
 def is_dense(value: torch.Tensor) -> bool:
     """Does each element have its own place, with no gaps?"""
-    if value.layout is not torch.strided:
-        return False
     expected = 1
     for size, stride in steps(value):
         if stride != expected:

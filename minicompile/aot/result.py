@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from minicompile.errors import unknown
 from minicompile.ops.display import Shown, listed
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origins
@@ -203,8 +202,6 @@ class AotResult(Shown):
 
     def level(self, name: Level) -> LevelGraph:
         """The graph at operator level "full", "core" or "prims", and the rules that led there."""
-        if name not in self.levels:
-            raise unknown("level", name, self.levels)
         return self.levels[name]
 
     def __str__(self) -> str:

@@ -94,8 +94,7 @@ class Module:
         for library in self.libraries:
             with contextlib.suppress(OSError):
                 return _ctypes.dlsym(library.handle, name)
-        files = ", ".join(str(library.path) for library in self.libraries)
-        raise AttributeError(f"no C function {name!r} in {files}")
+        raise AttributeError(f"no C function {name!r}")
 
     def __getattr__(self, name: str) -> Any:
         function: Any = ctypes.CFUNCTYPE(ctypes.c_int64)(self.address(name))

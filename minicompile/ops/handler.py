@@ -85,7 +85,7 @@ class Ops(abc.ABC):
     def __getattr__(self, name: str) -> Callable[..., V]:
         if name in POINTWISE:
             return lambda *values: self.pointwise(name, *values)
-        raise AttributeError(f"no loop operation {name!r}; known: {', '.join(sorted(POINTWISE))}")
+        raise AttributeError(f"no loop operation {name!r}")
 
 
 InnerFn = Callable[[Ops, Sequence[Index]], V]

@@ -70,8 +70,6 @@ def refuse_wrong_fakes(op: OpOverload, args: Any) -> None:
 
 def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
     """FakeTensor's result of a call, in eager's strides and dtypes."""
-    if result is NotImplemented:
-        return result
     if op in LAYOUT_OF:
         several = isinstance(result, tuple | list)
         first = LAYOUT_OF[op](args, result[0] if several else result)

@@ -116,8 +116,6 @@ def reduction_identity(kind: ReductionKind, dtype: torch.dtype) -> float | int |
     low = kind in ("max", "argmax")
     if dtype.is_floating_point:
         return float("-inf") if low else float("inf")
-    if dtype is torch.bool:
-        return not low
     info = torch.iinfo(dtype)
     return info.min if low else info.max
 

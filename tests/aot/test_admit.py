@@ -100,6 +100,7 @@ def test_what_changes_its_shape_in_place_ends_the_graph(program):
     "reason, program",
     [
         ("views of two tensors", rows_of_two),
+        ("as_strided of a view", lambda x: (x[1:].as_strided((2,), (1,), 1), x * 2)),
         ("made without grad mode", made_without_grad),
         ("the conjugate", lambda x: (torch.complex(x, x).conj(), x * 2)),
         ("memory as torch.complex64", lambda x: (torch.view_as_complex(x.view(4, 3, 2)), x * 2)),
