@@ -21,14 +21,11 @@ FILLED_BY.update(
     backend=("minicompile.debug.register",),
     code_generator=("minicompile.debug.reference",),
     kernel_loader=("minicompile.debug.reference",),
-    around_trace=("minicompile.custom.vjps",),
 )
 RULES_OF_TOOLS = {
     "log_channel": "debug.logs",
     "reduction": "debug.minify",
     "accuracy_stage": "debug.accuracy",
-    "register_pattern": "custom.patterns",
-    "register_vjp": "custom.vjps",
 }
 
 PUBLIC = {
@@ -53,8 +50,8 @@ PUBLIC = {
     "load_package": "exporting.load",
     "disable": "api",
     "allow_in_graph": "api",
-    "register_pattern": "custom.patterns",
-    "register_vjp": "custom.vjps",
+    "register_pattern": "extension",
+    "register_vjp": "extension",
     "without": "extension",
     "scoped": "extension",
     "Options": "options",

@@ -23,7 +23,7 @@ from minicompile.dynamo.dispatch import (
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
 from minicompile.dynamo.result import Capture
 from minicompile.dynamo.sizes import mark_dynamic
-from minicompile.errors import BackendError, OptionError, RejectedKernel, Unsupported, unknown
+from minicompile.errors import BackendError, OptionError, Unsupported, unknown
 from minicompile.ops.registry import Registry
 from minicompile.options import Options, environment, make_options
 from minicompile.pipeline_result import Trace
@@ -164,11 +164,7 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
         traced, missing = Trace.watching(capture), None
         try:
             pipeline.compile_capture(capture, options)
-        except RejectedKernel:
-            raise
         except BackendError as error:
-            if len(traced.graphs) <= (traced.aot is not None and traced.aot.backward is not None):
-                raise
             missing = f"the kernels of this trace are text that can't run here: {error}"
         raise _Traced(traced, missing)
 

@@ -63,14 +63,6 @@ class BackendError(MinicompileError):
     """Names the reason to run in eager (`dynamo/reasons.py`)."""
 
 
-class NoRoom(BackendError):
-    """The process has nearly as many memory mappings as Linux allows; each library of kernels needs some."""
-
-    id = "MC-ROOM"
-    cure = "Drop compiled functions that are no longer called, or raise `vm.max_map_count`."
-    reason = "memory-mappings"
-
-
 class RejectedKernel(BackendError):
     """The system's compiler doesn't take a kernel: its own trouble, or a bug in minicompile."""
 

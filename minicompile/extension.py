@@ -46,6 +46,7 @@ needed.
 
 # ruff: noqa: F401 (names to import from here)
 
+from importlib import import_module
 from typing import Any
 
 from minicompile import RULES_OF_TOOLS, tool
@@ -68,7 +69,7 @@ from minicompile.lowering.context import template
 from minicompile.lowering.lower import lowering
 from minicompile.ops.events import observer
 from minicompile.ops.gates import gate
-from minicompile.ops.plugins import Plugin, add_plugin
+from minicompile.ops.plugins import Plugin, add_plugin, available, load
 from minicompile.ops.registry import Registry, scoped, without
 from minicompile.passes.manager import graph_pass
 from minicompile.pipeline import around_compile
@@ -78,7 +79,11 @@ from minicompile.scheduling.reasons import Verdict
 
 
 def __getattr__(name: str) -> Any:
-    """Return a decorator of a tool's: tools are imported when they are needed, and may be missing."""
+    """Return a decorator of a tool's or a plug-in's, which are imported when needed, and may be missing."""
     if name in RULES_OF_TOOLS:
         return getattr(tool(RULES_OF_TOOLS[name]), name)
+    for plugin in available().values():
+        if name in plugin.decorators:
+            load(plugin.name)
+            return getattr(import_module(plugin.decorators[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

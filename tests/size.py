@@ -18,8 +18,6 @@ from minicompile.bench.prices import tokens_of
 from tests.imports import PACKAGE, ROOT, core_files
 
 TESTS = ROOT / "tests"
-CUSTOM = tuple(path.relative_to(PACKAGE) for path in sorted((PACKAGE / "custom").rglob("*.py")))
-"""Counted as core: users' patterns and gradients are promises of the core, wherever their code is."""
 TORCH = ("torch/_dynamo", "torch/_functorch", "torch/_inductor")
 
 
@@ -72,7 +70,7 @@ def part(path: Path) -> str:
 def totals() -> dict[str, Size]:
     """Return the size of what BUDGETS names."""
     package = sizes(PACKAGE)
-    core = (package[file] for file in (*core_files(), *CUSTOM))
+    core = (package[file] for file in core_files())
     return {
         "core": sum(core, Size()),
         "package": sum(package.values(), Size()),

@@ -1,9 +1,8 @@
 """Checks before tracing that AOT autograd handles a graph; if not, the frame runs in eager, with the reason.
 
-    inputs      strided tensors; on CUDA only with a torch that was built for it
+    inputs      on CUDA only with a torch that was built for it
     calls       what autograd can be asked about on fakes
-    writes      into memory that no other input shares, that keeps its storage, and where no element is read
-                for another one; an input keeps its shape
+    writes      that change elements: a tensor keeps its storage, an input its shape too
     outputs     fresh tensors, inputs, and views of one of these: of its type, with its gradient history
 
 Nothing behind the desk emulates what it refuses. The real compiler makes inputs that share memory views of
@@ -17,22 +16,27 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 from torch.autograd.function import BackwardCFunction
 
 from minicompile import compat
-from minicompile.aot.layout import collide, is_dense, overlaps
+from minicompile.aot.layout import is_dense, overlaps
+from minicompile.aot.tracer import Tracer
+from minicompile.compat import settings
 from minicompile.errors import OptionError, Unsupported
+from minicompile.ops.graph import user_line
 from minicompile.ops.nodes import is_inplace_view
 from minicompile.ops.origin import SourceLine
 
-STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
-HIDDEN_WRITES = ("aten::batch_norm_update_stats", "aten::batch_norm_gather_stats")
-"""How names of operators begin that write to running statistics, of which their schemas say nothing."""
-MOVES = {
-    f"aten::{name}_" for name in ("index_put", "index_add", "index_copy", "scatter", "scatter_add")
+REFUSED = {
+    "aten::resize_": "changes a tensor's storage",
+    "aten::set_": "changes a tensor's storage",
+    "aten::batch_norm_update_stats": "writes to running statistics",
+    "aten::batch_norm_gather_stats": "writes to running statistics",
+    "_c10d_functional::": "exchanges tensors with other processes",
 }
-"""They put what they read into other places; eager refuses to read there what they write."""
+"""How names of operators begin that stay in eager, and what they do."""
 
 
 @contextlib.contextmanager
@@ -50,12 +54,17 @@ def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
 
 
 def admit_inputs(fakes: Collection[Any]) -> None:
-    """Sparse tensors have no strides; with CUDA tensors but without CUDA, autograd ends the process."""
-    for value in filter(torch.is_tensor, fakes):
-        if value.layout is not torch.strided:
-            raise Unsupported(f"an input has layout {value.layout}")
-        if value.device.type == "cuda" and not torch.backends.cuda.is_built():
-            raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
+    """With CUDA tensors but without CUDA, autograd ends the process."""
+    cuda = any(value.device.type == "cuda" for value in filter(torch.is_tensor, fakes))
+    if cuda and not torch.backends.cuda.is_built():
+        raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
+
+
+def admit_no_training(gm: fx.GraphModule) -> None:
+    """A graph on inputs that require grad, called where grad mode is off."""
+    for node in gm.graph.find_nodes(op="call_function", target=settings.set_grad_enabled):
+        if node.args[0]:
+            raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
 
 
 def admit_call(name: str, read: Collection[Any]) -> None:
@@ -71,32 +80,18 @@ def admit_call(name: str, read: Collection[Any]) -> None:
             raise Unsupported("a view by strides of a tensor that is a part of other memory")
 
 
-def admit_operator(func: OpOverload, args: Any, inputs: Collection[int]) -> None:
-    """An ATen operator before it is recorded; `inputs`: the storages of the graph's inputs."""
-    if func._schema.name in STORAGE_SURGERY:
-        raise Unsupported(f"{func} changes a tensor's storage")
-    if func._schema.name.startswith(HIDDEN_WRITES):
-        raise Unsupported(f"{func} writes to running statistics")
-    if func.namespace == "_c10d_functional":  # all processes call it, or none
-        raise Unsupported(f"{func} exchanges tensors with other processes")
+def admit_operator(func: OpOverload, args: Any, tracer: Tracer) -> None:
+    """An ATen operator before it is recorded."""
+    name = func._schema.name
+    for start, what in REFUSED.items():
+        if name.startswith(start):
+            raise Unsupported(f"{func} {what}")
     if func.namespace == "aten" and any(a.is_out for a in func._schema.arguments):
         raise Unsupported(f"{func} writes to an `out`, which it may resize")
-    if is_inplace_view(func) and compat.storage_id(args[0]) in inputs:
+    if is_inplace_view(func) and tracer.argument(args[0]).op == "placeholder":
         raise Unsupported(f"{func} changes the shape of an input in place")
-    if func._schema.name == "aten::mkldnn_rnn_layer_backward" and not args[18]:
+    if name == "aten::mkldnn_rnn_layer_backward" and not args[18]:
         raise Unsupported("an LSTM in evaluation has no backward kernel that a graph can call")
-
-
-def admit_write(
-    func: OpOverload, written: Collection[Any], read: Collection[Any], inputs: Collection[int]
-) -> None:
-    """An operator that writes to tensors, with all that it gets. `inputs`: the storages of the inputs, each
-    as often as it has inputs."""
-    places = [*inputs]
-    if any(places.count(compat.storage_id(x)) > 1 for x in written):
-        raise Unsupported("several inputs share memory that is written to")
-    if any(collide(x, y, func._schema.name in MOVES) for x in written for y in read):
-        raise Unsupported(f"{func} writes to elements that it reads in other places")
 
 
 def is_own_leaf(value: torch.Tensor) -> bool:

@@ -8,8 +8,6 @@ The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, 
 from __future__ import annotations
 
 import contextlib
-import types
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,8 +21,8 @@ from minicompile import compat
 from minicompile.aot.admit import (
     admit_call,
     admit_inputs,
+    admit_no_training,
     admit_operator,
-    admit_write,
     refusing,
 )
 from minicompile.aot.layout import empty_dense, empty_like_layout
@@ -57,8 +55,6 @@ class JointTracer(Tracer):
         self.phase = "forward"
         self.hooks: dict[object, list[Any]] = {}
         """Autograd node -> the handles of the hooks that tell when it runs."""
-        self.inputs: list[int] = []
-        """Ids of the inputs' storages."""
         self.written: set[int] = set()
         """Ids of the storages that operators wrote to."""
         self.running = NO_ORIGINS
@@ -84,16 +80,13 @@ class JointTracer(Tracer):
         return snapshot
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
-        admit_operator(func, args, self.inputs)
+        admit_operator(func, args, self)
         if writes(func):
             changed = written_arguments(func, args, kwargs)
             tensors = [x for x in compat.tree_leaves(changed) if isinstance(x, torch.Tensor)]
             self.written.update(map(compat.storage_id, tensors))
-            several = any(isinstance(value, list | tuple) for value in changed)
-            if several:
+            if any(isinstance(value, list | tuple) for value in changed):
                 increment_version(tensors)  # which autograd doesn't do for lists of fakes
-            read = [] if several else compat.tree_leaves((args, kwargs))
-            admit_write(func, tensors, read, self.inputs)
         if self.phase == "backward":
             self.origins = self.running
         return super().record(func, args, kwargs, value)
@@ -134,20 +127,20 @@ def trace(
     carry `meta["storage"]`: equal for values that share memory.
     """
     admit_inputs(fakes)
+    if not training and any(map(requires_grad, fakes)):
+        admit_no_training(gm)
     tracer = JointTracer(mode)
     inputs = stand_ins(fakes, mode, training)
     for node, value in zip(placeholders(gm.graph), inputs, strict=True):
         tracer.origins = origins_of(node)
         tracer.placeholder(str(node.target), value)
     tensors = {i: x for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-    tracer.inputs = [compat.storage_id(x) for x in tensors.values()]
     # where the gradient of an input goes: writing to it in place gives it another history
     wanted = {
         i: x if x.grad_fn is None else GradientEdge(x.grad_fn, x.output_nr)
         for i, x in tensors.items()
         if x.requires_grad
     }
-    lost = not training and any(map(requires_grad, fakes))
     try:
         with (
             settings.restored_modes(),  # a graph that ends inside of a block leaves its mode
@@ -159,10 +152,9 @@ def trace(
             for context in around_trace.values() if training else ():
                 around.enter_context(context())
             before = {i: history(x) for i, x in tensors.items()}
-            of_input = {tracer.argument(x): i for i, x in tensors.items()}
-            outputs = CapturedRun(gm, tracer, lost).run(*inputs)
+            outputs = run_captured(gm, tracer, inputs)
             with refusing("what the graph leaves", None):
-                specs, results = classify(outputs, inputs, of_input, tracer)
+                specs, results = classify(outputs, tensors, tracer)
             numbers = (n for spec in specs for n in spec.numbers)
             symbolic = dict.fromkeys(n for n in numbers if isinstance(n, sympy.Expr))
             written = {i: x for i, x in tensors.items() if compat.storage_id(x) in tracer.written}
@@ -206,44 +198,27 @@ def requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-class CapturedRun(fx.Interpreter):
-    """Calls a captured graph node by node; grad-mode switches inside it act as they do in eager.
-
-    `lost`: inputs require grad, but no gradients are traced.
-    """
-
-    def __init__(self, gm: fx.GraphModule, tracer: JointTracer, lost: bool) -> None:
-        super().__init__(gm)
-        self.lost = lost
-        self.extra_traceback = False
-        self.tracer = tracer
-
-    def run(self, *args: Any, **_: Any) -> Any:
-        """As fx does, but for its progress bar, whose lock a process may be forked under: that would wait for
-        ever."""
-        self.env, self.args_iter = {}, iter(args)
-        for node in self.graph.nodes:
-            result = self.env[node] = self.run_node(node)
-            for last in self.user_to_last_uses.get(node, ()):
-                del self.env[last]
-        return result
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if isinstance(target, types.MethodDescriptorType):
-            return self.call_method(target.__name__, args, kwargs)
-        return super().call_function(target, args, kwargs)
-
-    def run_node(self, node: fx.Node) -> Any:
-        self.tracer.origins = origins_of(node)
-        self.tracer.region = node.name if getattr(node.target, "recomputed", False) else None
-        read = [self.env[used] for used in node.all_input_nodes]
-        if self.lost and node.target is settings.set_grad_enabled and node.args[0]:
-            raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
-        with refusing(str(node.target), user_line(node)):
-            admit_call(str(node.target), read)
-            value = super().run_node(node)
-        self.tracer.remember_autograd((value, read), self.tracer.origins)
-        return value
+def run_captured(gm: fx.GraphModule, tracer: JointTracer, inputs: list[Any]) -> Any:
+    """Call a captured graph node by node; grad-mode switches inside it act as they do in eager."""
+    values = dict(zip(placeholders(gm.graph), inputs, strict=True))
+    for node in gm.graph.nodes:
+        tracer.origins = origins_of(node)
+        tracer.region = node.name if getattr(node.target, "recomputed", False) else None
+        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        if node.op == "output":
+            return args[0]
+        if node.op == "get_attr":
+            values[node] = getattr(gm, node.target)
+        elif node not in values:
+            read = [values[used] for used in node.all_input_nodes]
+            with refusing(str(node.target), user_line(node)):
+                admit_call(str(node.target), read)
+                function = node.target
+                if node.op == "call_method":
+                    function, args = getattr(args[0], node.target), args[1:]
+                values[node] = function(*args, **kwargs)
+            tracer.remember_autograd((values[node], read), tracer.origins)
+    raise AssertionError("the graph returns nothing")
 
 
 def run_backward(results: list[Any], wanted: list[Any], tracer: JointTracer) -> list[Any]:
@@ -267,16 +242,14 @@ def run_backward(results: list[Any], wanted: list[Any], tracer: JointTracer) -> 
 
 
 def stand_ins(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
-    """Return fakes to trace with, which the graph may write to: inputs that share memory still do, and what
-    is computed from something that requires grad still is."""
-    sharers = Counter(compat.storage_id(x) for x in fakes if isinstance(x, torch.Tensor))
+    """Return fakes to trace with, which the graph may write to: what is computed from something that requires
+    grad still is. No two share memory: a graph doesn't write to memory that inputs share."""
     inputs: list[Any] = []
     for value in fakes:
         if not isinstance(value, torch.Tensor):
             inputs.append(value)
             continue
-        alone = sharers[compat.storage_id(value)] == 1
-        made = empty_like_layout(mode, value) if alone else value.data  # own version
+        made = empty_like_layout(mode, value)
         differentiable = training and value.requires_grad
         if differentiable and not value.is_leaf:
             # it may be written to, which gives it another history

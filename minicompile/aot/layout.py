@@ -20,10 +20,8 @@ def geometry(value: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], Any
 
 
 def frozen(value: Any) -> Any:
-    """A hashable form of an argument: tensors by type and layout, sizes as expressions, and 1, 1.0 and
-    True told apart, also 0.0 and -0.0."""
-    if isinstance(value, torch.Tensor):
-        return (value.dtype, value.device, *geometry(value))
+    """A hashable form of an argument: sizes as expressions, and 1, 1.0 and True told apart, also 0.0 and
+    -0.0."""
     if isinstance(value, list | tuple):
         return tuple(map(frozen, value))
     if isinstance(value, dict):
@@ -54,8 +52,6 @@ def steps(value: torch.Tensor) -> list[tuple[int, int]]:
 
 def is_dense(value: torch.Tensor) -> bool:
     """Does each element have its own place, with no gaps?"""
-    if value.layout is not torch.strided:
-        return False
     expected = 1
     for size, stride in steps(value):
         if stride != expected:
@@ -78,23 +74,6 @@ def overlaps(value: torch.Tensor) -> bool:
             return True
         reach += (size - 1) * stride
     return False
-
-
-def collide(written: torch.Tensor, read: Any, moves: bool = False) -> bool:
-    """Is an element that is written also read, for another one? Then it matters which comes first.
-
-    `moves`: even a tensor of the same elements is read for others.
-    """
-    if not isinstance(read, torch.Tensor) or compat.storage_id(written) != compat.storage_id(read):
-        return False
-    if geometry(written) == geometry(read):
-        return moves and written is not read
-    with compat.no_dispatch_modes():
-        row = torch.zeros(max(hint(extent(written)), hint(extent(read)), 0), dtype=torch.int8)
-        for x in (written, read):
-            place = [*map(hint, x.shape)], [*map(hint, x.stride())], hint(x.storage_offset())
-            row = row.as_strided_scatter(row.as_strided(*place) + 1, *place)
-        return bool((row == 2).any())
 
 
 def same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:

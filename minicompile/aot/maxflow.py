@@ -28,14 +28,11 @@ class FlowNetwork:
             self.capacity.append(room)
 
     def minimum_cut(self, source: Hashable, sink: Hashable) -> tuple[int, set[Hashable]]:
-        """(flow, nodes on the source's side). Raises ValueError if every cut takes an unlimited edge."""
+        """(flow, nodes on the source's side)."""
         flow = 0
-        while flow < UNLIMITED:
-            level = self._levels(source)
-            if sink not in level:
-                return flow, set(level)
+        while sink in (level := self._levels(source)):
             flow += self._blocking_flow(source, sink, level)
-        raise ValueError("no finite cut")
+        return flow, set(level)
 
     def _levels(self, source: Hashable) -> dict[Hashable, int]:
         """Distance from the source over edges with room."""

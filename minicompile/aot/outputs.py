@@ -17,30 +17,25 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
 
 from minicompile import compat
 from minicompile.aot.admit import admit_base, admit_output, admit_view, refusing
 from minicompile.aot.layout import geometry, is_dense
 from minicompile.aot.result import OutputSpec
 from minicompile.aot.tracer import Tracer
-from minicompile.errors import Unsupported
 from minicompile.ops.graph import user_line
 from minicompile.shapes.symnode import size_expr
 
 
 def classify(
-    outputs: tuple[Any, ...],
-    inputs: list[Any],
-    of_input: Mapping[fx.Node, int],
-    tracer: Tracer,
+    outputs: tuple[Any, ...], inputs: Mapping[int, torch.Tensor], tracer: Tracer
 ) -> tuple[list[OutputSpec], list[Any]]:
     """Return each output's `OutputSpec`, and the results that the graph itself must return.
 
-    `of_input`: the nodes of the inputs. Raises Unsupported for an output of another kind.
+    `inputs`: the tensors among them, by position. Raises Unsupported for an output of another kind.
     """
-    input_itself = {id(x): i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-    input_memory = {compat.storage_id(x) for x in inputs if isinstance(x, torch.Tensor)}
+    input_itself = {id(x): i for i, x in inputs.items()}
+    input_memory = {compat.storage_id(x): i for i, x in inputs.items()}
     distinct = {id(value): value for value in outputs if isinstance(value, torch.Tensor)}
     in_storage: dict[int, list[torch.Tensor]] = {}
     for value in distinct.values():
@@ -69,7 +64,7 @@ def classify(
                 admit_output(value, storage in input_memory)
                 linked = links[id(compat.autograd_base(value))] > 1
                 if storage in input_memory:
-                    number = viewed_input(node, of_input)
+                    number = input_memory[storage]
                     spec = view_of(OutputSpec("input", number), value, inputs[number], linked)
                 elif len(in_storage[storage]) == 1 and is_dense(value):
                     spec = OutputSpec("result", len(results))
@@ -93,15 +88,6 @@ def base_of(views: list[torch.Tensor], tracer: Tracer) -> torch.Tensor:
     base = compat.autograd_base(views[0])
     common = all(compat.autograd_base(view) is base for view in views) and tracer.knows(base)
     return base if common else tracer.first_in_storage(compat.storage_id(base))
-
-
-def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
-    """The input that a view was made of: others may share its memory, but gradients go to this one."""
-    while node not in of_input:
-        if not node.args or not isinstance(node.args[0], fx.Node):
-            raise Unsupported("an output shares memory with an input that it was not made of")
-        node = node.args[0]
-    return of_input[node]
 
 
 def view_of(spec: OutputSpec, view: torch.Tensor, base: torch.Tensor, linked: bool) -> OutputSpec:

@@ -13,7 +13,6 @@ torch/_functorch/partitioners.py (min_cut_rematerialization_partition).
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -34,7 +33,6 @@ from minicompile.ops.nodes import (
     alias_root,
     aten_ops,
     bytes_of,
-    elements,
     has_effect,
     is_kept_copy,
     is_pointwise,
@@ -49,7 +47,7 @@ from minicompile.ops.philox import PHILOX
 from minicompile.ops.plugins import rules
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.shapes.symnode import SizeNodes, hint, size_expr
+from minicompile.shapes.symnode import SizeNodes, size_expr
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -63,7 +61,6 @@ LOOPS = {prims.iota, prims.convert_element_type, PHILOX.overloadpacket, *REDUCTI
 """Operators besides views and pointwise ones that fusion can merge with others."""
 ONE_BYTE = 1 << 40
 """Width of a byte in a cut. Of two with equal bytes the later one is less wide, while it is forward."""
-PRODUCTS = aten_ops("mm bmm addmm baddbmm")
 
 Saved = dict[fx.Node, str]
 """Values to keep, and the reason for each."""
@@ -115,11 +112,10 @@ def partition(
     def recomputed(node: fx.Node) -> ForwardValue:
         from_saved = ancestors([node], stop=lambda used: used in reasons)
         names = [kept.name for kept in saved if kept in from_saved] or ["numbers"]
-        some = ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
         why = "checkpoint region" if node in parts.inside else "cheaper than keeping it"
         why = "a constant" if is_constant(node) else why
         size = size_of(node) if node in naive else 0
-        return ForwardValue(node.name, size, f"{why}: {flops(node)} FLOPs, from {some}")
+        return ForwardValue(node.name, size, f"{why}: from {', '.join(names)}")
 
     report = Partition(
         tuple(ForwardValue(n.name, size_of(n), reasons[n], n.op == "placeholder") for n in saved),
@@ -243,18 +239,6 @@ def ancestors(outputs: Iterable[Any], stop: Any = lambda node: False) -> set[fx.
 
 def size_of(node: fx.Node) -> int | None:
     return None if is_symbolic(node) else bytes_of(node)
-
-
-def flops(node: fx.Node) -> int:
-    """Operations of a call: two a multiplication in products and attention, else one an element."""
-    packet = packet_of(node)
-    read = [x.meta["val"].shape for x in node.args if isinstance(x, fx.Node) and is_tensor(x)]
-    if packet in PRODUCTS or packet is aten.convolution:
-        inner = read[-1][-2:-1] if packet in PRODUCTS else read[1][1:]
-        return 2 * elements(node) * math.prod(map(hint, inner))
-    if "scaled_dot_product" in str(packet):
-        return 4 * math.prod(map(hint, read[0])) * hint(read[1][-2])
-    return max(elements(node), *map(elements, node.all_input_nodes), 0) * does_work(node)
 
 
 def call_of(node: fx.Node) -> fx.Node:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from minicompile.errors import unknown
 from minicompile.ops.display import Shown, listed
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origins
@@ -54,8 +53,9 @@ class OutputSpec:
     """A view that requires no grad: autograd does not know it as one."""
 
     def __str__(self) -> str:
-        name = f"{self.kind} {self.base}" if self.base >= 0 else self.kind
-        return f"view of {name}" if self.is_view else name
+        if self.kind == "constant":
+            return self.kind
+        return f"view of {self.kind} {self.base}" if self.is_view else f"{self.kind} {self.base}"
 
     @property
     def numbers(self) -> tuple[Any, ...]:
@@ -125,10 +125,7 @@ class RuntimeMetadata(Shown):
         counts = f"{len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
         lines = [f"runtime metadata: {counts}"]
         lines += [f"  output {i}: {spec}" for i, spec in enumerate(self.outputs)]
-        first = len(self.result_requires_grad) - len(self.mutated_inputs)
-        for flag, i in zip(self.result_requires_grad[first:], self.mutated_inputs):
-            seen = ", which autograd sees" if flag else ""
-            lines.append(f"  new contents are copied back into input {i}{seen}")
+        lines += [f"  new contents are copied back into input {i}" for i in self.mutated_inputs]
         return "\n".join(lines)
 
 
@@ -205,8 +202,6 @@ class AotResult(Shown):
 
     def level(self, name: Level) -> LevelGraph:
         """The graph at operator level "full", "core" or "prims", and the rules that led there."""
-        if name not in self.levels:
-            raise unknown("level", name, self.levels)
         return self.levels[name]
 
     def __str__(self) -> str:

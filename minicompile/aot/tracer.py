@@ -163,12 +163,8 @@ class Tracer(compat.TorchDispatchMode):
 
     def _constant(self, value: torch.Tensor) -> fx.Node:
         """A real tensor that the traced code made or held: scalars become `full`, others attributes."""
-        if isinstance(value, compat.FakeTensor):
+        if isinstance(value, compat.FakeTensor) or value.is_meta or value.requires_grad:
             raise Unsupported("a tensor appeared in the graph that no recorded operator made")
-        if value.is_meta:
-            raise Unsupported("a tensor without data appeared in the graph")
-        if value.requires_grad:
-            raise Unsupported("a tensor that requires grad is used without being a graph input")
         if value.numel() == 1 and not value.is_complex() and value.device.type == "cpu":
             with compat.no_dispatch_modes():
                 arguments = (list(value.shape), value.item())

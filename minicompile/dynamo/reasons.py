@@ -163,9 +163,6 @@ torch-part-gone: take a release of torch that `minicompile doctor` names as test
     newer or older than the releases that minicompile was tested with.
 python-unknown: take a Python that `minicompile doctor` names as tested
     Capture reads bytecode, which changes with every release of Python, and it doesn't know this one's.
-memory-mappings: drop compiled functions that aren't called any more, or raise vm.max_map_count
-    Each compiled library needs some memory mappings, and the process has nearly as many as the system
-    allows; without any, it would die.
 internal-error: please report it; fullgraph=True raises it
     A bug in minicompile. The answer is still right: Python ran the frame.
 """

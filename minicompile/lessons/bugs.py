@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from minicompile.custom.vjps import register_vjp
 from minicompile.extension import decompose, graph_pass, lowering, plan_rule
 from minicompile.lowering.rules.common import elementwise
 from minicompile.ops.registry import Registry, scoped
+from minicompile.plugins.custom_rules.vjps import register_vjp
 
 aten = torch.ops.aten
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from minicompile.errors import BackendError, NoRoom, RejectedKernel
+from minicompile.errors import BackendError, RejectedKernel
 from minicompile.ops.cache import Cache, digest
 from minicompile.ops.toolchain import find_compiler
 from minicompile.options import Options, child_environment
@@ -43,35 +43,24 @@ WORK = "minicompile_build_"
 Loaded = TypeVar("Loaded")
 
 
-SPARE_MAPPINGS = 4096
-"""Memory mappings that are left to the rest of the process: threads, allocators, other libraries."""
+MOST_MAPPINGS = 61_000
+"""Memory mappings that libraries may bring a process to. Linux allows 65,530: threads, allocators and other
+libraries need some too, and a process that gets none for its next allocation ends."""
 
 
 class Library:
     """A loaded file, which is unloaded with the last object that refers to this one.
 
-    Raises OSError where it can't be loaded, and NoRoom before the process has as many memory mappings as the
-    system allows: a library needs some (for its code, its constants, its data), and a process that gets none
-    for its next allocation ends.
+    Raises OSError where it can't be loaded, and BackendError where the process has too many memory mappings.
     """
 
     def __init__(self, path: Path) -> None:
-        most = most_mappings() - SPARE_MAPPINGS
-        if mappings() > most:
+        if mappings() > MOST_MAPPINGS:
             gc.collect()  # dropped functions that the collector hasn't met
-            if (count := mappings()) > most:
-                raise NoRoom(f"the process has {count} memory mappings of {most_mappings()}")
+            if mappings() > MOST_MAPPINGS:
+                raise BackendError("the process has nearly as many memory mappings as Linux allows")
         self.path, self.handle = path, _ctypes.dlopen(str(path), ctypes.DEFAULT_MODE)
         weakref.finalize(self, _ctypes.dlclose, self.handle).atexit = False
-
-
-@functools.cache
-def most_mappings() -> int:
-    """How many memory mappings Linux allows a process; other systems don't count them."""
-    try:
-        return int(Path("/proc/sys/vm/max_map_count").read_text())
-    except (OSError, ValueError):
-        return sys.maxsize
 
 
 def mappings() -> int:
@@ -94,8 +83,7 @@ class Module:
         for library in self.libraries:
             with contextlib.suppress(OSError):
                 return _ctypes.dlsym(library.handle, name)
-        files = ", ".join(str(library.path) for library in self.libraries)
-        raise AttributeError(f"no C function {name!r} in {files}")
+        raise AttributeError(f"no C function {name!r}")
 
     def __getattr__(self, name: str) -> Any:
         function: Any = ctypes.CFUNCTYPE(ctypes.c_int64)(self.address(name))
@@ -123,9 +111,7 @@ def start_build(source: str | Sequence[str], options: Options) -> Pending:
 @functools.cache
 def start_extension(source: Path) -> _Job | None:
     """Start compiling `<name>.c` for `load_extension`, unless that was done before."""
-    include = Path(sysconfig.get_path("include"))
-    if not (include / "Python.h").exists():
-        return None
+    include = sysconfig.get_path("include")
     lookup = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
     try:
         return _Job(source.read_text(), Options(cpp_flags=(f"-I{include}", *lookup)), sys.version)

@@ -18,7 +18,7 @@
 | done | the Capture, its code loaded; None where there is none: the frame runs in eager, or raised |
 
 `@observer("mine")` registers a function that is called with each Event; if it raises, a warning says so and
-the compilation goes on. With no observer, telling costs a look at an empty table. The real compiler:
+the compilation goes on. The real compiler:
 torch/_logging/_internal.py (trace_structured), torch/_inductor/debug.py.
 """
 
@@ -99,8 +99,6 @@ class Watch:
         self.listeners: list[Observer] = []
 
     def tell(self, kind: str, subject: Any, graph: str = "") -> None:
-        if not self.listeners and not observer:
-            return
         seconds = time.perf_counter() - self.began
         event = Event(kind, subject, self.of, graph, seconds, seconds - self.told)
         self.told = seconds

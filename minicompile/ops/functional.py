@@ -27,13 +27,13 @@ ALIAS = re.compile(r"\([\w*|]+!?(?: -> [\w*|]+)?\)(?=[?\s])")
 def functional_form(op: OpOverload) -> OpOverload:
     """An operator with the same arguments that gives what `op` newly makes, then what `op` would write.
 
-    Raises Unsupported where `op` writes to lists of tensors, or returns views.
+    Raises Unsupported where `op` writes to lists of tensors, or returns views or several that it wrote to.
     """
     schema = op._schema
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    aliases = [x.alias_info for x in (*schema.arguments, *schema.returns)]
     plain = all(str(a.type) in ("Tensor", "Optional[Tensor]") for a in written)
-    if not plain or not all(alias is None or alias.is_write for alias in aliases):
+    aliases = [x.alias_info for x in schema.returns if x.alias_info is not None]
+    if not plain or len(aliases) > 1 or not all(alias.is_write for alias in aliases):
         raise Unsupported(f"{op} writes into lists of tensors or returns views: no functional form")
     names = {a.name for a in written}
     places = {i for i, a in enumerate(schema.arguments) if a.name in names}

@@ -38,7 +38,7 @@ class Ops(abc.ABC):
 
     def store(self, buffer: str, index: Index, value: V, mode: StoreMode = "store") -> V:
         """Write an element; "atomic_add" adds to what is there. Only for handlers of whole bodies."""
-        raise NotImplementedError(f"{type(self).__name__} has no store")
+        raise NotImplementedError
 
     @abc.abstractmethod
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> V: ...
@@ -68,11 +68,11 @@ class Ops(abc.ABC):
 
     def reduction(self, kind: ReductionKind, dtype: torch.dtype, value: V) -> V:
         """Reduce `value` over the reduction variables; argmax/argmin give the linear position as int64."""
-        raise NotImplementedError(f"{type(self).__name__} has no reduction")
+        raise NotImplementedError
 
     def scan(self, kind: ScanKind, value: V) -> V:
         """`value` combined with all before it along r0."""
-        raise NotImplementedError(f"{type(self).__name__} has no scan")
+        raise NotImplementedError
 
     @abc.abstractmethod
     def pointwise(self, name: str, *values: V) -> V:
@@ -85,7 +85,7 @@ class Ops(abc.ABC):
     def __getattr__(self, name: str) -> Callable[..., V]:
         if name in POINTWISE:
             return lambda *values: self.pointwise(name, *values)
-        raise AttributeError(f"no loop operation {name!r}; known: {', '.join(sorted(POINTWISE))}")
+        raise AttributeError(f"no loop operation {name!r}")
 
 
 InnerFn = Callable[[Ops, Sequence[Index]], V]

@@ -54,12 +54,6 @@ class SourceLine:
         return f"{self.place} in {self.function}" + (f": {code}" if code else "")
 
 
-def place_of(function: object) -> str:
-    """Where a function is written; an object that is called has no such place."""
-    code = getattr(function, "__code__", None)
-    return SourceLine(code.co_filename, code.co_firstlineno, "").place if code else "built in"
-
-
 @dataclass(frozen=True, order=True)
 class Origin:
     """One torch-level operation as the user wrote it.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -40,6 +40,7 @@ class Plugin:
     needs     plug-ins without which this one does nothing
     cases     cases of `minicompile bench`, as "max_pool, cache", that show what it buys
     options   (name, value) pairs that the cases are measured with
+    decorators   name -> module of decorators that it gives users: `extension.py` hands them on
     needs_torch   whether what it makes of a program calls torch, which a package can't (exporting/package.py)
     """
 
@@ -51,6 +52,7 @@ class Plugin:
     cases: tuple[str, ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
     needs_torch: bool = False
+    decorators: Mapping[str, str] = field(default_factory=dict)
 
 
 def available() -> Mapping[str, Plugin]:

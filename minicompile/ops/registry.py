@@ -118,9 +118,6 @@ class Registry(Mapping[Any, V]):
         for scope in self.scopes:
             scope.update(kept)
 
-    def __repr__(self) -> str:
-        return f"Registry({self.name!r}, {len(self.records)} rules)"
-
 
 def registering_module() -> str:
     """Return the name of the module whose body is being executed, and so registers a rule."""

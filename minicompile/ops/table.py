@@ -116,8 +116,6 @@ def reduction_identity(kind: ReductionKind, dtype: torch.dtype) -> float | int |
     low = kind in ("max", "argmax")
     if dtype.is_floating_point:
         return float("-inf") if low else float("inf")
-    if dtype is torch.bool:
-        return not low
     info = torch.iinfo(dtype)
     return info.min if low else info.max
 
@@ -125,19 +123,9 @@ def reduction_identity(kind: ReductionKind, dtype: torch.dtype) -> float | int |
 def result_dtype(name: str, operands: tuple[torch.dtype, ...]) -> torch.dtype:
     """Dtype of a pointwise operation. Raises TypeError when operands differ or aren't allowed."""
     spec = POINTWISE[name]
-    if len(operands) != spec.arity:
-        raise TypeError(f"ops.{name} takes {spec.arity} values, got {len(operands)}")
     values = operands[1:] if name == "where" else operands
-    if len(set(values)) != 1:
-        raise TypeError(f"ops.{name} needs operands of one dtype, got {[str(d) for d in operands]}")
-    if name == "where" and operands[0] is not torch.bool:
-        raise TypeError(f"ops.where needs a bool condition, got {operands[0]}")
-    if spec.result == "bool":
-        return torch.bool
-    if spec.result == "random":
-        if values[0] is not torch.int64:
-            raise TypeError(f"ops.{name} needs int64 operands, got {values[0]}")
-        return torch.float32
-    if spec.result in ("float", "int") and values[0].is_floating_point != (spec.result == "float"):
-        raise TypeError(f"ops.{name} needs {spec.result} operands, got {values[0]}")
-    return values[0]
+    wrong_kind = {"float": not values[0].is_floating_point, "int": values[0].is_floating_point}
+    if len(operands) != spec.arity or len(set(values)) != 1 or wrong_kind.get(spec.result):
+        told = ", ".join(map(str, operands))
+        raise TypeError(f"ops.{name} needs operands of one dtype, {spec.arity} in all; got {told}")
+    return {"bool": torch.bool, "random": torch.float32}.get(spec.result, values[0])

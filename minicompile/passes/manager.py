@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import fx
 
-from minicompile.errors import OptionError
+from minicompile.errors import unknown
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.graph import Graph, PassRecord, Rewrite, Snapshot, origins_of, statement
 from minicompile.ops.origin import Origins, union
@@ -45,46 +45,40 @@ class Pass:
     stage: str
     order: int
     run: Run
-    option: str = ""
-    """The field of `Options` that switches it on, with "not " before it: off; "field=value": only that value
-    does; "": always on."""
+    switch: tuple[str, Any] | None = None
+    """The field of `Options` that switches it on, and the value which does; None: always on."""
 
     def is_called(self, given: str) -> bool:
-        """By "cse" or "prims.cse"; a family of passes by its first name: "pattern:mine"."""
-        names = (self.name, f"{self.stage}.{self.name}")
-        return any(f"{name}.".startswith(f"{given}.") for name in names)
+        """By "cse" or "prims.cse"."""
+        return given in (self.name, f"{self.stage}.{self.name}")
 
     def runs(self, stage: str, options: Options) -> bool:
-        field, _, value = self.option.removeprefix("not ").partition("=")
-        given = getattr(options, field) if field else True
-        wanted = given == value if value else bool(given) != self.option.startswith("not ")
-        return (
-            self.stage == stage and wanted and not any(map(self.is_called, options.disable_passes))
-        )
+        on = self.switch is None or getattr(options, self.switch[0]) == self.switch[1]
+        return self.stage == stage and on and not any(map(self.is_called, options.disable_passes))
 
 
 passes: Registry[Pass] = Registry("pass", "name -> graph pass")
 
 
-def graph_pass(name: str, *, stage: str, order: int = 50, option: str = "") -> Callable[[Run], Run]:
-    """Decorator. Raises OptionError for a stage that isn't one of STAGES."""
+def graph_pass(
+    name: str, *, stage: str, order: int = 50, switch: tuple[str, Any] | None = None
+) -> Callable[[Run], Run]:
+    """Decorator. Raises UnknownName for a stage that isn't one of STAGES."""
     if stage not in STAGES:
-        raise OptionError(f"pass {name}: no stage {stage!r}; known: {', '.join(STAGES)}")
+        raise unknown("stage", stage, STAGES)
 
     def add(run: Run) -> Run:
-        passes(f"{stage}.{name}")(Pass(name, stage, order, run, option))
+        passes(f"{stage}.{name}")(Pass(name, stage, order, run, switch))
         return run
 
     return add
 
 
 def check_names(options: Options, known: Sequence[Pass]) -> None:
-    """Raises OptionError for a name in `disable_passes` that no pass and no pattern has."""
+    """Raises UnknownName for a name in `disable_passes` that no pass and no pattern has."""
     for given in options.disable_passes:
         if not any(entry.is_called(given) for entry in known):
-            families = {entry.name.partition(".")[0] for entry in known}
-            text = f"disable_passes: no pass {given!r}; known: {', '.join(sorted(families))}"
-            raise OptionError(text)
+            raise unknown("pass", given, sorted({entry.name for entry in known}))
 
 
 def may_run(entry: Pass, before: Snapshot, records: list[PassRecord]) -> bool:

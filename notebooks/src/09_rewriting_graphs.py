@@ -122,7 +122,7 @@ print(unify(("add", "x", 1), ("add", 5, 1.0), {}))
 
 # %% [markdown]
 # The second fails since `x` can't be two things, the third since 1 and 1.0 are not the same number to an
-# operator: one keeps integers integers. The real one, `minicompile.custom.matching.Matcher`, adds
+# operator: one keeps integers integers. The real one, in `minicompile/plugins/custom_rules/matching.py`, adds
 # operators that may swap their arguments, several results, and numbers that stand for any number.
 #
 # ## Why a match is not enough
@@ -655,8 +655,8 @@ def register_products():
 # %% [markdown]
 # ## Go deeper
 #
-# - `minicompile/custom/matching.py`: the matcher; `patterns.py` beside it traces and confirms.
-# - `minicompile/aot/passes/replacing.py`: replacing; `place_of` looks for writes.
+# - `minicompile/plugins/custom_rules/matching.py`: the matcher; `patterns.py` beside it traces and confirms.
+# - `minicompile/plugins/replacing.py`: replacing; `place_of` looks for writes.
 # - `minicompile/aot/passes/cleanup.py`: passes that aren't patterns.
 # - `torch/_inductor/pattern_matcher.py` and `torch/_inductor/fx_passes/post_grad.py`: the same in Inductor.
 #

@@ -13,6 +13,7 @@ from minicompile.debug.history import Explanation
 from tests.comparing import assert_as_eager
 from tests.dynamo.helpers import explained
 
+aten = torch.ops.aten
 Program = Callable[..., Any]
 
 
@@ -99,6 +100,7 @@ def test_what_changes_its_shape_in_place_ends_the_graph(program):
     "reason, program",
     [
         ("views of two tensors", rows_of_two),
+        ("as_strided of a view", lambda x: (x[1:].as_strided((2,), (1,), 1), x * 2)),
         ("made without grad mode", made_without_grad),
         ("the conjugate", lambda x: (torch.complex(x, x).conj(), x * 2)),
         ("memory as torch.complex64", lambda x: (torch.view_as_complex(x.view(4, 3, 2)), x * 2)),
@@ -107,6 +109,25 @@ def test_what_changes_its_shape_in_place_ends_the_graph(program):
 )
 def test_outputs_that_are_no_plain_views(reason, program):
     assert refused(compared(program, lambda x: [x]), reason)
+
+
+@pytest.mark.parametrize(
+    "reason, program",
+    [
+        ("the shape of an input", lambda x: (aten.t_(x), x * 2)[1]),
+        ("a tensor's storage", lambda x: aten.resize_(x * 2, [3]) * 2),
+        (
+            "running statistics",
+            lambda x: torch.batch_norm_update_stats(x, x[0] * 0, x[0] * 0, 0.1),
+        ),
+        ("outside of the tensor", lambda x: x.as_strided((2,), (1,), 24) * 2),
+    ],
+)
+def test_operators_that_do_more_than_write_elements(reason, program):
+    x = torch.arange(30.0).view(5, 6)
+    compiled = mc.compile(program, backend="aot_eager")
+    torch.testing.assert_close(compiled(x[:4]), program(x.clone()[:4]))
+    assert refused(explained(compiled), reason)
 
 
 def test_inputs_that_share_memory_are_read_in_a_graph():

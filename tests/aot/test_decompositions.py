@@ -34,6 +34,7 @@ EVERYDAY: dict[str, tuple[Callable[..., Any], *tuple[Any, ...]]] = {
     "softmax": (lambda x: F.softmax(x, -1), (3, 7)),
     "log_softmax": (lambda x: F.log_softmax(x, 0), (3, 7)),
     "cross_entropy": (lambda x: F.cross_entropy(x, torch.arange(6) % 5, ignore_index=1), (6, 5)),
+    "one example": (lambda x: F.cross_entropy(x, torch.tensor(2)), (5,)),
     "smooth": (lambda x: F.cross_entropy(x, torch.arange(5), label_smoothing=0.1), (5, 5)),
     "mse": (F.mse_loss, (3, 4), (3, 4)),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (7,), w, b), (3, 2, 7), (7,), (7,)),
@@ -51,6 +52,10 @@ EVERYDAY: dict[str, tuple[Callable[..., Any], *tuple[Any, ...]]] = {
     "lerp": (lambda x, y: torch.lerp(x, y, 0.7), (3, 4), (3, 4)),
     "linear": (F.linear, (3, 4), (5, 4), (5,)),
     "embedding": (lambda w: F.embedding(torch.arange(6).view(2, 3) % 4, w), (6, 4)),
+    "embedding, by frequency": (
+        lambda w: F.embedding(torch.arange(6) % 4, w, scale_grad_by_freq=True),
+        (6, 4),
+    ),
     "max_pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (2, 4, 6, 6)),
     "conv": (lambda x, w, b: F.conv2d(x, w, b, padding=1), (2, 4, 6, 6), (3, 4, 3, 3), (3,)),
     "roll": (lambda x: x.roll((1, -2), (0, 1)) + x.roll(3), (4, 5)),

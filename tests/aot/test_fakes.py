@@ -120,17 +120,6 @@ def test_a_product_of_unlike_dtypes_is_refused_as_eager_does() -> None:
         mc.compile(lambda x: x @ x.double().t())(torch.ones(3, 4))
 
 
-@pytest.mark.parametrize("rows", [2, 3])
-def test_memory_is_not_read_where_it_is_put(rows: int) -> None:
-    def put(x: torch.Tensor) -> torch.Tensor:
-        x[torch.tensor([0, 1])] = x[:2]
-        return x
-
-    for call in (put, mc.compile(put)):
-        with pytest.raises(RuntimeError, match="single memory location"):
-            call(torch.ones(rows, 4))
-
-
 def test_symbols_of_sizes_that_became_known_do_not_stop_a_compilation() -> None:
     def rows(x: torch.Tensor) -> torch.Tensor:
         for row in x:

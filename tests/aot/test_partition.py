@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import minicompile as mc
-from minicompile.aot.partition import flops
 from minicompile.errors import OptionError
 from minicompile.ops.display import to_html
 from minicompile.ops.nodes import is_random
@@ -36,10 +35,10 @@ def test_each_recomputed_value_says_what_it_saves_and_why():
     assert (x.name, x.bytes, x.is_input) == ("x0", 400, True)
     found = {value.name: value for value in result.partition.recomputed}
     assert {name: value.bytes for name, value in found.items()} == {"sin": 0, "exp": 400}
-    assert all("100 FLOPs, from x0" in value.reason for value in found.values())
+    assert all(value.reason == "cheaper than keeping it: from x0" for value in found.values())
     text, html = str(result.partition), to_html(result.partition)
-    assert "recomputed exp: 400 bytes, cheaper than keeping it: 100 FLOPs, from x0" in text
-    assert "cheaper than keeping it: 100 FLOPs" in html and "computed again in backward" in html
+    assert "recomputed exp: 400 bytes, cheaper than keeping it: from x0" in text
+    assert "cheaper than keeping it: from x0" in html and "computed again in backward" in html
 
 
 class Scaled(nn.Module):
@@ -114,23 +113,6 @@ def test_a_size_keeps_no_tensor(partitioner):
         x.zero_()
     total.backward()
     assert x.grad.eq(2).all()
-
-
-def test_work_is_counted_in_flops():
-    def fn(x, w, image, kernel, q):
-        attention = F.scaled_dot_product_attention(q, q, q)
-        return x @ w, F.conv2d(image, kernel), (x + 1).sum(), attention
-
-    inputs = [torch.randn(3, 4), leaf(4, 5), torch.randn(2, 3, 8, 8), leaf(6, 3, 3, 3)]
-    _, result = compile_aot(fn, [*inputs, leaf(1, 2, 7, 8)])
-    found = {
-        str(n.target): flops(n) for n in result.joint.nodes if n.meta.get("phase") == "forward"
-    }
-    assert found["aten.mm.default"] == 2 * 3 * 4 * 5
-    assert found["aten.convolution.default"] == 2 * (2 * 6 * 6 * 6) * (3 * 3 * 3)
-    assert found["aten.sum.dim_IntList"] == 12
-    (attention,) = [n for name, n in found.items() if "scaled_dot_product" in name]
-    assert attention == 4 * (2 * 7 * 8) * 7
 
 
 def test_what_is_recomputed_is_made_just_before_it_is_read():

@@ -9,6 +9,7 @@ import torch
 
 import minicompile as mc
 from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.ops.events import observer
 from minicompile.ops.registry import ALL, Registry
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
@@ -54,6 +55,26 @@ def test_a_decomposition(model, batch, level):
         assert "aten.erfc" in str(aot.forward) and aten.gelu.default in aot.level(level).applied
         assert_still_right(model, batch)
     assert "aten.erfc" not in str(mc.trace(model, *batch).aot.forward)
+
+
+def test_an_observer_that_raises_is_told_of_in_a_warning():
+    with mc.scoped(), pytest.warns(UserWarning, match="observer failed on start: ValueError: no"):
+
+        @observer("mine")
+        def complain(event):
+            raise ValueError("no")
+
+        compiled = mc.compile(lambda x: x + 1, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize(
+    "name, why",
+    [("nowhere:add", "no registry 'nowhere'"), ("lowering:aten.nothing", "no rule 'aten.nothing'")],
+)
+def test_a_rule_that_there_is_not_can_not_be_taken_away(name, why):
+    with pytest.raises(KeyError, match=why), mc.without(name):
+        pass
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ import minicompile as mc
 from minicompile import compat
 from minicompile.dynamo.reasons import REASONS
 from minicompile.dynamo.refusals import FUNCTIONS, OF_TENSORS
-from minicompile.errors import BackendError, NoRoom
+from minicompile.errors import BackendError
 from tests.dynamo.helpers import explained
 
 ROOM = Path(mc.__file__).parent / "dynamo"
@@ -37,7 +37,7 @@ def names_in(node: ast.AST) -> list[str]:
 def used_ids() -> set[str]:
     """First arguments of everything that refuses, also where a local name `id` stands for it."""
     found = {id for table in TABLES for id, *_ in table}
-    found |= {compat.PART_GONE, compat.PYTHON_UNKNOWN, BackendError.reason, NoRoom.reason}
+    found |= {compat.PART_GONE, compat.PYTHON_UNKNOWN, BackendError.reason}
     for path in ROOM.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "id":

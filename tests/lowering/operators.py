@@ -17,11 +17,11 @@ from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.decompositions import decomposition
-from minicompile.custom.vjps import vjp
 from minicompile.lowering import rules as _rules  # noqa: F401  registers the reasons
 from minicompile.lowering.context import extern_reasons, lowering
 from minicompile.ops import plugins
 from minicompile.ops.registry import Registry
+from minicompile.plugins.custom_rules.vjps import vjp
 
 aten = torch.ops.aten
 FILE = Path(__file__).parents[2] / "docs" / "operators.md"

@@ -71,7 +71,7 @@ def test_reasons_are_those_of_the_stages(trace: Trace) -> None:
     assert "never in memory: it lives inside one kernel" in pieces["forward.loops", "buf2"].why
     saved = "saved for backward (256 KiB): aten.mm.default is expensive to compute again"
     assert pieces["aot.forward", "mm"].why == (saved,)
-    again = "computed again instead of saved: cheaper than keeping it: 65536 FLOPs, from mm"
+    again = "computed again instead of saved: cheaper than keeping it: from mm"
     assert again in pieces["aot.backward", "relu"].why
 
 

@@ -33,8 +33,7 @@ def deviations(x: Tensor, dims: list[int], correction: float | None) -> tuple[Te
     n = count(x, dims)
     middle = x.sum(dims, keepdim=True) / n
     difference = x - middle
-    less = 1 if correction is None else correction
-    divisor = torch.sym_max(n - (int(less) if less == int(less) else less), 0)
+    divisor = torch.sym_max(n - (1 if correction is None else correction), 0)
     return (difference * difference).sum(dims, keepdim=True) / divisor, middle
 
 

@@ -92,9 +92,6 @@ def drop_no_ops(gm: fx.GraphModule, kept: Collection[fx.Node]) -> int:
 
 # Constants ---------------------------------------------------------------------------------------
 
-SCALAR_OPERANDS = aten_ops("add.Tensor sub.Tensor mul.Tensor div.Tensor")
-"""Binary operators whose second operand may be a number of the same dtype."""
-
 
 def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
     """The 0-d tensor that every element of the node equals, by eager's own kernels; None if unknown."""
@@ -122,7 +119,7 @@ def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Te
 
 @graph_pass("fold_constants", stage="prims", order=20)
 def fold_constants(gm: fx.GraphModule, mode: Any) -> int:
-    """What is one number everywhere becomes `full`; a binary operator takes such an operand as a number."""
+    """What is one number everywhere becomes `full`."""
     known: dict[fx.Node, torch.Tensor] = {}
     made_by: dict[fx.Node, Origins] = {}
     changed, returned = 0, returned_nodes(gm.graph)
@@ -141,22 +138,8 @@ def fold_constants(gm: fx.GraphModule, mode: Any) -> int:
                 node.target, node.args = aten.full.default, (list(result.shape), found.item())
                 node.kwargs = {"dtype": result.dtype, "device": result.device}
                 changed += 1
-        elif node.target in SCALAR_OPERANDS and node.args[1] in known and same_dtype(node):
-            node.meta["origins"] = origins_of(node) | made_by[node.args[1]]
-            node.update_arg(1, known[node.args[1]].item())
-            changed += 1
     gm.graph.eliminate_dead_code(has_effect)
     return changed
-
-
-def same_dtype(node: fx.Node) -> bool:
-    """Would a Python number in place of an operand be computed in the same dtype?"""
-    dtypes = {value.meta["val"].dtype for value in (node, *node.all_input_nodes)}
-    return (
-        isinstance(node.args[0], fx.Node)
-        and len(dtypes) == 1
-        and dtypes <= {torch.float32, torch.float64, torch.int64}
-    )
 
 
 # Common subexpressions ---------------------------------------------------------------------------

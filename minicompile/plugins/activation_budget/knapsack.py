@@ -6,6 +6,9 @@ torch/_functorch/_activation_checkpointing/knapsack.py.
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import fx
 
 from minicompile.aot.maxflow import UNLIMITED
@@ -15,12 +18,17 @@ from minicompile.aot.partition import (
     JointParts,
     Saved,
     ancestors,
-    flops,
+    does_work,
+    packet_of,
     partitioner,
     why_never_recomputed,
 )
-from minicompile.ops.nodes import bytes_of
+from minicompile.ops.nodes import aten_ops, bytes_of, elements, is_tensor
 from minicompile.options import Options
+from minicompile.shapes.symnode import hint
+
+aten = torch.ops.aten
+PRODUCTS = aten_ops("mm bmm addmm baddbmm")
 
 
 @partitioner("memory_budget")
@@ -30,6 +38,18 @@ def chosen_by_budget(parts: JointParts, naive: Saved, options: Options) -> Saved
     if budget is None:
         return None
     return naive if budget == 1 else within_budget(parts, naive, budget)
+
+
+def flops(node: fx.Node) -> int:
+    """Operations of a call: two a multiplication in products and attention, else one an element."""
+    packet = packet_of(node)
+    read = [x.meta["val"].shape for x in node.args if isinstance(x, fx.Node) and is_tensor(x)]
+    if packet in PRODUCTS or packet is aten.convolution:
+        inner = read[-1][-2:-1] if packet in PRODUCTS else read[1][1:]
+        return 2 * elements(node) * math.prod(map(hint, inner))
+    if "scaled_dot_product" in str(packet):
+        return 4 * math.prod(map(hint, read[0])) * hint(read[1][-2])
+    return max(elements(node), *map(elements, node.all_input_nodes), 0) * does_work(node)
 
 
 def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:

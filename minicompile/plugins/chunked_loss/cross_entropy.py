@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.passes.replacing import may_write
 from minicompile.ops.graph import Rewrite, origins_of, statement, target_name
 from minicompile.ops.nodes import bytes_of
 from minicompile.passes.manager import graph_pass
+from minicompile.plugins.replacing import may_write
 
 LEAST_BYTES = 2**26
 """Of all logits, from which on chunks pay."""

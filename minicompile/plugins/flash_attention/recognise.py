@@ -24,15 +24,14 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional as F
 
 from minicompile import compat
-from minicompile.aot.passes.replacing import TORCH, may_write, replace_nodes
 from minicompile.lowering.context import layout_of
 from minicompile.ops.dtypes import LOOP_DTYPES, TENSOR_CORES
 from minicompile.ops.graph import Rewrite, call_text, target_name
 from minicompile.ops.nodes import is_pointwise
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.replacements import Match
 from minicompile.plugins.flash_attention.operators import FlashAttention, function_of
 from minicompile.plugins.flash_attention.score import scores_of
+from minicompile.plugins.replacing import TORCH, Match, may_write, replace_nodes
 
 LEAST_HEAD, MOST_HEAD = 16, 128
 MADE = {"arange", "ones", "zeros", "full", "ones_like", "zeros_like", "full_like", "tril", "triu"}
@@ -284,6 +283,6 @@ def recognise(gm: fx.GraphModule, mode: Any, library: bool) -> list[Rewrite] | s
 
 
 graph_pass("flash_attention", stage="pre_grad", order=50)(partial(recognise, library=True))
-graph_pass("flash_attention_template", stage="pre_grad", order=40, option="device_codegen=triton")(
-    partial(recognise, library=False)
-)
+graph_pass(
+    "flash_attention_template", stage="pre_grad", order=40, switch=("device_codegen", "triton")
+)(partial(recognise, library=False))

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.passes.replacing import trace_function
 from minicompile.codegen.legalize import COMPARISONS, legalize
 from minicompile.codegen.phases import cone
 from minicompile.codegen.plan import INT32_END
@@ -46,6 +45,7 @@ from minicompile.ops.handler import InnerFn
 from minicompile.ops.table import EAGER
 from minicompile.options import Options
 from minicompile.plugins.flash_attention.operators import function_of
+from minicompile.plugins.replacing import trace_function
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead, names
 from minicompile.shapes.expr import bounds, contiguous_strides, simplify_index
 from minicompile.shapes.symnode import evaluate

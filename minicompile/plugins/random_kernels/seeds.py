@@ -113,7 +113,7 @@ def drawn(rule: Any, number: int, like: Any, seeds: Tensor, *arguments: Any) -> 
     return list(result) if isinstance(result, tuple) else [result]
 
 
-@graph_pass("random_in_kernels", stage="joint", order=80, option="not fallback_random")
+@graph_pass("random_in_kernels", stage="joint", order=80, switch=("fallback_random", False))
 def random_in_kernels(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     """Give each random operator a seed of its own, all of a device's and phase's drawn at once."""
     found: dict[tuple[torch.device, Any], list[fx.Node]] = defaultdict(list)

@@ -6,11 +6,13 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import minicompile as mc
-from minicompile.aot.partition import bytes_of, flops, is_heavy
+from minicompile.aot.partition import bytes_of, is_heavy
 from minicompile.ops.nodes import is_random
 from minicompile.options import Options
+from minicompile.plugins.activation_budget.knapsack import flops
 from tests.aot.helpers import compile_aot, module_function
 from tests.aot.partition_models import REGIONS, Blocks
 from tests.comparing import assert_as_eager
@@ -92,3 +94,20 @@ def test_region_has_eagers_gradients(name):
     run = REGIONS[name]
     compiled = mc.compile(run, backend="aot_eager", options={"memory_budget": 0.0})
     assert_as_eager(compiled, run, leaf(6, 6), leaf(6, 6), rtol=1e-4, atol=1e-4)
+
+
+def test_work_is_counted_in_flops():
+    def fn(x, w, image, kernel, q):
+        attention = F.scaled_dot_product_attention(q, q, q)
+        return x @ w, F.conv2d(image, kernel), (x + 1).sum(), attention
+
+    inputs = [torch.randn(3, 4), leaf(4, 5), torch.randn(2, 3, 8, 8), leaf(6, 3, 3, 3)]
+    _, result = compile_aot(fn, [*inputs, leaf(1, 2, 7, 8)])
+    found = {
+        str(n.target): flops(n) for n in result.joint.nodes if n.meta.get("phase") == "forward"
+    }
+    assert found["aten.mm.default"] == 2 * 3 * 4 * 5
+    assert found["aten.convolution.default"] == 2 * (2 * 6 * 6 * 6) * (3 * 3 * 3)
+    assert found["aten.sum.dim_IntList"] == 12
+    (attention,) = [n for name, n in found.items() if "scaled_dot_product" in name]
+    assert attention == 4 * (2 * 7 * 8) * 7

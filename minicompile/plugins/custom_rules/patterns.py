@@ -30,12 +30,19 @@ from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.layout import frozen
-from minicompile.aot.passes.replacing import call, fail, replace_nodes, trace_function
-from minicompile.custom.matching import Matcher, TracedPattern
 from minicompile.errors import OptionError
 from minicompile.ops.graph import Rewrite
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.replacements import Function, Match, value_of
+from minicompile.plugins.custom_rules.matching import Matcher, TracedPattern
+from minicompile.plugins.replacing import (
+    Function,
+    Match,
+    call,
+    fail,
+    replace_nodes,
+    trace_function,
+    value_of,
+)
 
 PATTERN_STAGES = ("pre_grad", "joint", "post_grad")
 

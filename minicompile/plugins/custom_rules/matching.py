@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from minicompile.ops.graph import output_node, placeholders
-from minicompile.passes.replacements import value_of
+from minicompile.plugins.replacing import value_of
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "bitwise_and", "bitwise_or", "and_", "or_"}
 

@@ -1,5 +1,5 @@
-"""Replaces a place in a graph by one call, with the origins of what it replaces; the next level expands that
-call like an operator.
+"""What plug-ins that rewrite graphs share: a place in a graph becomes one call, with the origins of what it
+replaces; the next level expands that call like an operator.
 
 In training, what is replaced in a stage later than "pre_grad" can't have a value inside that the backward
 reads; an early replacement is differentiated like the user's own code.
@@ -9,7 +9,8 @@ The real compiler: torch/_inductor/pattern_matcher.py (register_replacement, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import getitem
 from typing import Any, NoReturn
 
@@ -25,9 +26,10 @@ from minicompile.errors import OptionError
 from minicompile.ops.gates import allowed
 from minicompile.ops.graph import Graph, Rewrite, origins_of, statement
 from minicompile.ops.nodes import ALIASES, alias_root, has_effect, returned_nodes
-from minicompile.ops.origin import place_of as source_place
-from minicompile.ops.origin import union
-from minicompile.passes.replacements import Function, Match, Replacement, value_of
+from minicompile.ops.origin import SourceLine, union
+from minicompile.passes.replacements import Replacement
+
+Function = Callable[..., Any]
 
 OTHERWISE_CALLED = ("getitem", "getattr", "invert", "truediv", "floordiv", "and_", "or_")
 """Python's operators that write nothing and have other names in ATen."""
@@ -35,10 +37,36 @@ TORCH = ("torch", "_operator", "None")
 """Whose functions do what their names say; built-in ones name no module."""
 
 
+@dataclass(frozen=True)
+class Match:
+    """A place to rewrite: the nodes that give the results, the arguments they are computed from, the nodes
+    replaced."""
+
+    results: tuple[fx.Node, ...]
+    arguments: tuple[Any, ...]
+    nodes: tuple[fx.Node, ...]
+
+    @property
+    def values(self) -> list[Any]:
+        """The arguments when compiling: fake tensors and numbers."""
+        return [value_of(argument) for argument in self.arguments]
+
+
+def value_of(argument: Any) -> Any:
+    """Return the fake tensor or number that a node stands for; other arguments are themselves."""
+    return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+
+
 def call(function: Function, values: Sequence[Any]) -> list[Any]:
     """Return a function's results as a list, be it one or several."""
     results = function(*values)
     return list(results) if isinstance(results, tuple | list) else [results]
+
+
+def source_place(function: object) -> str:
+    """Where a function is written; an object that is called has no such place."""
+    code = getattr(function, "__code__", None)
+    return SourceLine(code.co_filename, code.co_firstlineno, "").place if code else "built in"
 
 
 def fail(name: str, function: Function, why: str) -> NoReturn:

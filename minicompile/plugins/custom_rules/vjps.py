@@ -30,9 +30,9 @@ from minicompile.errors import OptionError
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.gates import allowed
 from minicompile.ops.nodes import gives_view
-from minicompile.ops.origin import place_of
 from minicompile.ops.registry import Registry
 from minicompile.ops.writes import arguments
+from minicompile.plugins.replacing import source_place
 
 Vjp = Callable[..., Any]
 
@@ -55,7 +55,7 @@ def own_gradients() -> contextlib.AbstractContextManager[None]:
     kernels: dict[OpOverload, Callable[..., Any]] = {}
     for op, rule in vjp.items():
         formula = partial("{} of {}".format, "torch's formula", op)
-        own = partial("the rule at {}".format, place_of(rule))
+        own = partial("the rule at {}".format, source_place(rule))
         if op.namespace == "aten" and not allowed("vjp", op, formula, own):
             continue
         kernels[op] = partial(call, op, rule)
@@ -115,6 +115,8 @@ class Ruled(torch.autograd.Function):
                 if g is not None and (g.dtype != x.dtype or g.shape != x.shape):
                     raise TypeError(f"the gradient of a {value_text(x)} is {value_text(g)}")
         except Exception as error:
-            what = f"the vjp of {ctx.op} at {place_of(ctx.rule)}: {type(error).__name__}: {error}"
+            what = (
+                f"the vjp of {ctx.op} at {source_place(ctx.rule)}: {type(error).__name__}: {error}"
+            )
             raise OptionError(what) from error
         return None, None, None, None, *gradients
