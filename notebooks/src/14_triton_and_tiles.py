@@ -1168,7 +1168,7 @@ def template(printer, total):
 #   `minicompile/codegen/triton_rules.py`: the plan's rules.
 # - `minicompile/plugins/split_reductions/split.py`: split reductions, and how their parts are combined.
 # - `minicompile/plugins/matrix_products/`: the template, tiles, rivals.
-# - `minicompile/runtime/gpu_kernel.py`: a launcher that knows its arguments.
+# - `minicompile/plugins/fast_launcher/launch.py`: a launcher that knows its arguments.
 # - `minicompile/debug/triton_interpreter.py`: the interpreter, and what had to be put right in it.
 # - `torch/_inductor/codegen/triton.py`, `torch/_inductor/runtime/triton_heuristics.py`.
 #

@@ -28,9 +28,10 @@ from minicompile.ops.cache import Cache, digest
 from minicompile.ops.device import gpu_of
 from minicompile.ops.display import count_text
 from minicompile.options import Options
+from minicompile.plugins.fast_launcher.launch import load_fast
 from minicompile.runtime.gpu_kernel import Tiles, blocks, module_text, planned_tiles
 from minicompile.runtime.load import tuner
-from minicompile.runtime.triton import Launcher, load_kernel
+from minicompile.runtime.triton import Launcher
 
 EACH = range(2, 65)
 """How many elements of a tile a thread may have."""
@@ -148,7 +149,7 @@ def fastest(tried: Sequence[Tiles], times: Sequence[float]) -> int:
 def load_candidate(source: KernelSource, tiles: Tiles, options: Options | None = None) -> Launcher:
     """Load a kernel with some tiles, or what runs the steps of a rival on the kernel's own arguments."""
     if not tiles.way:
-        return load_kernel(source, tiles, options)
+        return load_fast(source, tiles, options)
     plan = source.plan
     (rival,) = (rival for rival in plan.rivals if rival.name == tiles.way)
     names, steps = [a.buffer for a in plan.arguments], source.rivals[tiles.way]
@@ -156,7 +157,7 @@ def load_candidate(source: KernelSource, tiles: Tiles, options: Options | None =
     ours = [step for step in steps if isinstance(step, KernelSource)]
     chosen = next((step for step in ours if step.plan.reduction == "product"), [None, *ours][-1])
     runs: list[Launcher | None] = [
-        load_kernel(step, own if step is chosen else None, options)
+        load_fast(step, own if step is chosen else None, options)
         if isinstance(step, KernelSource)
         else None
         for step in steps
