@@ -19,7 +19,6 @@ from minicompile.codegen.cpp_ops import (
 )
 from minicompile.codegen.plan import INDEX_ERROR, CppPlan
 from minicompile.codegen.printing import LinePrinter
-from minicompile.ops.dtypes import is_int
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value, names
 from minicompile.shapes.expr import Size
@@ -124,10 +123,7 @@ class ValuePrinter(LinePrinter):
                 return self.index_of(value)
             case "to_dtype":
                 (source,) = value.inputs
-                text = f"mc_opaque({operands[0]})" if was_float(source) else operands[0]
-                if source.dtype.is_floating_point and is_int(value.dtype) and is_number(source):
-                    text = f"mc_unknown({text})"
-                return conversion(text, source.dtype, value.dtype)
+                return conversion(operands[0], source.dtype, value.dtype)
         return EXPRESSIONS[value.op](value.inputs[-1].dtype, *operands)
 
     def index_of(self, value: Value) -> str:
@@ -197,23 +193,3 @@ class ValuePrinter(LinePrinter):
         for var, size in self.plan.reduction_ranges.items():
             place = place * size + (var if size != 1 else 0)
         return sympy.expand(place)
-
-
-def is_number(value: Value) -> bool:
-    """Is it computed from numbers in the program alone, whatever chooses among them?"""
-    waiting, seen = [value], {id(value)}
-    while waiting:
-        value = waiting.pop()
-        if value.op != "constant" and (value.op in ("load", "index_expr") or not value.inputs):
-            return False
-        operands = value.inputs[value.op == "where" :]
-        waiting += [operand for operand in operands if id(operand) not in seen]
-        seen.update(map(id, operands))
-    return True
-
-
-def was_float(value: Value) -> bool:
-    """An integer that a float was cut to."""
-    if value.op != "to_dtype" or not is_int(value.dtype):
-        return False
-    return value.inputs[0].dtype.is_floating_point or was_float(value.inputs[0])

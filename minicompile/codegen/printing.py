@@ -131,14 +131,11 @@ class IndexPrinter:
         symbol: Callable[[sympy.Symbol], str] = str,
     ) -> None:
         self.ranges, self.symbol = ranges, symbol
-        self.known: dict[Expr, str] = {}
 
     def __call__(self, expr: Expr | Size) -> str:
         if isinstance(expr, int):
             return str(expr)
-        if expr not in self.known:
-            self.known[expr] = self._print(expr)[0]
-        return self.known[expr]
+        return self._print(expr)[0]
 
     def within(self, expr: Expr | Size, level: int = _ATOM) -> str:
         """The text in parentheses where it binds less tightly than its surroundings."""

@@ -89,11 +89,6 @@ class _Writer:
         """Buffers that are Python variables right now."""
         self.owned: set[str] = set()
         """Buffers whose variable is no view of another."""
-        changed = (self.graph.inputs[i] for i in self.graph.written_back.values())
-        self.written = {b.name for b in changed if isinstance(b, InputBuffer)}
-        steps = enumerate(self.memory.allocate)
-        self.full = max((i for i, new in steps for a in new if a.reuses is None), default=0)
-        """The last step at which memory may run out."""
 
     def write(self) -> WrapperSource:
         inputs = [self._input_name(value) for value in self.graph.inputs]
@@ -183,9 +178,6 @@ class _Writer:
             if allocation not in sums:
                 self._allocate(allocation)
         if isinstance(node, FusedSchedulerNode):
-            for allocation in given if step < self.full else ():
-                if allocation.reuses in self.written:  # should memory run out: not to be run again
-                    self._line(f"increment_version({self._name(allocation.buffer)})", node.origins)
             self._kernel(step, node)
         elif step in self.kernels:
             self._template(step, node)
@@ -284,7 +276,7 @@ class _Writer:
 
     def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
         """What a library returns must lie as kernels expect it."""
-        if not layout.size or 0 in layout.size:
+        if not layout.size:
             return
         self._line(f"if {name}.stride() != {self._sizes(layout.stride)}:", origins)
         self._line(f"    {name} = to_layout({name}, {self._memory(layout)})", origins)

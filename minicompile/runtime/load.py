@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
-from torch.autograd.graph import increment_version
 
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
@@ -62,7 +61,7 @@ allocator: Registry[Allocator] = Registry(
 def load_cpp(module: KernelModule, options: Options) -> Callable[[], Kernels]:
     start_extension(cpp.FAST_CALL)
     try:
-        pending = start_build(module.units or module.text, options)
+        pending = start_build(module.units, options)
     except BackendError as error:  # no compiler: there is text to look at, and nothing to load
         return partial(_missing, error)
     module.cached = sum(job.process is None for job in pending.jobs)
@@ -148,7 +147,7 @@ def to_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) 
 
 def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedCallable:
     """The wrapper's `call`. `namespace` holds kernels and constants by name, and may replace the helpers."""
-    helpers = (empty_strided, increment_version, reinterpret, to_layout)
+    helpers = (empty_strided, reinterpret, to_layout)
     scope: dict[str, Any] = {
         "aten": torch.ops.aten,
         "empty_strided_cpu": compat.empty_strided_cpu,

@@ -24,7 +24,7 @@ from minicompile.scheduling.nest import (
     split,
 )
 from minicompile.scheduling.reasons import Verdict, index_mismatch, loop_mismatch, refused
-from minicompile.shapes.expr import ZERO, product, same
+from minicompile.shapes.expr import product, same
 from minicompile.shapes.strided import divide, elements
 
 MAX_HINTS = 6
@@ -64,12 +64,6 @@ class Matching:
         while True:
             one, other = self.a.at(mine), self.b.at(theirs)
             assert one is not None and other is not None
-            if one.rest is not ZERO or other.rest is not ZERO:
-                return False
-            wanted = {self.partners[v]: s for v, s in one.strides.items() if v in self.partners}
-            found = {v: s for v, s in other.strides.items() if v in self.partners}
-            if wanted.keys() != found.keys() or not all(same(wanted[v], found[v]) for v in found):
-                return False
             ours, others = self.free(one.strides), self.free(other.strides)
             if not ours or not others:
                 return not ours and not others and same(one.offset, other.offset)

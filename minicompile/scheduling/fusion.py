@@ -70,7 +70,7 @@ class FusionContext:
         """Bytes of memory traffic that one kernel saves, by buffer; 0 where only the data tells which."""
         one, other = ({a.place for a in nest.reads} for nest in (producer, consumer))
         flowing, never = self.flows(producer, consumer), self.never_written(producer, consumer)
-        gone = [p for p in one | other if p.buffer in flowing or (p in one and p in other)]
+        gone = [p for p in one | other if p[0] in flowing or (p in one and p in other)]
         gone += [a.place for a in (*producer.writes, *consumer.writes) if a.buffer in never]
         found: Counter[str] = Counter()
         for buffer, where in gone:
