@@ -19,6 +19,7 @@ from minicompile.codegen.cpp_ops import (
 )
 from minicompile.codegen.plan import INDEX_ERROR, CppPlan
 from minicompile.codegen.printing import LinePrinter
+from minicompile.ops.dtypes import is_int
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value, names
 from minicompile.shapes.expr import Size
@@ -123,7 +124,8 @@ class ValuePrinter(LinePrinter):
                 return self.index_of(value)
             case "to_dtype":
                 (source,) = value.inputs
-                return conversion(operands[0], source.dtype, value.dtype)
+                text = f"mc_opaque({operands[0]})" if was_float(source) else operands[0]
+                return conversion(text, source.dtype, value.dtype)
         return EXPRESSIONS[value.op](value.inputs[-1].dtype, *operands)
 
     def index_of(self, value: Value) -> str:
@@ -193,3 +195,10 @@ class ValuePrinter(LinePrinter):
         for var, size in self.plan.reduction_ranges.items():
             place = place * size + (var if size != 1 else 0)
         return sympy.expand(place)
+
+
+def was_float(value: Value) -> bool:
+    """An integer that a float was cut to."""
+    if value.op != "to_dtype" or not is_int(value.dtype):
+        return False
+    return value.inputs[0].dtype.is_floating_point or was_float(value.inputs[0])

@@ -21,6 +21,9 @@ MC_INLINE int32_t mc_bits(float f) { int32_t bits; memcpy(&bits, &f, 4); return 
 MC_INLINE double mc_double(int64_t bits) { double f; memcpy(&f, &bits, 8); return f; }
 MC_INLINE int64_t mc_bits64(double f) { int64_t bits; memcpy(&bits, &f, 8); return bits; }
 
+// hides where an integer is from: gcc takes (float)(int)x for truncf(x), which differs at -0.5 and infinity
+MC_INLINE int64_t mc_opaque(int64_t x) { __asm__("" : "+r"(x)); return x; }
+
 // a * b + c in one rounding where the processor can, else in two
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__aarch64__)
 #define mc_fma(a, b, c) __builtin_fmaf(a, b, c)

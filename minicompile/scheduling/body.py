@@ -30,6 +30,7 @@ from typing import Any
 import sympy
 import torch
 
+from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ComputedBuffer, loop_ranges, run_loops
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import short
@@ -231,6 +232,8 @@ class Recorder(Ops):
     def indirect_indexing(
         self, value: Value, size: Index | int, check: bool = True, wrap_negative: bool = True
     ) -> Index:
+        if size == 0:
+            raise Unsupported("an index into a dimension without elements")
         found = self.emit(
             "indirect",
             (value,),

@@ -185,32 +185,9 @@ def test_row_reductions_run_on_processors_without_wide_vectors() -> None:
     torch.testing.assert_close(out, torch.softmax(x, -1))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1e30, -1.5])
 @pytest.mark.parametrize("to", [torch.int64, torch.int32, torch.uint8])
-def test_numbers_that_no_integer_is_become_eagers(number: float, to: torch.dtype) -> None:
-    """gcc, where it knows the number, makes other integers of it than the processor."""
-
-    def whole(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        empty_mean = x[:0].mean(0) * 0 + number
-        chosen = torch.where(x > 0, number, number)
-        return (
-            chosen.to(to),
-            empty_mean.to(to),
-            (x * 0 + number).to(to),
-            torch.full_like(x, number).to(to),
-        )
-
-    x = torch.ones(3, 16)
-    assert all(map(torch.equal, mc.compile(whole)(x), whole(x)))
-
-
-def test_a_long_chain_of_numbers_compiles_in_linear_time() -> None:
-    def squares(x: torch.Tensor) -> torch.Tensor:
-        value = torch.where(x > 0, 1.0, 0.5)
-        for _ in range(40):
-            value = value * value
-        return value.to(torch.int64)
-
-    x = torch.randn(3, 16)
-    assert torch.equal(mc.compile(squares)(x), squares(x))
+def test_numbers_that_no_integer_is_become_eagers(to: torch.dtype) -> None:
+    """gcc takes a float that was cut to an integer for truncf(x), which differs."""
+    x = torch.tensor([float("nan"), float("inf"), -1e30, -0.5] * 4)
+    whole = lambda x: 1 / x.to(to).float()  # noqa: E731
+    assert torch.equal(mc.compile(whole)(x), whole(x))

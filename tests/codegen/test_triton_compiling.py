@@ -235,7 +235,7 @@ TWO = [n for n, spec in POINTWISE.items() if spec.arity == 2]
 def test_every_operation_compiles_for_a_gpu(name, number):
     """The interpreter runs some functions that a GPU's library has under another name, or not at all; and it
     minds less whether an operand is one number. `number`: which is."""
-    dtype = torch.int32 if name.startswith(("bitwise", "lshift", "rshift")) else F32
+    dtype = torch.int32 if POINTWISE[name].result == "int" else F32
     compile_operation(name, torch.int64 if name.startswith("rand") else dtype, number)
     if name in ("add", "pow", "floordiv", "remainder", "fmod", "truncdiv"):
         compile_operation(name, torch.int64, number)
