@@ -4,7 +4,7 @@
     rows        for each x: loops over r in vectors, one per phase, scratch rows between them
 
 The first is here, after what both have in common; rows are in `cpp_reductions.py`. Plug-ins have more:
-squares of two x (`plugins/transposed_tiles`), tiles of columns (`plugins/column_reductions`).
+squares of two x (`plugins/transposed_tiles`), tiles of columns (`plugins/cpu_reductions`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class LoopPrinter(ValuePrinter):
                 extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
                 if extremum or value.kind in POSITIONS:  # OpenMP's own max and min may drop a NaN
                     return ""
-                clauses.setdefault(SIGNS.get(value.kind, value.kind), []).append(self.names[value])
+                total = self.names[value] + self.accumulators(value)[0][0]
+                clauses.setdefault(SIGNS.get(value.kind, value.kind), []).append(total)
         if any(v.check for v in values):
             clauses.setdefault("|", []).append("error")
         found = ["simd" if plan.vector_width >= 8 else f"simd simdlen({plan.vector_width})"]
