@@ -61,7 +61,7 @@ allocator: Registry[Allocator] = Registry(
 def load_cpp(module: KernelModule, options: Options) -> Callable[[], Kernels]:
     start_extension(cpp.FAST_CALL)
     try:
-        pending = start_build(module.units, options)
+        pending = start_build(module.units or module.text, options)
     except BackendError as error:  # no compiler: there is text to look at, and nothing to load
         return partial(_missing, error)
     module.cached = sum(job.process is None for job in pending.jobs)

@@ -65,7 +65,7 @@ def test_a_rule_from_outside_changes_the_kernel() -> None:
 def test_steps_are_listed_with_results_and_reasons_and_forbidden_by_name() -> None:
     plan = softmax(4096, 1024).plan(["amax", "total"])
     steps = {step.name: step for step in plan.steps}
-    assert list(steps) == ["cpp:vector", "cpp:stash", "cpp:parallel"]
+    assert list(steps)[:3] == ["cpp:vector", "cpp:stash", "cpp:parallel"]
     assert steps["cpp:vector"].results == {"vector_axis": "r", "vector_width": 16}
     assert steps["cpp:parallel"].why.startswith("about") and str(steps["cpp:parallel"]) in str(plan)
     with without("plan:cpp:stash"):
