@@ -18,7 +18,7 @@ from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
 from minicompile.codegen.phases import is_update, separates
 from minicompile.codegen.plan import CppPlan, count
 from minicompile.ops.table import POSITIONS
-from minicompile.scheduling.body import Value, iterate_indices, varying
+from minicompile.scheduling.body import Value, varying
 
 OUTER_ITERATIONS = 8
 """Outer loops with fewer iterations leave threads idle: then the inner loop is shared."""
@@ -31,16 +31,8 @@ class LoopPrinter(ValuePrinter):
         super().__init__(plan)
         self.x_loops = [Loop(var, size) for var, size in plan.ranges.items() if size != 1]
 
-    def body(self) -> None:
-        """The loops that the plan asks for. Those of one iteration are no loops."""
-        used = set().union(*(index.free_symbols for index in iterate_indices(self.plan.body)))
-        for var, size in self.plan.body.all_ranges.items():
-            if size == 1 and var in used:
-                self.line(f"const int64_t {var} = 0;")
-        self.nest()
-
     def nest(self) -> None:
-        """The loops, in the plan's shape."""
+        """The loops that the plan asks for. Those of one iteration are no loops."""
         raise NotImplementedError
 
     # ---- who shares a loop, and how it becomes vectors

@@ -21,7 +21,7 @@ from minicompile.codegen.plan import INDEX_ERROR, CppPlan
 from minicompile.codegen.printing import LinePrinter
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.table import POSITIONS, reduction_identity
-from minicompile.scheduling.body import Value, names
+from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size
 
 
@@ -49,14 +49,9 @@ class ValuePrinter(LinePrinter):
     def __init__(self, plan: CppPlan) -> None:
         super().__init__(plan)
         self.index = CIndex({})
-        self.name(plan.body.values)
+        self.order = {value: i for i, value in enumerate(plan.body.values)}
+        self.names |= {v: str(v.symbol) for v in plan.body.values if v.symbol is not None}
         self.checks = any(v.check for v in plan.body.values)
-
-    def name(self, values: list[Value]) -> None:
-        """Number the values of a body, or of a piece of it."""
-        self.order.update({value: i for i, value in enumerate(values)})
-        self.names.update(names(values))
-        self.names.update({v: str(v.symbol) for v in values if v.symbol is not None})
 
     # ---- lines and blocks
 

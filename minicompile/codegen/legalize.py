@@ -143,8 +143,6 @@ def number(ops: Rewriter, value: Value) -> Value:
 def index_value(ops: Rewriter, value: Value) -> Value:
     "an index as int32 where that holds it, else int64, converted"
     assert value.index is not None
-    if value.index.is_Integer:  # merged loops left nothing to vary
-        return ops.constant(int(value.index), computation_dtype(value.dtype))
     wide = index_dtype(value.index, ops.body.all_ranges)
     if is_float(value.index):
         wide = torch.float64
@@ -169,8 +167,6 @@ def accumulated(ops: Rewriter, value: Value) -> Value:
     "a reduction in a dtype that accumulates"
     (source,), kind, dtype = value.inputs, value.kind, value.dtype
     if kind in POSITIONS:
-        if source.dtype is torch.bool:
-            source = ops.to_dtype(source, torch.uint8)
         return ops.emit("reduction", (source,), torch.int64, kind=kind)
     if dtype is torch.bool:
         kind = {"max": "any", "min": "all", "sum": "any", "prod": "all"}.get(kind, kind)

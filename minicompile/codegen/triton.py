@@ -84,11 +84,8 @@ def kernel_module(plans: Sequence[TritonPlan]) -> KernelModule:
 
 def print_triton(plan: Any) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
-    if plan.launches:
-        raise Unsupported(f"{plan.name} has launches, which have texts")
-    if plan.reduction not in (*TILED, *kernel_template):
-        raise Unsupported(f"{plan.name}: nothing prints {plan.reduction!r}")
-    printer = kernel_template.get(plan.reduction, TilePrinter)(plan)
+    make = TilePrinter if plan.reduction in TILED else kernel_template[plan.reduction]
+    printer = make(plan)
     printer.kernel()
     found = printer.source("triton", prelude)
     for rival in plan.rivals:

@@ -50,7 +50,7 @@ HELPERS = {
     "reinterpret",
     "to_layout",
 }
-RESERVED = HELPERS | {"aten", "torch", "args", "call", "results", "min", "max", "float"}
+RESERVED = HELPERS | {"aten", "torch", "args", "call", "results", "float"}
 
 
 def generate_wrapper(
@@ -77,8 +77,7 @@ class _Writer:
         self.given: list[tuple[Size, str]] = []
         """Numbers among the inputs that are no symbol of their own."""
         for constant in self.graph.constants:
-            if self._name(constant.name) != constant.name:
-                raise Unsupported(f"a constant can't be called {constant.name!r}")
+            self._name(constant.name)
         self.layouts = variable_layouts(schedule)
         self.handed_on = {a.reuses for new in self.memory.allocate for a in new}
         buffers = self.graph.buffers.items()

@@ -213,8 +213,7 @@ def written_back(
     last_error = max((step for step, node in enumerate(nodes) if may_raise(node)), default=-1)
     for output_number, number in graph.written_back.items():
         output, old = graph.outputs[output_number], graph.inputs[number]
-        if not isinstance(output, View) or not isinstance(old, InputBuffer):
-            continue
+        assert isinstance(output, View) and isinstance(old, InputBuffer)
         new, last = output.buffer, alive.last.get(old.name, -1)
         step = lives[new].born if new in lives else -1
         node, why = nodes[step], None

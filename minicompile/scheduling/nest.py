@@ -215,8 +215,6 @@ def _cuts(nest: LoopNest) -> Iterator[tuple[sympy.Symbol, Size]]:
     for index in nest.indices.values():
         for call in sorted(index.rest.atoms(FloorDiv, ModularIndexing), key=str):
             base = StridedIndex.of(sympy.expand(call.args[0]), loops)
-            if base.rest is not ZERO:
-                continue
             cuts = [call.args[1]]
             if isinstance(call, ModularIndexing):
                 cuts.append(call.args[1] * call.args[2])
