@@ -421,8 +421,6 @@ class KernelSource(Code, Shown):
     """The KernelPlan of its language."""
     prelude: str = ""
     """Helper functions that the lines call: source text that goes before them."""
-    rivals: dict[str, list[KernelSource | LibraryCall]] = field(default_factory=dict)
-    """The steps of each of the plan's rivals."""
 
     interpreted = Registered()
     """Makes a Triton kernel a function of CPU tensors, in Triton's interpreter."""

@@ -294,7 +294,7 @@ def loop_order(nest: LoopNest, loops: Iterable[sympy.Symbol]) -> list[sympy.Symb
     Loops that an argmax or a scan runs over keep the order in which it counts.
     """
     order = list(loops)
-    if len(order) < 2:
+    if not order:
         return order
     for (_, formula), index in nest.indices.items():
         if formula is POSITION and order[0] in index.strides:

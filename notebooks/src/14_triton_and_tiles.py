@@ -518,7 +518,10 @@ for rows, terms, columns in [(4096, 1024, 4096), (64, 8192, 64), (50, 99, 70)]:
     kernel = mc.trace(tuned(torch.mm), *factors).kernels[0]
     tiles = planned_tiles(kernel.plan)
     print(f"{rows} x {terms} x {columns}: {programs(kernel.plan, tiles)} programs,", end=" ")
-    print(f"tiles of {tiles.y} x {tiles.x}, rivals {', '.join(kernel.rivals)},", end=" ")
+    print(
+        f"tiles of {tiles.y} x {tiles.x}, rivals {', '.join(r.name for r in kernel.plan.rivals)},",
+        end=" ",
+    )
     print(f"unmeasured: {candidates(kernel)[0].way}")
 
 # %% [markdown]

@@ -7,8 +7,10 @@ import sympy
 import torch
 
 from minicompile.codegen.cpp import kernel_module, print_kernel
+from minicompile.codegen.generate import language_of
 from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.codegen.printing import index_dtype
+from minicompile.errors import BackendError, OptionError
 from minicompile.ops.registry import without
 from minicompile.options import Options
 from minicompile.shapes.expr import ModularIndexing, size_symbol
@@ -98,3 +100,13 @@ def test_what_an_index_divides_must_fit_as_well_as_its_result(shift: int, fits: 
     position, size = sympy.Symbol("p0", integer=True, nonnegative=True), 1_600_000_000
     turned = ModularIndexing(position + shift, 1, size)
     assert index_dtype(turned, {position: size}) is (torch.int32 if fits else I64)
+
+
+@pytest.mark.parametrize(
+    "device, language, error", [("mps", "auto", BackendError), ("cuda", "cpp", OptionError)]
+)
+def test_a_device_that_a_language_is_not_for_is_refused(
+    device: str, language: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=r"(?i)cuda"):
+        language_of(torch.device(device), Options(device_codegen=language))

@@ -11,7 +11,6 @@ import sympy
 
 from minicompile.debug.why import Answer
 from minicompile.lowering.ir import ComputedBuffer, Scatter
-from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.nodes import (
     Dependency,
     ExternKernelSchedulerNode,
@@ -60,18 +59,6 @@ def elements(
         int(index(*values, *fixed.values()))
         for values in itertools.product(*(range(loops[v]) for v in free))
     }
-
-
-def at_hints(place: Dependency, schedule: Schedule) -> Dependency:
-    """The same place with numbers for sizes."""
-    if place.index is None:
-        return place
-    return Dependency(place.buffer, place.index.xreplace(dict(schedule.graph.size_hints)))
-
-
-def hinted(body: LoopBody, schedule: Schedule, reduced: bool) -> dict[sympy.Symbol, int]:
-    ranges = body.reduction_ranges if reduced else body.ranges
-    return {v: size_hint(size, schedule.graph.size_hints) for v, size in ranges.items()}
 
 
 def check_answer(schedule: Schedule, answer: Answer) -> None:
@@ -169,15 +156,6 @@ def check_hazard(schedule: Schedule, decision: FusionDecision) -> None:
     assert scatters.keys() & {n.name for n in decision.nodes}
     assert told and all(name in sides[0] | sides[1] for name in told)
     assert any(sides[0] & sides[1] & {s, t} for s, t in scatters.items())
-
-
-def is_linear(index: sympy.Expr, loops: Mapping[sympy.Symbol, int]) -> bool:
-    return all(
-        not term.free_symbols & set(loops)
-        or term.is_symbol
-        or (term.is_Mul and not term.atoms(sympy.Function))
-        for term in sympy.Add.make_args(index)
-    )
 
 
 def check_common(schedule: Schedule, decision: FusionDecision) -> None:

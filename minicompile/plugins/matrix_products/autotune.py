@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from minicompile.codegen.plan import KernelModule, KernelSource, LibraryCall, TritonPlan
+from minicompile.codegen.triton import print_triton
 from minicompile.compat import triton_api
 from minicompile.lowering.ir import Layout
 from minicompile.ops.cache import Cache, digest
@@ -102,6 +103,16 @@ def candidates(source: KernelSource) -> list[Tiles]:
     return found
 
 
+def rival_sources(source: KernelSource) -> dict[str, list[KernelSource | LibraryCall]]:
+    """The steps of each rival: kernels that have texts, and calls."""
+    return {
+        rival.name: [
+            step if isinstance(step, LibraryCall) else print_triton(step) for step in rival.steps
+        ]
+        for rival in source.plan.rivals
+    }
+
+
 def product_candidates(source: KernelSource) -> list[Tiles]:
     """The ways to compute a product, the library's first: it is taken where nothing can be measured."""
 
@@ -110,7 +121,7 @@ def product_candidates(source: KernelSource) -> list[Tiles]:
         return [Tiles(num_warps=c.pop("warps"), way=way, **c) for c in choices]
 
     found = [Tiles(way="library"), *listed(source.plan)]
-    for way, steps in source.rivals.items():
+    for way, steps in rival_sources(source).items():
         for step in steps:
             if isinstance(step, KernelSource):
                 found += listed(step.plan, way)
@@ -152,7 +163,7 @@ def load_candidate(source: KernelSource, tiles: Tiles, options: Options | None =
         return load_fast(source, tiles, options)
     plan = source.plan
     (rival,) = (rival for rival in plan.rivals if rival.name == tiles.way)
-    names, steps = [a.buffer for a in plan.arguments], source.rivals[tiles.way]
+    names, steps = [a.buffer for a in plan.arguments], rival_sources(source)[tiles.way]
     own = replace(tiles, way="") if tiles.x else None
     ours = [step for step in steps if isinstance(step, KernelSource)]
     chosen = next((step for step in ours if step.plan.reduction == "product"), [None, *ours][-1])

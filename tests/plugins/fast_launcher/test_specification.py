@@ -36,7 +36,6 @@ from minicompile.plugins.fast_launcher.launch import (
     start_kernels,
 )
 from minicompile.runtime.gpu_kernel import Tiles, needs_int64, planned_tiles
-from minicompile.shapes.expr import float_symbol, size_symbol
 from tests.codegen.fusing import Program, softmax
 from tests.codegen.test_triton_compiling import copy, follow_stream_and_alignment
 from tests.codegen.test_varying_sizes import S0, scaled, scaled_by_float
@@ -128,22 +127,25 @@ def test_a_launch_passes_grid_stream_and_arguments_to_the_driver(tmp_path: Path)
 
 
 class Gpu:
-    """What of a GPU loading kernels needs: a device that launches nothing."""
+    """A GPU of which only the driver is missing: kernels compile for real and launches are written down."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launches: list[tuple[Any, ...]] = []
         self.bound: list[tuple[Any, ...]] = []
-        self.compiled: list[str] = []
+        self.compiled: list[LaunchedKernel] = []
+        self.current = 0
         compile_kernel = fast.compile_kernel
 
         def compile_and_tell(kernel: LaunchedKernel, *facts: Any) -> Any:
-            self.compiled.append(kernel.name)
+            self.compiled.append(kernel)
             return compile_kernel(kernel, *facts)
 
         monkeypatch.setattr(fast, "compile_kernel", compile_and_tell)
         monkeypatch.setattr(fast, "cuda_driver", lambda: self)
-        monkeypatch.setattr(triton_api, "cuda_launch_state", lambda: (int, int))
+        monkeypatch.setattr(torch.cuda, "device", self.on_device)
+        state = (lambda: self.current, lambda device: 99)
+        monkeypatch.setattr(triton_api, "cuda_launch_state", lambda: state)
         for name, result in (
-            ("is_available", True),
             ("get_device_capability", (9, 0)),
             ("current_device", 0),
             ("set_device", None),
@@ -155,7 +157,23 @@ class Gpu:
         if facts[0] == b"broken":
             raise RuntimeError("CUDA error 200: invalid image")
         self.bound.append(facts)
-        return lambda *args: None
+        version = f"version{len(self.bound)}"
+        return lambda *args: self.launches.append((version, *args))
+
+    def kernels(self) -> list[LaunchedKernel]:
+        """What each launch was compiled from."""
+        return [
+            self.compiled[int(launch[0].removeprefix("version")) - 1] for launch in self.launches
+        ]
+
+    def sass(self, number: int) -> str:
+        return debug._tool_output(self.bound[number][0], "nvdisasm", "-c")
+
+    @contextlib.contextmanager
+    def on_device(self, index: int) -> Any:
+        before, self.current = self.current, index
+        yield
+        self.current = before
 
 
 def added(number: float, n: int = 4096, position: int = 0) -> KernelSource:
@@ -229,6 +247,113 @@ def test_a_kernel_on_disk_is_loaded_and_a_damaged_one_compiled_again(monkeypatch
     assert load(added(1.0)) == 0
 
 
+@needs_extension
+def test_without_a_driver_one_sentence_says_so(monkeypatch) -> None:
+    class Extension:
+        def open(self, name: str) -> None:
+            raise OSError(f"{name}: no such file")
+
+    monkeypatch.setattr(fast, "load_extension", lambda source: Extension())
+    with pytest.raises(BackendError, match=r"driver.*libcuda"):
+        fast._cuda_driver.__wrapped__()
+    monkeypatch.setattr(fast, "load_extension", lambda source: None)
+    with pytest.raises(BackendError, match=r"C compiler.*headers"):
+        fast._cuda_driver.__wrapped__()
+
+
+def cuda_kernel(source: KernelSource) -> CudaKernel:
+    return CudaKernel(
+        launched_kernel(source, planned_tiles(source.plan)), Options(disk_cache=False)
+    )
+
+
+def test_the_launcher_passes_pointers_grid_and_stream(monkeypatch):
+    gpu = Gpu(monkeypatch)
+    source = copy(5000, "cuda")
+    kernel = cuda_kernel(source)
+    a, y = torch.empty(5000), torch.empty(5000)
+    kernel.launch(a, y)
+    block, warps = source.plan.tiles["x"], source.plan.num_warps
+    assert gpu.launches == [("version1", -(-5000 // block), 99, a.data_ptr(), y.data_ptr())]
+    assert [facts[2:] for facts in gpu.bound] == [(0, 32 * warps, 0, 2, 0, 0, False)]
+
+
+def test_an_unaligned_pointer_gets_a_version_that_assumes_nothing(monkeypatch):
+    gpu = Gpu(monkeypatch)
+    kernel = cuda_kernel(copy(2**20, "cuda"))
+    a, y = torch.empty(2**20 + 1), torch.empty(2**20)
+    kernel.launch(a[:-1], y)
+    kernel.launch(a[1:], y)
+    kernel.launch(a[1:], y)
+    assert [launch[0] for launch in gpu.launches] == ["version1", "version2", "version2"]
+    assert ["LDG.E.128" in gpu.sass(number) for number in range(2)] == [True, False]
+
+
+def test_a_kernel_of_another_device_runs_there(monkeypatch):
+    gpu = Gpu(monkeypatch)
+    kernel = cuda_kernel(copy(device="cuda"))
+    gpu.current = 1
+    x = torch.empty(4096)
+    kernel.launch(x, x)
+    assert len(gpu.launches) == 1
+    assert gpu.current == 1
+
+
+def test_nothing_is_launched_for_tensors_without_elements():
+    assert "run(" not in launcher_text(copy(0).plan, Tiles(256), 0)
+
+
+def test_a_launch_picks_the_tile_of_its_row(monkeypatch) -> None:
+    gpu = Gpu(monkeypatch)
+    kernel = cuda_kernel(source_of(softmax(640, S0, hints={S0: 1024}), ("amax", "total"), "cuda"))
+    x = torch.empty(640, 1024)
+    for n in (1024, 1000, 513, 512, 40):
+        kernel.launch(x, x, n)
+    constants = (kernel.constants.values() for kernel in gpu.kernels())
+    x_block, r_block = zip(*constants, strict=True)
+    assert r_block == (1024, 1024, 1024, 512, 64)
+    assert [launch[1] for launch in gpu.launches] == [math.ceil(640 / n) for n in x_block]
+    assert x_block[0] * 1024 == x_block[3] * 512
+    versions = [launch[0] for launch in gpu.launches]
+    assert versions[1] == versions[2]
+    assert len(set(versions)) == 4
+
+
+def test_a_launch_has_int64_indices_from_where_int32_end(monkeypatch) -> None:
+    gpu = Gpu(monkeypatch)
+    source = source_of(scaled(), device="cuda")
+    kernel = cuda_kernel(source)
+    assert source.plan.index_dtype is torch.int32
+    x = torch.empty(1)
+    last = (2**31 - LARGEST_BLOCK - 1) // 100
+    for n in (32, last, last + 1, 2**40):
+        assert needs_int64(source.plan, {S0: n}) == (n > last)
+        kernel.launch(x, x, n)
+    types = [kernel.types["s0"] for kernel in gpu.kernels()]
+    assert types == ["i32", "i32", "i64", "i64"]
+    assert [facts[-1] for facts in gpu.bound] == [
+        kernel.types["s0"] == "i64" for kernel in gpu.compiled
+    ]
+
+
+def test_floats_follow_sizes(monkeypatch) -> None:
+    gpu = Gpu(monkeypatch)
+    kernel = cuda_kernel(source_of(scaled_by_float(), device="cuda"))
+    x = torch.empty(64)
+    for n in (64, 40, 41):
+        kernel.launch(x, x, n, 0.25)
+    assert [launch[5:] for launch in gpu.launches] == [(64, 0.25), (40, 0.25), (41, 0.25)]
+    assert [facts[5:] for facts in gpu.bound] == [(2, 1, 1, False)] * 2
+    types = ["*fp32", "*fp32", "i32", "fp64"]
+    assert all(list(found.types.values()) == types for found in gpu.compiled)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu_kernels_follow_stream_and_alignment():
+    follow_stream_and_alignment(load_fast)
+
+
 @needs_triton
 def test_what_goes_wrong_in_one_kernel_is_raised_and_the_rest_is_let_be(
     monkeypatch, tmp_path
@@ -246,186 +371,3 @@ def test_what_goes_wrong_in_one_kernel_is_raised_and_the_rest_is_let_be(
     monkeypatch.setattr(fast, "kernel_binary", lambda *a: fast.Binary("k", 4, 999999, b"broken"))
     with pytest.raises(BackendError, match=r"a GPU.* 999999 bytes .*invalid image"):
         start_kernels(launched_kernels([added(1.0)]), options)()
-
-
-@needs_extension
-def test_without_a_driver_one_sentence_says_so(monkeypatch) -> None:
-    class Extension:
-        def open(self, name: str) -> None:
-            raise OSError(f"{name}: no such file")
-
-    monkeypatch.setattr(fast, "load_extension", lambda source: Extension())
-    with pytest.raises(BackendError, match=r"driver.*libcuda"):
-        fast._cuda_driver.__wrapped__()
-    monkeypatch.setattr(fast, "load_extension", lambda source: None)
-    with pytest.raises(BackendError, match=r"C compiler.*headers"):
-        fast._cuda_driver.__wrapped__()
-
-
-class FakeGpu:
-    """A GPU of which only the driver is missing: kernels compile for real and launches are written down."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.launches: list[tuple] = []
-        self.bound: list[tuple] = []
-        self.compiled: list[LaunchedKernel] = []
-        self.current = 0
-        compile_kernel = fast.compile_kernel
-
-        def compile_and_tell(kernel, *facts):
-            self.compiled.append(kernel)
-            return compile_kernel(kernel, *facts)
-
-        monkeypatch.setattr(fast, "compile_kernel", compile_and_tell)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-        monkeypatch.setattr(fast, "cuda_driver", lambda: self)
-        monkeypatch.setattr(
-            triton_api, "cuda_launch_state", lambda: (lambda: self.current, lambda device: 99)
-        )
-        monkeypatch.setattr(torch.cuda, "device", self.on_device)
-
-    def bind(self, *facts):
-        self.bound.append(facts)
-        version = f"version{len(self.bound)}"
-        return lambda *args: self.launches.append((version, *args))
-
-    def kernels(self):
-        """What each launch was compiled from."""
-        return [
-            self.compiled[int(launch[0].removeprefix("version")) - 1] for launch in self.launches
-        ]
-
-    def sass(self, number):
-        return debug._tool_output(self.bound[number][0], "nvdisasm", "-c")
-
-    @contextlib.contextmanager
-    def on_device(self, index):
-        before, self.current = self.current, index
-        yield
-        self.current = before
-
-
-def cuda_kernel(source: KernelSource) -> CudaKernel:
-    return CudaKernel(
-        launched_kernel(source, planned_tiles(source.plan)), Options(disk_cache=False)
-    )
-
-
-def test_the_launcher_passes_pointers_grid_and_stream(monkeypatch):
-    gpu = FakeGpu(monkeypatch)
-    source = copy(5000, "cuda")
-    kernel = cuda_kernel(source)
-    a, y = torch.empty(5000), torch.empty(5000)
-    kernel.launch(a, y)
-    block, warps = source.plan.tiles["x"], source.plan.num_warps
-    assert gpu.launches == [("version1", -(-5000 // block), 99, a.data_ptr(), y.data_ptr())]
-    assert [facts[2:] for facts in gpu.bound] == [(0, 32 * warps, 0, 2, 0, 0, False)]
-
-
-def test_an_unaligned_pointer_gets_a_version_that_assumes_nothing(monkeypatch):
-    gpu = FakeGpu(monkeypatch)
-    kernel = cuda_kernel(copy(2**20, "cuda"))
-    a, y = torch.empty(2**20 + 1), torch.empty(2**20)
-    kernel.launch(a[:-1], y)
-    kernel.launch(a[1:], y)
-    kernel.launch(a[1:], y)
-    assert [launch[0] for launch in gpu.launches] == ["version1", "version2", "version2"]
-    assert ["LDG.E.128" in gpu.sass(number) for number in range(2)] == [True, False]
-
-
-def test_a_symbolic_size_sets_the_grid_and_picks_its_version(monkeypatch):
-    gpu = FakeGpu(monkeypatch)
-    s0 = size_symbol("s0")
-    p = Program(hints={s0: 32})
-    p.input("x", (s0, 100))
-    p.pointwise("y", (s0, 100), lambda o, i: o.load("x", i[0] * 100 + i[1]))
-    source = source_of(p, device="cuda")
-    kernel = cuda_kernel(source)
-    x = torch.empty(4000, 100)
-    for n in (32, 33, 4000):
-        kernel.launch(x, x, n)
-    block = source.plan.tiles["x"]
-    assert [launch[1] for launch in gpu.launches] == [-(-n * 100 // block) for n in (32, 33, 4000)]
-    assert [launch[0] for launch in gpu.launches] == ["version1", "version2", "version1"]
-
-
-def test_a_float_is_passed_as_it_is_and_picks_no_version(monkeypatch):
-    gpu = FakeGpu(monkeypatch)
-    f0 = float_symbol("f0")
-    p = Program(hints={f0: 16.0})
-    p.input("x", (4096,))
-    p.pointwise(
-        "y", (4096,), lambda o, i: o.mul(o.load("x", i[0]), o.index_expr(f0, torch.float32))
-    )
-    kernel = cuda_kernel(source_of(p, device="cuda"))
-    x = torch.empty(4096)
-    for number in (16.0, 0.1):
-        kernel.launch(x, x, number)
-    assert [launch[-1] for launch in gpu.launches] == [16.0, 0.1]
-    assert [launch[0] for launch in gpu.launches] == ["version1", "version1"]
-    assert "F2F.F32.F64" in gpu.sass(0)
-
-
-def test_a_kernel_of_another_device_runs_there(monkeypatch):
-    gpu = FakeGpu(monkeypatch)
-    kernel = cuda_kernel(copy(device="cuda"))
-    gpu.current = 1
-    x = torch.empty(4096)
-    kernel.launch(x, x)
-    assert len(gpu.launches) == 1
-    assert gpu.current == 1
-
-
-def test_nothing_is_launched_for_tensors_without_elements():
-    assert "run(" not in launcher_text(copy(0).plan, Tiles(256), 0)
-
-
-def test_a_launch_picks_the_tile_of_its_row(monkeypatch) -> None:
-    gpu = FakeGpu(monkeypatch)
-    kernel = cuda_kernel(source_of(softmax(640, S0, hints={S0: 1024}), ("amax", "total"), "cuda"))
-    x = torch.empty(640, 1024)
-    for n in (1024, 1000, 513, 512, 40):
-        kernel.launch(x, x, n)
-    constants = (kernel.constants.values() for kernel in gpu.kernels())
-    x_block, r_block = zip(*constants, strict=True)
-    assert r_block == (1024, 1024, 1024, 512, 64)
-    assert [launch[1] for launch in gpu.launches] == [math.ceil(640 / n) for n in x_block]
-    assert x_block[0] * 1024 == x_block[3] * 512
-    versions = [launch[0] for launch in gpu.launches]
-    assert versions[1] == versions[2]
-    assert len(set(versions)) == 4
-
-
-def test_a_launch_has_int64_indices_from_where_int32_end(monkeypatch) -> None:
-    gpu = FakeGpu(monkeypatch)
-    source = source_of(scaled(), device="cuda")
-    kernel = cuda_kernel(source)
-    assert source.plan.index_dtype is torch.int32
-    x = torch.empty(1)
-    last = (2**31 - LARGEST_BLOCK - 1) // 100
-    for n in (32, last, last + 1, 2**40):
-        assert needs_int64(source.plan, {S0: n}) == (n > last)
-        kernel.launch(x, x, n)
-    types = [kernel.types["s0"] for kernel in gpu.kernels()]
-    assert types == ["i32", "i32", "i64", "i64"]
-    assert [facts[-1] for facts in gpu.bound] == [
-        kernel.types["s0"] == "i64" for kernel in gpu.compiled
-    ]
-
-
-def test_floats_follow_sizes(monkeypatch) -> None:
-    gpu = FakeGpu(monkeypatch)
-    kernel = cuda_kernel(source_of(scaled_by_float(), device="cuda"))
-    x = torch.empty(64)
-    for n in (64, 40, 41):
-        kernel.launch(x, x, n, 0.25)
-    assert [launch[5:] for launch in gpu.launches] == [(64, 0.25), (40, 0.25), (41, 0.25)]
-    assert [facts[5:] for facts in gpu.bound] == [(2, 1, 1, False)] * 2
-    types = ["*fp32", "*fp32", "i32", "fp64"]
-    assert all(list(found.types.values()) == types for found in gpu.compiled)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_on_a_gpu_kernels_follow_stream_and_alignment():
-    follow_stream_and_alignment(load_fast)
