@@ -71,7 +71,6 @@ def test_what_if_keeps_a_pair_apart_and_shows_both_sides() -> None:
     assert len(asked.before.kernels) == 1 and len(asked.after.kernels) > 1
     names = [name for name, _, _ in asked.rows]
     assert names == ["kernels", "extern calls", "bytes moved", "least time", "memory peak"]
-    assert "-> 1 kernel and 0 extern calls" in str(found)
     check(graph, asked.after)
     answer = asked.after.why("buf1", "buf2")
     assert answer.decision.cause == "wish" and "what_if keeps" in answer.decision.reason
