@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -42,19 +42,10 @@ tuner: Registry[Tuner] = Registry(
 )
 
 
-class Allocator(Protocol):
-    """Gives large memory on the CPU, and may keep what nobody uses any more: at most `limit` bytes."""
-
-    def empty(
-        self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, limit: int
-    ) -> torch.Tensor: ...
-
-    def clear(self) -> None: ...
-
-
-allocator: Registry[Allocator] = Registry(
+allocator: Registry[Any] = Registry(
     "allocator", "name -> what gives large memory on the CPU, and keeps some for later calls"
 )
+"""It has `empty(size, stride, dtype, limit)`, which keeps at most `limit` bytes that nobody uses, and `clear()`."""
 
 
 @kernel_loader("cpp")

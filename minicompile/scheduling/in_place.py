@@ -37,13 +37,11 @@ def refusal(node: ScheduledNode, old: str, new: str) -> str | None:
     numbered = list(enumerate(node.bodies))
     loads = [(k, v) for k, body in numbered for v in body.loads if v.buffer == old]
     ((writer, store),) = [(k, v) for k, body in numbered for v in body.stores if v.buffer == new]
-    if not loads or any(v.indirect for _, v in loads):
-        return f"{old} is read at positions known only at run time"
+    if not loads or any(v.indirect or v.mask is not None for _, v in loads):
+        return f"{old} is read under a mask, or at positions known only at run time"
     other = next((v for _, v in loads if v.index != store.index), None)
     if other is not None:
         return f"{old} is read at {other.index}, but {new} is written at {store.index}"
-    if any(v.mask is not None for _, v in loads):
-        return f"{old} is read under a mask"
     assert store.index is not None
     along_row = not store.index.free_symbols.isdisjoint(node.reduction_ranges)
     if any(body.scans for body in node.bodies):
