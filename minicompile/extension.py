@@ -27,7 +27,7 @@
 | `triton_op(name)` | how Triton writes a loop operation | codegen |
 | `code_generator(language)` | a language that kernels are printed in | codegen |
 | `kernel_loader(language)` | how its kernels are compiled and called | runtime |
-| `tuner(name)` | which of several tiles and rivals a GPU's kernel is loaded with | runtime |
+| `tuner(name)` | how a GPU's kernels are loaded: with which tiles, and what launches them | runtime |
 | `allocator(name)` | what gives large memory on the CPU, and keeps some for later calls | runtime |
 | `around_compile(name)` | a function around the compilation of a capture: caches, CUDA graphs | pipeline |
 | `backends(name)` | what `mc.compile(backend=name)` does | api |

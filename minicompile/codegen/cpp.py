@@ -34,7 +34,7 @@ def print_kernel(plan: CppPlan) -> KernelSource:
             printer.line(f"const double {symbol} = mc_double({symbol}_bits);")
         if printer.checks:
             printer.line("int32_t error = 0;")
-        printer.body()
+        printer.nest()
         printer.line("return error;" if printer.checks else "return 0;")
     return printer.source("cpp", prelude)
 
@@ -42,8 +42,7 @@ def print_kernel(plan: CppPlan) -> KernelSource:
 def loop_printer(plan: CppPlan) -> LoopPrinter:
     """What prints loops in the plan's shape."""
     if plan.reduction in kernel_template:
-        printer = kernel_template[plan.reduction](plan)
-        assert isinstance(printer, LoopPrinter)
+        printer: LoopPrinter = kernel_template[plan.reduction](plan)
         return printer
     return RowPrinter(plan) if plan.reduction_ranges else PointwisePrinter(plan)
 

@@ -4,7 +4,7 @@
     rows        for each x: loops over r in vectors, one per phase, scratch rows between them
 
 The first is here, after what both have in common; rows are in `cpp_reductions.py`. Plug-ins have more:
-squares of two x (`plugins/transposed_tiles`), tiles of columns (`plugins/column_reductions`).
+squares of two x (`plugins/transposed_tiles`), tiles of columns (`plugins/cpu_reductions`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
 from minicompile.codegen.phases import is_update, separates
 from minicompile.codegen.plan import CppPlan, count
 from minicompile.ops.table import POSITIONS
-from minicompile.scheduling.body import Value, iterate_indices, varying
+from minicompile.scheduling.body import Value, varying
 
 OUTER_ITERATIONS = 8
 """Outer loops with fewer iterations leave threads idle: then the inner loop is shared."""
@@ -31,16 +31,8 @@ class LoopPrinter(ValuePrinter):
         super().__init__(plan)
         self.x_loops = [Loop(var, size) for var, size in plan.ranges.items() if size != 1]
 
-    def body(self) -> None:
-        """The loops that the plan asks for. Those of one iteration are no loops."""
-        used = set().union(*(index.free_symbols for index in iterate_indices(self.plan.body)))
-        for var, size in self.plan.body.all_ranges.items():
-            if size == 1 and var in used:
-                self.line(f"const int64_t {var} = 0;")
-        self.nest()
-
     def nest(self) -> None:
-        """The loops, in the plan's shape."""
+        """The loops that the plan asks for. Those of one iteration are no loops."""
         raise NotImplementedError
 
     # ---- who shares a loop, and how it becomes vectors
@@ -81,7 +73,8 @@ class LoopPrinter(ValuePrinter):
                 extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
                 if extremum or value.kind in POSITIONS:  # OpenMP's own max and min may drop a NaN
                     return ""
-                clauses.setdefault(SIGNS.get(value.kind, value.kind), []).append(self.names[value])
+                total = self.names[value] + self.accumulators(value)[0][0]
+                clauses.setdefault(SIGNS.get(value.kind, value.kind), []).append(total)
         if any(v.check for v in values):
             clauses.setdefault("|", []).append("error")
         found = ["simd" if plan.vector_width >= 8 else f"simd simdlen({plan.vector_width})"]

@@ -70,8 +70,6 @@ class CIndex(IndexPrinter):
     divide = "/"
     floor_divide = "mc_index_div"
     floor_modulo = "mc_index_mod"
-    maximum = "(({0}) > ({1}) ? ({0}) : ({1}))"
-    minimum = "(({0}) < ({1}) ? ({0}) : ({1}))"
 
 
 def _libm(name: str, arity: int = 1) -> OpRule:

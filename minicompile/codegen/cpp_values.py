@@ -21,7 +21,7 @@ from minicompile.codegen.plan import INDEX_ERROR, CppPlan
 from minicompile.codegen.printing import LinePrinter
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.table import POSITIONS, reduction_identity
-from minicompile.scheduling.body import Value, names
+from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size
 
 
@@ -49,14 +49,9 @@ class ValuePrinter(LinePrinter):
     def __init__(self, plan: CppPlan) -> None:
         super().__init__(plan)
         self.index = CIndex({})
-        self.name(plan.body.values)
+        self.order = {value: i for i, value in enumerate(plan.body.values)}
+        self.names |= {v: str(v.symbol) for v in plan.body.values if v.symbol is not None}
         self.checks = any(v.check for v in plan.body.values)
-
-    def name(self, values: list[Value]) -> None:
-        """Number the values of a body, or of a piece of it."""
-        self.order.update({value: i for i, value in enumerate(values)})
-        self.names.update(names(values))
-        self.names.update({v: str(v.symbol) for v in values if v.symbol is not None})
 
     # ---- lines and blocks
 
@@ -125,8 +120,6 @@ class ValuePrinter(LinePrinter):
             case "to_dtype":
                 (source,) = value.inputs
                 text = f"mc_opaque({operands[0]})" if was_float(source) else operands[0]
-                if source.dtype.is_floating_point and is_int(value.dtype) and is_number(source):
-                    text = f"mc_unknown({text})"
                 return conversion(text, source.dtype, value.dtype)
         return EXPRESSIONS[value.op](value.inputs[-1].dtype, *operands)
 
@@ -197,19 +190,6 @@ class ValuePrinter(LinePrinter):
         for var, size in self.plan.reduction_ranges.items():
             place = place * size + (var if size != 1 else 0)
         return sympy.expand(place)
-
-
-def is_number(value: Value) -> bool:
-    """Is it computed from numbers in the program alone, whatever chooses among them?"""
-    waiting, seen = [value], {id(value)}
-    while waiting:
-        value = waiting.pop()
-        if value.op != "constant" and (value.op in ("load", "index_expr") or not value.inputs):
-            return False
-        operands = value.inputs[value.op == "where" :]
-        waiting += [operand for operand in operands if id(operand) not in seen]
-        seen.update(map(id, operands))
-    return True
 
 
 def was_float(value: Value) -> bool:

@@ -34,7 +34,7 @@ from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
-from minicompile.codegen.phases import cut, is_update
+from minicompile.codegen.phases import cut
 from minicompile.codegen.plan import (
     PLANS,
     REFERENCE,
@@ -130,7 +130,6 @@ def make_plan(
     take_over(merged, in_place)
     legal = legalize(merged, dtypes)
     body = legal.body
-    updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
     plan = PLANS.get(language, CppPlan)(
         name=f"{language}_fused_{operation_names(body)}_{position}",
         language=language,
@@ -138,7 +137,7 @@ def make_plan(
         node=node,
         body=body,
         phases=(),
-        arguments=arguments_of(body, dtypes, updated),
+        arguments=arguments_of(body, dtypes, schedule.memory.aliases),
         sizes=size_symbols(body),
         reduction="looped" if body.reduction_ranges else "none",
         loop=loop_level(body, {legal.new[v] for v in every}),
@@ -199,16 +198,16 @@ def operation_names(body: LoopBody) -> str:
 def arguments_of(
     body: LoopBody, dtypes: Mapping[str, torch.dtype], updated: Collection[str]
 ) -> tuple[KernelArgument, ...]:
-    """Tensor parameters in the order of first use."""
+    """Tensor parameters in the order of first use. `updated`: buffers that hold something already."""
     loaded, stored = ({v.buffer for v in values} for values in (body.loads, body.stores))
     found, counts = dict[str, KernelArgument](), Counter[str]()
     for value in body.values:
         name = value.buffer
         if value.op not in ("load", "store") or name in found:
             continue
-        role: Literal["in", "out", "inout"] = "in" if value.op == "load" else "out"
-        if name in updated or name in loaded & stored:
-            role = "inout"
+        role: Literal["in", "out", "inout"] = "in"
+        if name in stored:
+            role = "inout" if name in loaded or name in updated else "out"
         prefix = {"in": "in_ptr", "out": "out_ptr", "inout": "in_out_ptr"}[role]
         found[name] = KernelArgument(f"{prefix}{counts[role]}", name, dtypes[name], role)
         counts[role] += 1

@@ -24,9 +24,6 @@ MC_INLINE int64_t mc_bits64(double f) { int64_t bits; memcpy(&bits, &f, 8); retu
 // hides where an integer is from: gcc takes (float)(int)x for truncf(x), which differs at -0.5 and infinity
 MC_INLINE int64_t mc_opaque(int64_t x) { __asm__("" : "+r"(x)); return x; }
 
-// a number that gcc doesn't know: it converts NaN and what is out of range to other integers than processors do
-#define mc_unknown(x) ({ volatile __typeof__(x) hidden = (x); hidden; })
-
 // a * b + c in one rounding where the processor can, else in two
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__aarch64__)
 #define mc_fma(a, b, c) __builtin_fmaf(a, b, c)

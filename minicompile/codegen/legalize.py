@@ -8,13 +8,12 @@ After `legalize`, a printer only prints:
   logic, predicates, positions) and before a step function (floor, remainder, sign); from one arithmetic
   operation to the next it keeps float32's digits, where eager rounds each result;
 - bools are stored as bytes (`uint8`): loads and stores convert, and arithmetic on bools is logic;
-- integer and float `floordiv` and `remainder` are written with `truncdiv`, `fmod` and corrections;
+- `floordiv` (of integers) and `remainder` are written with `truncdiv`, `fmod` and corrections;
 - float `maximum` and `minimum` are comparisons and `where`, such that a NaN operand gives NaN; on integers
   the operations stay;
 - an `index_expr` is int64, or int32 where its bounds prove that it fits; then it converts, unless it is
   only compared with others that fit. One that is a float known at run time is float64;
-- a reduction's source has the accumulator's dtype, and so has its result;
-- nothing is read from or written to a dimension of size 0.
+- a reduction's source has the accumulator's dtype, and so has its result.
 
 Each of these is a rule of the table `LEGALIZE`. Print it; or a `Legalizer`, which tells which rules fired.
 
@@ -109,20 +108,9 @@ def narrow(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
 # -- memory, numbers, conversions -----------------------------------------------------------------
 
 
-def of_nothing(ops: Rewriter, value: Value) -> bool:
-    "a dimension of size 0 is indexed"
-    return any(v.size == 0 for v in value.indirect)
-
-
 def stored_dtype(ops: Recorder, value: Value) -> torch.dtype:
     """The dtype that a load or store has in memory."""
     return ops.dtypes.get(value.buffer, value.dtype)
-
-
-@LEGALIZE.rule("load", when=of_nothing, why="such a dimension has no elements")
-def no_element(ops: Rewriter, value: Value) -> Value:
-    "0"
-    return ops.constant(0, computation_dtype(stored_dtype(ops, value)))
 
 
 @LEGALIZE.rule("load", why="half types are computed in float32, and bools are bytes in memory")
@@ -133,13 +121,11 @@ def widened_load(ops: Rewriter, value: Value) -> Value:
     return ops.to_dtype(raw, computation_dtype(stored))
 
 
-@LEGALIZE.rule("store", why="memory has half types and bytes, and nothing is stored in no elements")
+@LEGALIZE.rule("store", why="memory has half types and bytes")
 def narrowed_store(ops: Rewriter, value: Value) -> Value:
     "a store of the converted value"
     stored = stored_dtype(ops, value)
     source = convert(ops, value.inputs[0], stored)
-    if of_nothing(ops, value):
-        return source
     if stored in HALF_TYPES:
         source = narrow(ops, source, stored)
     elif stored is torch.bool:
@@ -157,8 +143,6 @@ def number(ops: Rewriter, value: Value) -> Value:
 def index_value(ops: Rewriter, value: Value) -> Value:
     "an index as int32 where that holds it, else int64, converted"
     assert value.index is not None
-    if value.index.is_Integer:  # merged loops left nothing to vary
-        return ops.constant(int(value.index), computation_dtype(value.dtype))
     wide = index_dtype(value.index, ops.body.all_ranges)
     if is_float(value.index):
         wide = torch.float64
@@ -183,8 +167,6 @@ def accumulated(ops: Rewriter, value: Value) -> Value:
     "a reduction in a dtype that accumulates"
     (source,), kind, dtype = value.inputs, value.kind, value.dtype
     if kind in POSITIONS:
-        if source.dtype is torch.bool:
-            source = ops.to_dtype(source, torch.uint8)
         return ops.emit("reduction", (source,), torch.int64, kind=kind)
     if dtype is torch.bool:
         kind = {"max": "any", "min": "all", "sum": "any", "prod": "all"}.get(kind, kind)
@@ -250,37 +232,6 @@ def extremum(ops: Rewriter, value: Value) -> Value:
         "logical_or", ops.pointwise(better(value), a, b), ops.pointwise("isnan", a)
     )
     return ops.pointwise("where", keep, a, b)
-
-
-@LEGALIZE.rule("truncdiv", of="float", why="only integers are divided without a fraction")
-def float_truncation(ops: Rewriter, value: Value) -> Value:
-    "trunc(a / b)"
-    return step(ops, value, "trunc", step(ops, value, "truediv", *value.inputs))
-
-
-def step(ops: Rewriter, value: Value, name: str, *operands: Value) -> Value:
-    """An operation whose result is rounded to the dtype of `value`, as eager does: half types show it."""
-    return convert(ops, ops.pointwise(name, *operands), value.dtype)
-
-
-@LEGALIZE.rule(
-    "floordiv", of="float", why="as Python: floor(a / b) is 1 too much where a / b rounds up"
-)
-def float_floor(ops: Rewriter, value: Value) -> Value:
-    "the exact remainder first, then a quotient that is nearly whole"
-    a, b = value.inputs
-    plain = step(ops, value, "truediv", a, b)
-    zero, one = ops.constant(0.0, a.dtype), ops.constant(1.0, a.dtype)
-    rest = step(ops, value, "fmod", a, b)
-    quotient = step(ops, value, "truediv", step(ops, value, "sub", a, rest), b)
-    below = step(ops, value, "sub", quotient, one)
-    quotient = ops.pointwise("where", signs_differ(ops, rest, b), below, quotient)
-    whole = step(ops, value, "floor", quotient)
-    far = ops.pointwise("gt", step(ops, value, "sub", quotient, whole), ops.constant(0.5, a.dtype))
-    whole = ops.pointwise("where", far, step(ops, value, "add", whole, one), whole)
-    signed_zero = ops.pointwise("copysign", zero, plain)
-    whole = ops.pointwise("where", ops.pointwise("ne", quotient, zero), whole, signed_zero)
-    return ops.pointwise("where", ops.pointwise("eq", b, zero), plain, whole)
 
 
 def signs_differ(ops: Rewriter, rest: Value, b: Value) -> Value:

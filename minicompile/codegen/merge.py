@@ -107,10 +107,7 @@ def handed_over(ops: Merger, value: Value) -> Value:
             f"{ops.body.name}: loads {value.buffer}[{value.index}] where {value.buffer}[{where}] was "
             "just stored: these loops can't share a kernel"
         )
-    found: Value = ops.to_dtype(source, value.dtype)
-    if value.mask is not None:
-        found = ops.pointwise("where", value.mask, found, ops.constant(0, value.dtype))
-    return found
+    return ops.to_dtype(source, value.dtype)
 
 
 def plain(ops: Merger, value: Value) -> bool:

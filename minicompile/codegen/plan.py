@@ -97,16 +97,12 @@ def result_text(value: Any) -> str:
     match value:
         case torch.dtype():
             return short(value)
-        case Mapping():
+        case Mapping() if not any(isinstance(v, Value) for v in value):
             return ", ".join(f"{k}: {result_text(v)}" for k, v in value.items()) or "none"
         case tuple() | frozenset() if all(isinstance(v, KernelPlan) for v in value) and value:
             return ", ".join(f"{p.name} {ranges_text(p.body.all_ranges)}" for p in value)
-        case tuple() | frozenset():
+        case tuple() | frozenset() | Mapping():
             return count_text(len(value), "value")
-        case Value():
-            return value.op
-        case Tiling():
-            return ", ".join(f"{axis} {ranges_text(loops)}" for axis, loops in value.axes.items())
     return str(value)
 
 
@@ -425,8 +421,6 @@ class KernelSource(Code, Shown):
     """The KernelPlan of its language."""
     prelude: str = ""
     """Helper functions that the lines call: source text that goes before them."""
-    rivals: dict[str, list[KernelSource | LibraryCall]] = field(default_factory=dict)
-    """The steps of each of the plan's rivals."""
 
     interpreted = Registered()
     """Makes a Triton kernel a function of CPU tensors, in Triton's interpreter."""
@@ -482,6 +476,6 @@ def size_text(size: Size) -> str:
     for part in sympy.preorder_traversal(size):
         power = part.is_Pow and part.exp.is_positive
         known = part.is_Symbol or part.is_Integer or part.is_Add or part.is_Mul or power
-        if not known and not isinstance(part, FloorDiv | ModularIndexing | sympy.Max | sympy.Min):
+        if not known and not isinstance(part, FloorDiv | ModularIndexing):
             raise Unsupported(f"the size {size} has no Python text")
-    return str(size).replace("Max(", "max(").replace("Min(", "min(")
+    return str(size)

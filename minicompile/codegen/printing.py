@@ -34,12 +34,7 @@ class LinePrinter:
         self.lines: list[CodeLine] = []
         self.depth = 0
         self.names = names(plan.body.values)
-        self.order = {value: i for i, value in enumerate(plan.body.values)}
         self.arguments = {a.buffer: a for a in plan.arguments}
-
-    def kernel(self) -> None:
-        """Collect all of them."""
-        raise NotImplementedError
 
     def line(self, text: str, origins: Origins | None = None, scaffold: bool = False) -> None:
         """A line with the origins of what it computes; without any it is scaffold, of the whole kernel."""
@@ -62,7 +57,7 @@ class LinePrinter:
         return KernelSource(self.plan.name, language, self.lines, self.plan, prelude(text))
 
 
-kernel_template: Registry[Callable[[Any], LinePrinter]] = Registry(
+kernel_template: Registry[Callable[[Any], Any]] = Registry(
     "kernel_template",
     "a plan's template or kind of reduction -> what prints the kernel, where tiles of rows won't do",
 )
@@ -114,16 +109,13 @@ _ATOM, _PRODUCT, _QUOTIENT, _SUM = 3, 2, 1, 0
 class IndexPrinter:
     """Index formulas as text. `symbol` names loop variables, sizes and loaded indices.
 
-    Division truncates in both languages, so a dividend that may be negative goes through a helper. Each has
-    its words for that, and format strings that pick the larger or smaller one of two.
+    Division truncates in both languages, so a dividend that may be negative goes through a helper.
     """
 
     language: str
     divide: str
     floor_divide: str
     floor_modulo: str
-    maximum: str
-    minimum: str
 
     def __init__(
         self,
@@ -131,14 +123,11 @@ class IndexPrinter:
         symbol: Callable[[sympy.Symbol], str] = str,
     ) -> None:
         self.ranges, self.symbol = ranges, symbol
-        self.known: dict[Expr, str] = {}
 
     def __call__(self, expr: Expr | Size) -> str:
         if isinstance(expr, int):
             return str(expr)
-        if expr not in self.known:
-            self.known[expr] = self._print(expr)[0]
-        return self.known[expr]
+        return self._print(expr)[0]
 
     def within(self, expr: Expr | Size, level: int = _ATOM) -> str:
         """The text in parentheses where it binds less tightly than its surroundings."""
@@ -168,13 +157,6 @@ class IndexPrinter:
             base, divisor, modulus = expr.args
             quotient = base if divisor == 1 else FloorDiv(base, divisor)
             return self._divided("%", self.floor_modulo, quotient, modulus)
-        if isinstance(expr, sympy.Max | sympy.Min):
-            larger = isinstance(expr, sympy.Max)
-            choice = self.maximum if larger else self.minimum
-            text, *others = map(self, expr.args)
-            for other in others:
-                text = choice.format(text, other)
-            return text, _ATOM
         raise Unsupported(f"no way to write the index {expr} in {self.language}")
 
     def _divided(self, sign: str, helper: str, base: Expr, divisor: Expr) -> tuple[str, int]:

@@ -30,7 +30,7 @@ from minicompile.codegen.phases import (
     only_narrowed,
     rough_exponentials,
 )
-from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, TritonPlan
+from minicompile.codegen.plan import KernelModule, KernelSource, Phase, TritonPlan
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
@@ -84,18 +84,11 @@ def kernel_module(plans: Sequence[TritonPlan]) -> KernelModule:
 
 def print_triton(plan: Any) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
-    if plan.launches:
-        raise Unsupported(f"{plan.name} has launches, which have texts")
-    if plan.reduction not in (*TILED, *kernel_template):
-        raise Unsupported(f"{plan.name}: nothing prints {plan.reduction!r}")
-    printer = kernel_template.get(plan.reduction, TilePrinter)(plan)
+    make = TilePrinter if plan.reduction in TILED else kernel_template[plan.reduction]
+    printer = make(plan)
     printer.kernel()
-    found = printer.source("triton", prelude)
-    for rival in plan.rivals:
-        found.rivals[rival.name] = [
-            print_triton(step) if isinstance(step, KernelPlan) else step for step in rival.steps
-        ]
-    return found
+    source: KernelSource = printer.source("triton", prelude)
+    return source
 
 
 class TilePrinter(AddressPrinter):

@@ -140,8 +140,6 @@ class TritonIndex(IndexPrinter):
     divide = "//"
     floor_divide = "floor_div"
     floor_modulo = "floor_mod"
-    maximum = "tl.maximum({0}, {1})"
-    minimum = "tl.minimum({0}, {1})"
 
 
 def literal(value: float | int | bool) -> str:

@@ -82,12 +82,9 @@ def choose_index_dtype(plan: TritonPlan, options: Options) -> str | None:
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
     for number in dict.fromkeys(map(sympify, numbers(body))):
         found = set() if is_float(number) else reach(number, ranges)
-        if found is None or any(end.is_Integer and end >= INT32_END for end in found):
-            plan.reject("int32 indices", f"{number} may not fit")
-            return None
-        ends |= found
+        ends |= {sympify(INT32_END)} if found is None else found
     if any(end.is_Integer and end >= INT32_END for end in ends):
-        plan.reject("int32 indices", "too many elements")
+        plan.reject("int32 indices", "some index may not fit")
         return None
     plan.index_dtype = torch.int32
     plan.index_reach = tuple(sorted((end for end in ends if end.free_symbols), key=str))

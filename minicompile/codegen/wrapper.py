@@ -50,7 +50,7 @@ HELPERS = {
     "reinterpret",
     "to_layout",
 }
-RESERVED = HELPERS | {"aten", "torch", "args", "call", "results", "min", "max", "float"}
+RESERVED = HELPERS | {"aten", "torch", "args", "call", "results", "float"}
 
 
 def generate_wrapper(
@@ -77,8 +77,7 @@ class _Writer:
         self.given: list[tuple[Size, str]] = []
         """Numbers among the inputs that are no symbol of their own."""
         for constant in self.graph.constants:
-            if self._name(constant.name) != constant.name:
-                raise Unsupported(f"a constant can't be called {constant.name!r}")
+            self._name(constant.name)
         self.layouts = variable_layouts(schedule)
         self.handed_on = {a.reuses for new in self.memory.allocate for a in new}
         buffers = self.graph.buffers.items()
@@ -89,11 +88,6 @@ class _Writer:
         """Buffers that are Python variables right now."""
         self.owned: set[str] = set()
         """Buffers whose variable is no view of another."""
-        changed = (self.graph.inputs[i] for i in self.graph.written_back.values())
-        self.written = {b.name for b in changed if isinstance(b, InputBuffer)}
-        steps = enumerate(self.memory.allocate)
-        self.full = max((i for i, new in steps for a in new if a.reuses is None), default=0)
-        """The last step at which memory may run out."""
 
     def write(self) -> WrapperSource:
         inputs = [self._input_name(value) for value in self.graph.inputs]
@@ -183,9 +177,6 @@ class _Writer:
             if allocation not in sums:
                 self._allocate(allocation)
         if isinstance(node, FusedSchedulerNode):
-            for allocation in given if step < self.full else ():
-                if allocation.reuses in self.written:  # should memory run out: not to be run again
-                    self._line(f"increment_version({self._name(allocation.buffer)})", node.origins)
             self._kernel(step, node)
         elif step in self.kernels:
             self._template(step, node)
@@ -284,7 +275,7 @@ class _Writer:
 
     def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
         """What a library returns must lie as kernels expect it."""
-        if not layout.size or 0 in layout.size:
+        if not layout.size:
             return
         self._line(f"if {name}.stride() != {self._sizes(layout.stride)}:", origins)
         self._line(f"    {name} = to_layout({name}, {self._memory(layout)})", origins)

@@ -88,7 +88,7 @@ def cross_compile(
         tiles = planned_tiles(plan)
         tiles = replace(tiles, num_warps=max(tiles.num_warps * 32 // gpu.warp_size, 1))
     kernel = gpu_kernel(source, tiles)
-    divisible = kernel.pointers + planned_divisible(plan)
+    divisible = [a.name for a in plan.arguments] + planned_divisible(plan)
     compiled = compile_kernel(kernel, divisible if aligned else [], target)
     levels = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     levels.pop("source", None)

@@ -39,7 +39,7 @@ from minicompile.runtime.gpu_kernel import (
     base_name,
     blocks,
     execute,
-    for_row,
+    fitting,
     module_text,
     needs_int64,
     planned_tiles,
@@ -84,8 +84,7 @@ class InterpretedKernel:
             return
         length = size_hint(product(plan.reduction_ranges.values()), known)
         tiles = self.tiles or interpreter_tiles(plan, known, rows, length)
-        if plan.varying and plan.reduction == "persistent":
-            tiles = for_row(tiles, power_of_two(length))
+        tiles = fitting(plan, tiles, known)
         # bools are bytes in memory, and kernels read them as such
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
         wide = needs_int64(plan, known)

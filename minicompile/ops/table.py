@@ -34,7 +34,8 @@ class OpSpec:
 TABLE: tuple[tuple[int, ResultType, int, str], ...] = (
     # arithmetic: operands of one dtype, result of that dtype
     (2, "same", 1, "add sub mul maximum minimum"),
-    (2, "same", 6, "floordiv truncdiv remainder fmod"),
+    (2, "same", 6, "remainder fmod"),
+    (2, "int", 6, "floordiv truncdiv"),
     (2, "same", 20, "pow"),
     (2, "float", 1, "copysign"),
     (2, "float", 4, "truediv"),

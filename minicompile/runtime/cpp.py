@@ -23,7 +23,7 @@ MOST_ARGUMENTS = 48
 def bind(module: Module, plan: KernelPlan) -> Kernel:
     """`kernel(*tensors, *sizes)` in the order of the plan's arguments and symbols, floats among them.
 
-    Raises IndexError or RuntimeError as eager does, when a loaded index is out of range.
+    Raises IndexError when a loaded index is out of range.
     """
     counts = len(plan.arguments), len(plan.integers), len(plan.sizes) - len(plan.integers)
     extension = load_extension(FAST_CALL)
@@ -42,8 +42,6 @@ def bind_ctypes(module: Module, plan: KernelPlan) -> Kernel:
     function.argtypes = types
 
     def kernel(*given: Any) -> None:
-        if len(given) != len(types):
-            raise TypeError(f"{plan.name} takes {len(types)} arguments, not {len(given)}")
         bits = (struct.unpack("=q", struct.pack("=d", number))[0] for number in given[first_float:])
         integers = given[tensors:first_float]
         code = function(*(t.data_ptr() for t in given[:tensors]), *integers, *bits)
@@ -54,20 +52,8 @@ def bind_ctypes(module: Module, plan: KernelPlan) -> Kernel:
 
 
 def fail(plan: KernelPlan, code: int = INDEX_ERROR) -> NoReturn:
-    """Raise what eager would, with the user's lines."""
-    called = {o.target.rpartition(".")[2].rstrip("_") for v in plan.checked for o in v.origins}
-    raise (RuntimeError if called & NO_INDEX_ERROR else IndexError)(complaint(plan))
-
-
-NO_INDEX_ERROR = {
-    "gather",
-    "scatter",
-    "scatter_add",
-    "scatter_reduce",
-    "index_add",
-    "masked_scatter",
-}
-"""Eager's CPU kernels raise RuntimeError for an index of theirs that is out of range."""
+    """Raise an error about an index."""
+    raise IndexError(complaint(plan))
 
 
 def complaint(plan: KernelPlan) -> str:

@@ -1,30 +1,19 @@
-"""A Triton kernel as a launch needs it: text, types, constants and options, all found out from its plan.
+"""A Triton kernel as its compilation and launch need it: text, types, constants and options, from its plan.
 
-    GpuKernel   what is kept of a kernel on disk, at the hints; nothing of it needs Triton or a GPU
+    GpuKernel   a kernel's text, and what the compiler must be told
     Tiles       how many elements a program holds
-    Version     the facts of a launch that make a kernel faster: `versioned` is the kernel that relies on them
-    launcher    Python that calls the driver, and works out once for all calls of the same sizes what depends
-                on these: the grid, and the version
 
-    def launch(in_ptr0, out_ptr0, s0):
-        if current_device() != 0: ...
-        in_ptr0 = in_ptr0.data_ptr()
-        ...
-        run, grid = known.get((aligned, s0)) or prepare(aligned, s0)
-        run(grid, stream(0), in_ptr0, out_ptr0, s0)
-
-`runtime/triton.py` compiles and loads these.
+`runtime/triton.py` compiles, loads and launches these.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import weakref
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import sympy
 import torch
@@ -34,20 +23,17 @@ from minicompile.codegen.plan import (
     KernelSource,
     TemplatePlan,
     TritonPlan,
+    count,
     power_of_two,
-    size_text,
 )
 from minicompile.ops.device import gpu_of
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.generated import GeneratedText
-from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint, size_symbol
+from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint
 
 POINTER_TYPES = {dtype: f"*{short(dtype)}".replace("*f", "*fp") for dtype in LOOP_DTYPES}
 POINTER_TYPES[torch.bool] = "*u8"
 """Bools are bytes in memory, and kernels read them as such."""
-
-MOST_SIZES = 4096
-"""Of which a launcher remembers what they lead to."""
 
 ALIGNMENT = 16
 """Bytes of the widest load; also what Triton's divisibility hint promises."""
@@ -76,67 +62,37 @@ class Tiles:
 
 @dataclass(frozen=True)
 class GpuKernel:
-    """A kernel as text, and all that it takes to compile, load and launch it: what is kept of it on disk.
-
-    Types, constants and options are those at the hints; `versioned` has them for other sizes.
-    """
+    """A kernel as text, and what it takes to compile it."""
 
     name: str
     """Without its place in the schedule, so that equal kernels compile once."""
     module: str
     types: dict[str, str]
     """Triton's type of each argument: pointers, integers, floats."""
-    counts: list[int]
-    """How many of each."""
     constants: dict[str, int]
     options: dict[str, Any]
-    registers: int
-    """That a program may have, so that another fits beside it; 0: all."""
-    launcher: str
     device: int
-    expected: list[int]
-    """The integers to expect."""
-
-    @property
-    def key(self) -> str:
-        return json.dumps(asdict(self))
-
-    @property
-    def pointers(self) -> list[str]:
-        """What a launch passes first: the tensors."""
-        return list(self.types)[: self.counts[0]]
-
-    @property
-    def integers(self) -> list[str]:
-        """What a launch passes after the tensors, less the floats."""
-        pointers, integers, _ = self.counts
-        return list(self.types)[pointers:][:integers]
 
 
-def gpu_kernel(source: KernelSource, tiles: Tiles) -> GpuKernel:
-    """What the launcher needs of a kernel."""
+def gpu_kernel(source: KernelSource, tiles: Tiles, wide: bool | None = None) -> GpuKernel:
+    """A kernel with some tiles; indices are int64 if they are `wide`, or by default if the hints need it."""
     plan, index = source.plan, source.plan.device.index
     here = plan.device.type == "cuda" and index is None
-    device = torch.cuda.current_device() if here else index or 0
-    pointers, integers, sizes = len(plan.arguments), len(plan.integers), expected_sizes(plan)
-    registers = gpu_of(plan.device).registers // 2 if plan.side_by_side else 0
+    if wide is None:
+        wide = needs_int64(plan, expected_sizes(plan))
     return GpuKernel(
         base_name(source),
         module_text(source),
-        signature(plan, needs_int64(plan, sizes)),
-        [pointers, integers, len(plan.sizes) - integers],
+        signature(plan, wide),
         blocks(plan, tiles),
-        compiler_options(plan, tiles) | register_limit(registers, tiles.num_warps),
-        registers,
-        launcher_text(plan, tiles, device),
-        device,
-        list(sizes.values()),
+        compiler_options(plan, tiles) | register_limit(registers(plan), tiles.num_warps),
+        torch.cuda.current_device() if here else index or 0,
     )
 
 
-def gpu_kernels(sources: Iterable[KernelSource]) -> dict[str, GpuKernel]:
-    """By name, with the planned tiles."""
-    return {source.name: gpu_kernel(source, planned_tiles(source.plan)) for source in sources}
+def registers(plan: TritonPlan) -> int:
+    """How many a program may have, so that another fits beside it; 0: all."""
+    return gpu_of(plan.device).registers // 2 if plan.side_by_side else 0
 
 
 def module_text(source: KernelSource) -> str:
@@ -169,6 +125,13 @@ def for_row(tiles: Tiles, r: int) -> Tiles:
     x = min(max(most // r, 1), max(tiles.x, MOST_ROWS))
     warps = min(max(x * r * tiles.num_warps // most, 1), 32)
     return replace(tiles, x=x, r=r, num_warps=warps)
+
+
+def fitting(plan: TritonPlan, tiles: Tiles, sizes: Mapping[sympy.Symbol, int]) -> Tiles:
+    """Tiles for a launch: those given, but for a row of varying length that one of them must hold."""
+    if not (plan.varying and plan.reduction == "persistent"):
+        return tiles
+    return for_row(tiles, power_of_two(count([plan.length], sizes)))
 
 
 def blocks(plan: TritonPlan, tiles: Tiles) -> dict[str, int]:
@@ -225,72 +188,6 @@ def needs_int64(plan: TritonPlan, known: Mapping[sympy.Symbol, int]) -> bool:
     """Are a launch's indices int64?"""
     ends = (size_hint(end, known) for end in plan.index_reach)
     return plan.index_dtype is torch.int64 or any(end >= INT32_END for end in ends)
-
-
-class Version(NamedTuple):
-    """What a compiled version of a kernel relies on."""
-
-    aligned: bool
-    """Every pointer is a multiple of ALIGNMENT."""
-    divisible: tuple[bool, ...]
-    """Of `GpuKernel.integers`: which are."""
-    wide: bool
-    """Indices are int64."""
-    row: int
-    """The tile of a row whose length varies; 0 where none does."""
-
-
-def versioned(kernel: GpuKernel, version: Version) -> GpuKernel:
-    """The kernel with the types, constants and options that follow from a version's facts."""
-    types = kernel.types | dict.fromkeys(kernel.integers, integer_type(version.wide))
-    constants, options = dict(kernel.constants), dict(kernel.options)
-    if version.row:
-        x, r, warps = constants["XBLOCK"], constants["RBLOCK"], options["num_warps"]
-        tiles = for_row(Tiles(x, r, warps), version.row)
-        constants |= {"XBLOCK": tiles.x, "RBLOCK": tiles.r}
-        options.pop("maxnreg", None)
-        shared = kernel.registers if tiles.r <= r else 0  # longer rows need more
-        options |= {"num_warps": tiles.num_warps} | register_limit(shared, tiles.num_warps)
-    return replace(kernel, types=types, constants=constants, options=options)
-
-
-def launcher_text(plan: TritonPlan, tiles: Tiles, device: int) -> str:
-    """Python source of `launch`; and of `prepare`, for sizes that it hasn't had before. Tensors without
-    elements launch nothing."""
-    pointers = [a.name for a in plan.arguments]
-    parameters = ", ".join([*pointers, *map(str, plan.sizes)])
-    key = ", ".join(["aligned", *map(str, plan.integers)])
-    rows: Size = product(plan.ranges.values())
-    if rows == 0:
-        return f"def launch({parameters}):\n    pass\n\ndef prepare({key}):\n    pass"
-    lines = [
-        f"def launch({parameters}):",
-        f"    if current_device() != {device}:",
-        f"        with on_device({device}):",
-        f"            return launch({parameters})",
-        *(f"    {p} = {p}.data_ptr()" for p in pointers),
-        f"    aligned = ({' | '.join(pointers)}) % {ALIGNMENT} == 0",
-        f"    run, grid = known.get(({key})) or prepare({key})",
-        f"    run(grid, stream({device}), {parameters})",
-        "",
-        f"def prepare({key}):",
-    ]
-    divisible = "".join(f"{n} % {ALIGNMENT} == 0, " for n in plan.integers)
-    beyond = [f"{size_text(end)} >= {INT32_END}" for end in plan.index_reach]
-    wide = " or ".join(beyond) or str(plan.index_dtype is torch.int64)
-    grid, row = programs(plan, tiles), "0"
-    if plan.varying and plan.reduction == "persistent":
-        lines.append(f"    row = 1 << ({size_text(plan.length)} - 1).bit_length()")
-        grid, row = -floor_div(-rows, size_symbol("XBLOCK")), "row"
-    lines += [
-        f"    version = aligned, ({divisible}), {wide}, {row}",
-        "    run, XBLOCK = variants.get(version) or variant(*version)",
-        f"    if len(known) == {MOST_SIZES}:",
-        "        known.clear()",
-        f"    known[{key}] = found = run, {size_text(grid)}",
-        "    return found",
-    ]
-    return "\n".join(lines)
 
 
 def module_file(name: str, text: str) -> str:

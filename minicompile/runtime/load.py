@@ -11,10 +11,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
-from torch.autograd.graph import increment_version
 
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
@@ -27,7 +26,6 @@ from minicompile.ops.generated import define
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.runtime import cpp, triton
-from minicompile.runtime.gpu_kernel import gpu_kernels
 
 Kernels = dict[str, Callable[..., None]]
 KernelLoader = Callable[[KernelModule, Options], Callable[[], Kernels]]
@@ -40,23 +38,14 @@ Tuner = Callable[[Sequence[KernelSource], KernelModule, Options], Callable[[], K
 
 tuner: Registry[Tuner] = Registry(
     "tuner",
-    "name -> function that loads a module's kernels for a GPU in its own way, or gives None",
+    "name -> function that loads a module's kernels for a GPU in its own way, or gives None for others",
 )
 
 
-class Allocator(Protocol):
-    """Gives large memory on the CPU, and may keep what nobody uses any more: at most `limit` bytes."""
-
-    def empty(
-        self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, limit: int
-    ) -> torch.Tensor: ...
-
-    def clear(self) -> None: ...
-
-
-allocator: Registry[Allocator] = Registry(
+allocator: Registry[Any] = Registry(
     "allocator", "name -> what gives large memory on the CPU, and keeps some for later calls"
 )
+"""It has `empty(size, stride, dtype, limit)`, which keeps at most `limit` bytes that nobody uses, and `clear()`."""
 
 
 @kernel_loader("cpp")
@@ -81,25 +70,19 @@ def _missing(error: BackendError) -> Kernels:
 
 @kernel_loader("triton")
 def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]:
-    """Kernels on CPU tensors are interpreted, also where the module has others."""
+    """Kernels on CPU tensors are interpreted, also where the module has others.
+
+    Those on a GPU are for the rules of `tuner`, of which the last is asked first.
+    """
     there = torch.cuda.is_available()
     on_gpu = [k for k in module.kernels if there and k.plan.device.type == "cuda"]
-    rest = [kernel for kernel in module.kernels if kernel not in on_gpu]
-    if not on_gpu:
-        wait: Callable[[], Kernels] = dict
-    elif tuned := tune(on_gpu, module, options):
-        wait = tuned
-    else:
-        wait = triton.start_kernels(gpu_kernels(on_gpu), options)
-    return lambda: {**wait(), **{kernel.name: triton.load_kernel(kernel) for kernel in rest}}
-
-
-def tune(
-    kernels: Sequence[KernelSource], module: KernelModule, options: Options
-) -> Callable[[], Kernels] | None:
-    """Let a rule load a module's GPU kernels, if one of them wants to."""
-    rules = plugins.rules(tuner, options.plugins).values()
-    return next(filter(None, (rule(kernels, module, options) for rule in rules)), None)
+    rules = plugins.rules(tuner, options.plugins).values() if on_gpu else ()
+    waits = (rule(on_gpu, module, options) for rule in reversed(list(rules)))
+    wait = next(filter(None, waits), None)
+    rest = [kernel for kernel in module.kernels if wait is None or kernel not in on_gpu]
+    return lambda: (
+        (wait() if wait is not None else {}) | {k.name: triton.load_kernel(k) for k in rest}
+    )
 
 
 def start_modules(modules: Sequence[KernelModule], options: Options) -> Callable[[], Kernels]:
@@ -155,7 +138,7 @@ def to_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) 
 
 def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedCallable:
     """The wrapper's `call`. `namespace` holds kernels and constants by name, and may replace the helpers."""
-    helpers = (empty_strided, increment_version, reinterpret, to_layout)
+    helpers = (empty_strided, reinterpret, to_layout)
     scope: dict[str, Any] = {
         "aten": torch.ops.aten,
         "empty_strided_cpu": compat.empty_strided_cpu,

@@ -24,7 +24,7 @@ from minicompile.scheduling.nest import (
     split,
 )
 from minicompile.scheduling.reasons import Verdict, index_mismatch, loop_mismatch, refused
-from minicompile.shapes.expr import ZERO, product, same
+from minicompile.shapes.expr import product, same
 from minicompile.shapes.strided import divide, elements
 
 MAX_HINTS = 6
@@ -64,12 +64,6 @@ class Matching:
         while True:
             one, other = self.a.at(mine), self.b.at(theirs)
             assert one is not None and other is not None
-            if one.rest is not ZERO or other.rest is not ZERO:
-                return False
-            wanted = {self.partners[v]: s for v, s in one.strides.items() if v in self.partners}
-            found = {v: s for v, s in other.strides.items() if v in self.partners}
-            if wanted.keys() != found.keys() or not all(same(wanted[v], found[v]) for v in found):
-                return False
             ours, others = self.free(one.strides), self.free(other.strides)
             if not ours or not others:
                 return not ours and not others and same(one.offset, other.offset)
@@ -110,8 +104,7 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Verdict:
             told = f"{read.node} reads {read.buffer} at a position known only at run time"
             return refused(f"{told}: all of it must be there", "unknown_index")
         if not (matching.match(write, read) if forwards else matching.match(read, write)):
-            writer, reader = (a, b) if forwards else (b, a)
-            return index_mismatch(write, read, writer, reader)
+            return index_mismatch(write, read)
     matching = _with_shared_reads(matching)
     level = _complete(matching)
     return level if isinstance(level, Verdict) else joined(matching, level)
@@ -178,5 +171,5 @@ def _flaw(nest: LoopNest) -> Verdict | None:
             continue
         written, used = nest.at(write), nest.at(read)
         if written is None or used is None or not written.equals(used):
-            return index_mismatch(write, read, nest, nest)
+            return index_mismatch(write, read)
     return None

@@ -30,6 +30,7 @@ from typing import Any
 import sympy
 import torch
 
+from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ComputedBuffer, loop_ranges, run_loops
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import short
@@ -231,6 +232,8 @@ class Recorder(Ops):
     def indirect_indexing(
         self, value: Value, size: Index | int, check: bool = True, wrap_negative: bool = True
     ) -> Index:
+        if size == 0:
+            raise Unsupported("an index into a dimension without elements")
         found = self.emit(
             "indirect",
             (value,),
@@ -288,24 +291,17 @@ def _value_text(value: Value, named: Mapping[Value, str], indices: Mapping[Index
     def ref(v: Value) -> str:
         return repr(v.constant) if v.op == "constant" else named[v]
 
-    op, arguments, after = value.op, [ref(v) for v in value.inputs], ""
-    index = [f"self.{indices[value.index]}"] if value.index is not None else []
-    if op == "load":
-        arguments = [f"'{value.buffer}'", *index]
-        if value.mask is not None:
-            arguments.append(f"mask={ref(value.mask)}")
-    elif op == "store":
-        arguments = [f"'{value.buffer}'", *index, *arguments]
-        if value.kind != "store":
-            arguments.append(f"mode='{value.kind}'")
-    elif op == "indirect":
-        op, after = "indirect_indexing", f"  # as {value.symbol}"
-        arguments.append(str(value.size))
-    elif op in ("reduction", "scan"):
-        arguments.insert(0, f"'{value.kind}'")
-    elif op in ("index_expr", "to_dtype"):
-        arguments += [*index, str(value.dtype)]
-    return f"ops.{op}({', '.join(arguments)}){after}"
+    op = value.op
+    arguments = [f"'{value.kind}'"] * (op in ("reduction", "scan"))
+    arguments += [f"'{value.buffer}'"] * bool(value.buffer)
+    arguments += [] if value.index is None else [f"self.{indices[value.index]}"]
+    arguments += map(ref, value.inputs)
+    arguments += [f"mode='{value.kind}'"] * (op == "store" and value.kind != "store")
+    arguments += [] if value.mask is None else [f"mask={ref(value.mask)}"]
+    arguments += [str(value.dtype)] * (op in ("index_expr", "to_dtype"))
+    if op == "indirect":
+        return f"ops.indirect_indexing({', '.join(arguments)}, {value.size})  # as {value.symbol}"
+    return f"ops.{op}({', '.join(arguments)})"
 
 
 def varying(

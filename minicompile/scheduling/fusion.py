@@ -70,7 +70,7 @@ class FusionContext:
         """Bytes of memory traffic that one kernel saves, by buffer; 0 where only the data tells which."""
         one, other = ({a.place for a in nest.reads} for nest in (producer, consumer))
         flowing, never = self.flows(producer, consumer), self.never_written(producer, consumer)
-        gone = [p for p in one | other if p.buffer in flowing or (p in one and p in other)]
+        gone = [p for p in one | other if p[0] in flowing or (p in one and p in other)]
         gone += [a.place for a in (*producer.writes, *consumer.writes) if a.buffer in never]
         found: Counter[str] = Counter()
         for buffer, where in gone:
@@ -85,13 +85,6 @@ class FusionContext:
             return set()
         inside = {m.node.name for nest in (producer, consumer) for m in nest.members}
         return {buffer for buffer in flowing if self.readers[buffer] <= inside}
-
-    def handed_over(self, producer: LoopNest, consumer: LoopNest) -> str:
-        """Which buffers need not even be written to memory, else which need not be read from it."""
-        if never := self.never_written(producer, consumer):
-            return f"one kernel has no need to write {listed(never)} to memory"
-        flowing = listed(self.flows(producer, consumer))
-        return f"one kernel has no need to read {flowing} back from memory"
 
     def distance(self, producer: LoopNest, consumer: LoopNest) -> int:
         """How many nodes of the graph lie from the first of one to the first of the other."""
@@ -117,8 +110,9 @@ class FusionPolicy:
             limit = f"options.max_kernel_operations = {options.max_kernel_operations}"
             told = f"one kernel would have {size} operations, more than {limit}"
             return Verdict(False, told, "size_limit")
-        if context.flows(producer, consumer):
-            return Verdict(True, context.handed_over(producer, consumer), "handed_over")
+        if flowing := context.flows(producer, consumer):
+            told = f"one kernel has no need to read {listed(flowing)} back from memory"
+            return Verdict(True, told, "handed_over")
         if saved := context.saved(producer, consumer):
             return Verdict(True, f"both read {listed(saved)}: one load serves both", "shared_read")
         common = listed(producer.touched & consumer.touched)

@@ -37,19 +37,13 @@ def refusal(node: ScheduledNode, old: str, new: str) -> str | None:
     numbered = list(enumerate(node.bodies))
     loads = [(k, v) for k, body in numbered for v in body.loads if v.buffer == old]
     ((writer, store),) = [(k, v) for k, body in numbered for v in body.stores if v.buffer == new]
-    if store.kind != "store" or store.indirect or store.index is None:
-        return f"{new} is scattered"
-    if not loads or any(v.indirect for _, v in loads):
-        return f"{old} is read at positions known only at run time"
+    if not loads or any(v.indirect or v.mask is not None for _, v in loads):
+        return f"{old} is read under a mask, or at positions known only at run time"
     other = next((v for _, v in loads if v.index != store.index), None)
     if other is not None:
         return f"{old} is read at {other.index}, but {new} is written at {store.index}"
-    if any(v.mask is not None for _, v in loads):
-        return f"{old} is read under a mask"
+    assert store.index is not None
     along_row = not store.index.free_symbols.isdisjoint(node.reduction_ranges)
-    loops = {**node.ranges, **(node.reduction_ranges if along_row else {})}
-    if any(size != 1 and loop not in store.index.free_symbols for loop, size in loops.items()):
-        return f"several points of the loops share an element of {new}"
     if any(body.scans for body in node.bodies):
         return "the kernel scans: its loops pass over a row more than once"
     # what doesn't vary along the row is read once, before the first loop over it

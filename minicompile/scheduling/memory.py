@@ -213,19 +213,18 @@ def written_back(
     last_error = max((step for step, node in enumerate(nodes) if may_raise(node)), default=-1)
     for output_number, number in graph.written_back.items():
         output, old = graph.outputs[output_number], graph.inputs[number]
-        if not isinstance(output, View) or not isinstance(old, InputBuffer):
-            continue
+        assert isinstance(output, View) and isinstance(old, InputBuffer)
         new, last = output.buffer, alive.last.get(old.name, -1)
         step = lives[new].born if new in lives else -1
         node, why = nodes[step], None
         if step < 0 or not isinstance(node, FusedSchedulerNode):
             continue
-        if last > step or graph.returned.count(new) > 1 or old.name in alive.lent:
-            why = f"{old.name} is read later, or {new} is another result too"
-        elif not graph.buffers[new].layout == old.layout == output.layout:
+        if not graph.buffers[new].layout == old.layout == output.layout:
             why = f"{old.name} and {new} lie differently in memory"
-        elif last_error >= step:
-            why = f"{nodes[last_error].name} may raise an error, and would leave it written"
+        elif max(last, last_error + 1) > step or old.name in alive.lent:
+            why = f"{old.name} is read later, or is to be as it was where an error is raised"
+        elif graph.returned.count(new) > 1:
+            why = f"{new} is another result too"
         if why is None and last < step:
             reason = f"nobody reads {old.name} after it"
             decisions.append(InPlaceDecision(step, old.name, new, True, reason))

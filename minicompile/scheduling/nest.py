@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import sympy
 
@@ -53,8 +53,6 @@ Key = tuple[int, Index]
 """An index: the number of its node, and its formula in the node's own loops."""
 POSITION = sympy.Symbol("position")
 """Formula of an argmax's or a scan's own index: where in the row an element stands."""
-MAX_SPLITS = 8
-"""Rounds of splitting loops at divisions: each makes at least one index simpler."""
 
 
 def dependencies(body: LoopBody) -> tuple[tuple[Dependency, ...], tuple[Dependency, ...]]:
@@ -71,13 +69,6 @@ def dependencies(body: LoopBody) -> tuple[tuple[Dependency, ...], tuple[Dependen
     return tuple(reads), tuple(writes)
 
 
-class Place(NamedTuple):
-    """Elements of a buffer; without a footprint, those that the data tells."""
-
-    buffer: str
-    footprint: Footprint | None
-
-
 @dataclass(frozen=True)
 class Access:
     """One place where a node touches a buffer. Without key and footprint if it depends on loaded values."""
@@ -87,9 +78,10 @@ class Access:
     key: Key | None
     footprint: Footprint | None
 
-    @cached_property
-    def place(self) -> Place:
-        return Place(self.buffer, self.footprint)
+    @property
+    def place(self) -> tuple[str, Footprint | None]:
+        """The elements; without a footprint, those that the data tells."""
+        return self.buffer, self.footprint
 
 
 @dataclass(frozen=True)
@@ -212,10 +204,7 @@ def _replaced(loops: Loops, old: sympy.Symbol, new: Loops) -> Loops:
 
 def _split_at_divisions(nest: LoopNest) -> LoopNest:
     """`p // 64` and `p % 64` need no division when p is split into `64*a + b`."""
-    for _ in range(MAX_SPLITS):
-        cut = next(_cuts(nest), None)
-        if cut is None:
-            break
+    while cut := next(_cuts(nest), None):
         nest, _inner = split(nest, *cut)
     return nest
 
@@ -226,8 +215,6 @@ def _cuts(nest: LoopNest) -> Iterator[tuple[sympy.Symbol, Size]]:
     for index in nest.indices.values():
         for call in sorted(index.rest.atoms(FloorDiv, ModularIndexing), key=str):
             base = StridedIndex.of(sympy.expand(call.args[0]), loops)
-            if base.rest is not ZERO:
-                continue
             cuts = [call.args[1]]
             if isinstance(call, ModularIndexing):
                 cuts.append(call.args[1] * call.args[2])
@@ -307,7 +294,7 @@ def loop_order(nest: LoopNest, loops: Iterable[sympy.Symbol]) -> list[sympy.Symb
     Loops that an argmax or a scan runs over keep the order in which it counts.
     """
     order = list(loops)
-    if len(order) < 2:
+    if not order:
         return order
     for (_, formula), index in nest.indices.items():
         if formula is POSITION and order[0] in index.strides:

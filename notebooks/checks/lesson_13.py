@@ -79,7 +79,14 @@ def told(value: Any) -> str:
     visible=[scale, row_sum, running_sum, row_argmax],
     hidden=[column_argmax, row_softmax, column_running_sum, row_argmin, running_sum],
     forbidden=[
-        *("LoopPrinter", "PointwisePrinter", "RowPrinter", "ColumnPrinter", "loop_printer"),
+        *(
+            "LoopPrinter",
+            "PointwisePrinter",
+            "RowPrinter",
+            "RowHelperPrinter",
+            "ColumnPrinter",
+            "loop_printer",
+        ),
         *("_simd", "print_kernel", "cpp_assembly", "lines", "text"),
     ],
 )

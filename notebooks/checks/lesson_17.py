@@ -301,7 +301,14 @@ def text_of(function: Callable[..., Any], shape: tuple[int, ...]) -> str:
         (softmax_rows, (3, 2, 11)),
     ],
     forbidden=[
-        *("LoopPrinter", "PointwisePrinter", "RowPrinter", "ColumnPrinter", "loop_printer"),
+        *(
+            "LoopPrinter",
+            "PointwisePrinter",
+            "RowPrinter",
+            "RowHelperPrinter",
+            "ColumnPrinter",
+            "loop_printer",
+        ),
         *("print_kernel", "kernel_module", "generate_cpp", "cpp"),
     ],
     without=["code_generator:cpp"],

@@ -518,7 +518,10 @@ for rows, terms, columns in [(4096, 1024, 4096), (64, 8192, 64), (50, 99, 70)]:
     kernel = mc.trace(tuned(torch.mm), *factors).kernels[0]
     tiles = planned_tiles(kernel.plan)
     print(f"{rows} x {terms} x {columns}: {programs(kernel.plan, tiles)} programs,", end=" ")
-    print(f"tiles of {tiles.y} x {tiles.x}, rivals {', '.join(kernel.rivals)},", end=" ")
+    print(
+        f"tiles of {tiles.y} x {tiles.x}, rivals {', '.join(r.name for r in kernel.plan.rivals)},",
+        end=" ",
+    )
     print(f"unmeasured: {candidates(kernel)[0].way}")
 
 # %% [markdown]
@@ -1168,7 +1171,7 @@ def template(printer, total):
 #   `minicompile/codegen/triton_rules.py`: the plan's rules.
 # - `minicompile/plugins/split_reductions/split.py`: split reductions, and how their parts are combined.
 # - `minicompile/plugins/matrix_products/`: the template, tiles, rivals.
-# - `minicompile/runtime/gpu_kernel.py`: a launcher that knows its arguments.
+# - `minicompile/plugins/fast_launcher/launch.py`: a launcher that knows its arguments.
 # - `minicompile/debug/triton_interpreter.py`: the interpreter, and what had to be put right in it.
 # - `torch/_inductor/codegen/triton.py`, `torch/_inductor/runtime/triton_heuristics.py`.
 #

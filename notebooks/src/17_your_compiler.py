@@ -1257,7 +1257,7 @@ def print_loops(printer, plan):
     from minicompile.codegen.cpp_loops import LoopPrinter
 
     other = LoopPrinter(plan)
-    other.body()
+    other.nest()
     printer.lines += other.lines
 
 

@@ -49,37 +49,6 @@ def test_exponentials_are_kept_while_a_row_fits_the_cache(columns: int, kept: in
     assert text.count("mc_exp(") == 2 - kept
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("size", [(8, 1, 3), (3, 1, 1), (2, 4, 77), (16, 3, 3136), (2, 2, 20_000)])
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_sums_of_computed_terms_ride_along(
-    size: tuple[int, int, int], dtype: torch.dtype, dynamic: bool
-) -> None:
-    """The terms of several sums, chosen by a comparison, are written down in short rows alone."""
-
-    def fn(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> Any:
-        normal = (x.float() - 0.5) * scale
-        chosen = torch.where(torch.relu(normal) <= 0, 0.0, y.float())
-        moments = [(chosen * t).sum((0, 2), keepdim=True) for t in (normal, scale)]
-        return *moments, (chosen * scale - moments[0] * normal * 1e-3).to(x.dtype)
-
-    compiled = mc.compile(fn, fullgraph=True, dynamic=dynamic)
-    for number in (0.0, float("inf"), float("-inf"), float("nan")):
-        x, y = special(*size, dtype=dtype), special(*size, dtype=dtype) + 0.25
-        scale = special(1, size[1], 1).abs() + 0.5
-        y[0, 0, -1] = x[-1, -1, 0] = number
-        expected = fn(x.double(), y.double(), scale.double())
-        found = compiled(x, y, scale)
-        close = {"rtol": 1e-5, "atol": 1e-3} if dtype is F32 else {"rtol": 2e-2, "atol": 2e-2}
-        for ours, exact in zip(found, expected, strict=True):
-            torch.testing.assert_close(ours.double(), exact, equal_nan=True, **close)
-    (kernel,) = mc.trace(compiled, x, y, scale).kernels
-    short = size[2] <= 256 and not dynamic
-    assert ("_part[" in kernel.text) == short
-    assert ("reduction(+:" in kernel.text) != short
-
-
 @pytest.mark.parametrize("hint", [None, 10])
 def test_long_float_sums_do_not_pile_up_rounding_errors(hint: int | None) -> None:
     n, s0 = 1_000_000, size_symbol("s0")
@@ -185,32 +154,9 @@ def test_row_reductions_run_on_processors_without_wide_vectors() -> None:
     torch.testing.assert_close(out, torch.softmax(x, -1))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1e30, -1.5])
 @pytest.mark.parametrize("to", [torch.int64, torch.int32, torch.uint8])
-def test_numbers_that_no_integer_is_become_eagers(number: float, to: torch.dtype) -> None:
-    """gcc, where it knows the number, makes other integers of it than the processor."""
-
-    def whole(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        empty_mean = x[:0].mean(0) * 0 + number
-        chosen = torch.where(x > 0, number, number)
-        return (
-            chosen.to(to),
-            empty_mean.to(to),
-            (x * 0 + number).to(to),
-            torch.full_like(x, number).to(to),
-        )
-
-    x = torch.ones(3, 16)
-    assert all(map(torch.equal, mc.compile(whole)(x), whole(x)))
-
-
-def test_a_long_chain_of_numbers_compiles_in_linear_time() -> None:
-    def squares(x: torch.Tensor) -> torch.Tensor:
-        value = torch.where(x > 0, 1.0, 0.5)
-        for _ in range(40):
-            value = value * value
-        return value.to(torch.int64)
-
-    x = torch.randn(3, 16)
-    assert torch.equal(mc.compile(squares)(x), squares(x))
+def test_numbers_that_no_integer_is_become_eagers(to: torch.dtype) -> None:
+    """gcc takes a float that was cut to an integer for truncf(x), which differs."""
+    x = torch.tensor([float("nan"), float("inf"), -1e30, -0.5] * 4)
+    whole = lambda x: 1 / x.to(to).float()  # noqa: E731
+    assert torch.equal(mc.compile(whole)(x), whole(x))

@@ -90,6 +90,9 @@ def test_a_legalizer_tells_which_rules_fired_on_what() -> None:
         "maximum(a, b) -> where(logical_or(gt(a, b), isnan(a)), a, b): "
         "NaN wins, but every comparison with it is False"
     )
+    p = applied("signbit", torch.int64)
+    found = legalize(merge(p.fused(), (), p.dtypes)[0], p.dtypes)
+    assert "signbit(a) -> lt(a, 0): integers have no -0" in str(found)
 
 
 def test_a_rule_can_be_added_and_taken_away_by_name() -> None:

@@ -1,4 +1,4 @@
-"""Kernels compiled for a GPU, whether or not one is here: every level, its line tables, and the launcher."""
+"""Kernels compiled for a GPU, whether or not one is here: every level, its line tables, and launches."""
 
 from __future__ import annotations
 
@@ -9,24 +9,15 @@ import re
 import pytest
 import torch
 
-from minicompile.codegen.plan import KernelSource
+from minicompile.codegen.plan import KernelModule, KernelSource
 from minicompile.codegen.triton import print_triton
-from minicompile.compat import triton_api
-from minicompile.debug.gpu_assembly import Assembly, _tool_output, cross_compile
+from minicompile.debug.gpu_assembly import Assembly, cross_compile
 from minicompile.errors import BackendError
 from minicompile.ops.table import POINTWISE, result_dtype
 from minicompile.options import Options
-from minicompile.runtime import triton
-from minicompile.runtime.gpu_kernel import (
-    GpuKernel,
-    Tiles,
-    gpu_kernel,
-    launcher_text,
-    module_text,
-    planned_tiles,
-)
-from minicompile.runtime.triton import CudaKernel, load_kernel
-from minicompile.shapes.expr import float_symbol, size_symbol
+from minicompile.runtime import load, triton
+from minicompile.runtime.gpu_kernel import GpuKernel, module_text, planned_tiles
+from minicompile.runtime.triton import load_kernel
 from tests.codegen.fusing import Program, layer_norm, softmax
 from tests.codegen.triton_running import source_of
 
@@ -130,127 +121,83 @@ def test_index_checks_survive_compilation_and_unchecked_indices_cost_none():
 
 
 class FakeGpu:
-    """A GPU of which only the driver is missing: kernels compile for real and launches are written down."""
+    """A GPU that launches nothing: what is compiled is written down, and by which version each launch is."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.compiled: list[tuple[GpuKernel, tuple[str, ...]]] = []
         self.launches: list[tuple] = []
-        self.bound: list[tuple] = []
-        self.compiled: list[GpuKernel] = []
-        self.current = 0
-        compile_kernel = triton.compile_kernel
-
-        def compile_and_tell(kernel, *facts):
-            self.compiled.append(kernel)
-            return compile_kernel(kernel, *facts)
-
-        monkeypatch.setattr(triton, "compile_kernel", compile_and_tell)
+        monkeypatch.setattr(triton, "compile_kernel", self.compile)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-        monkeypatch.setattr(triton, "cuda_driver", lambda: self)
-        monkeypatch.setattr(
-            triton_api, "cuda_launch_state", lambda: (lambda: self.current, lambda device: 99)
-        )
-        monkeypatch.setattr(torch.cuda, "device", self.on_device)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
 
-    def bind(self, *facts):
-        self.bound.append(facts)
-        version = f"version{len(self.bound)}"
-        return lambda *args: self.launches.append((version, *args))
+    def load(self, source):
+        return triton.triton_launcher(source, planned_tiles(source.plan))
 
-    def kernels(self):
-        """What each launch was compiled from."""
-        return [
-            self.compiled[int(launch[0].removeprefix("version")) - 1] for launch in self.launches
-        ]
-
-    def sass(self, number):
-        return _tool_output(self.bound[number][0], "nvdisasm", "-c")
-
-    @contextlib.contextmanager
-    def on_device(self, index):
-        before, self.current = self.current, index
-        yield
-        self.current = before
+    def compile(self, kernel, divisible, target):
+        self.compiled.append((kernel, divisible))
+        number = len(self.compiled)
+        return Launches(lambda grid: lambda *given: self.launches.append((number, *grid, *given)))
 
 
-def cuda_kernel(source: KernelSource) -> CudaKernel:
-    return CudaKernel(gpu_kernel(source, planned_tiles(source.plan)), Options(disk_cache=False))
+class Launches:
+    def __init__(self, at):
+        self.at = at
+
+    def __getitem__(self, grid):
+        return self.at(grid)
 
 
-def test_the_launcher_passes_pointers_grid_and_stream(monkeypatch):
-    gpu = FakeGpu(monkeypatch)
-    source = copy(5000, "cuda")
-    kernel = cuda_kernel(source)
+def test_a_launch_passes_grid_arguments_and_tiles(monkeypatch):
+    gpu, source = FakeGpu(monkeypatch), copy(5000, "cuda")
     a, y = torch.empty(5000), torch.empty(5000)
-    kernel.launch(a, y)
-    block, warps = source.plan.tiles["x"], source.plan.num_warps
-    assert gpu.launches == [("version1", -(-5000 // block), 99, a.data_ptr(), y.data_ptr())]
-    assert [facts[2:] for facts in gpu.bound] == [(0, 32 * warps, 0, 2, 0, 0, False)]
+    gpu.load(source)(a, y)
+    block = source.plan.tiles["x"]
+    assert gpu.launches == [(1, -(-5000 // block), 1, 1, a, y, block)]
 
 
 def test_an_unaligned_pointer_gets_a_version_that_assumes_nothing(monkeypatch):
     gpu = FakeGpu(monkeypatch)
-    kernel = cuda_kernel(copy(2**20, "cuda"))
-    a, y = torch.empty(2**20 + 1), torch.empty(2**20)
-    kernel.launch(a[:-1], y)
-    kernel.launch(a[1:], y)
-    kernel.launch(a[1:], y)
-    assert [launch[0] for launch in gpu.launches] == ["version1", "version2", "version2"]
-    assert ["LDG.E.128" in gpu.sass(number) for number in range(2)] == [True, False]
+    launch, a, y = gpu.load(copy(4096, "cuda")), torch.empty(4097), torch.empty(4096)
+    for given in (a[:-1], a[1:], a[1:]):
+        launch(given, y)
+    assert [launch[0] for launch in gpu.launches] == [1, 2, 2]
+    assert [facts for _, facts in gpu.compiled] == [("in_ptr0", "out_ptr0"), ("out_ptr0",)]
 
 
-def test_a_symbolic_size_sets_the_grid_and_picks_its_version(monkeypatch):
+def test_nothing_is_launched_for_tensors_without_elements(monkeypatch):
     gpu = FakeGpu(monkeypatch)
-    s0 = size_symbol("s0")
-    p = Program(hints={s0: 32})
-    p.input("x", (s0, 100))
-    p.pointwise("y", (s0, 100), lambda o, i: o.load("x", i[0] * 100 + i[1]))
-    source = source_of(p, device="cuda")
-    kernel = cuda_kernel(source)
-    x = torch.empty(4000, 100)
-    for n in (32, 33, 4000):
-        kernel.launch(x, x, n)
-    block = source.plan.tiles["x"]
-    assert [launch[1] for launch in gpu.launches] == [-(-n * 100 // block) for n in (32, 33, 4000)]
-    assert [launch[0] for launch in gpu.launches] == ["version1", "version2", "version1"]
+    gpu.load(copy(0, "cuda"))(torch.empty(0), torch.empty(0))
+    assert gpu.launches == []
 
 
-def test_a_float_is_passed_as_it_is_and_picks_no_version(monkeypatch):
+def test_kernels_on_cpu_tensors_are_interpreted_beside_those_of_a_gpu(monkeypatch):
+    """With `device_codegen="triton"` a module has both; the driver would take a CPU's address."""
     gpu = FakeGpu(monkeypatch)
-    f0 = float_symbol("f0")
-    p = Program(hints={f0: 16.0})
-    p.input("x", (4096,))
-    p.pointwise("y", (4096,), lambda o, i: o.mul(o.load("x", i[0]), o.index_expr(f0, F32)))
-    kernel = cuda_kernel(source_of(p, device="cuda"))
-    x = torch.empty(4096)
-    for number in (16.0, 0.1):
-        kernel.launch(x, x, number)
-    assert [launch[-1] for launch in gpu.launches] == [16.0, 0.1]
-    assert [launch[0] for launch in gpu.launches] == ["version1", "version1"]
-    assert "F2F.F32.F64" in gpu.sass(0)
-
-
-def test_a_kernel_of_another_device_runs_there(monkeypatch):
-    gpu = FakeGpu(monkeypatch)
-    kernel = cuda_kernel(copy(device="cuda"))
-    gpu.current = 1
-    x = torch.empty(4096)
-    kernel.launch(x, x)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    here, there = copy(4), copy(4, "cuda")
+    there.name += "0"
+    options = Options(plugins=())
+    found = load.load_triton(KernelModule("triton", "", [here, there]), options)()
+    x, y = torch.arange(4.0), torch.empty(4)
+    found[here.name](x, y)
+    assert y.equal(x) and gpu.launches == []
+    found[there.name](x, y)
     assert len(gpu.launches) == 1
-    assert gpu.current == 1
-
-
-def test_nothing_is_launched_for_tensors_without_elements():
-    assert "run(" not in launcher_text(copy(0).plan, Tiles(256), 0)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_on_a_gpu_kernels_follow_stream_and_alignment():
+    follow_stream_and_alignment(load_kernel)
+
+
+def follow_stream_and_alignment(load):
     source = source_of(
         pointwise(lambda o, i: o.add(o.load("a", i[0]), o.constant(1.0, F32)), inputs=("a",)),
         device="cuda",
     )
-    launch = load_kernel(source)
+    launch = load(source)
     memory = torch.randn(4097, device="cuda")
     stream = torch.cuda.Stream()
     for a in (memory[:-1], memory[1:]):
@@ -288,7 +235,7 @@ TWO = [n for n, spec in POINTWISE.items() if spec.arity == 2]
 def test_every_operation_compiles_for_a_gpu(name, number):
     """The interpreter runs some functions that a GPU's library has under another name, or not at all; and it
     minds less whether an operand is one number. `number`: which is."""
-    dtype = torch.int32 if name.startswith(("bitwise", "lshift", "rshift")) else F32
+    dtype = torch.int32 if POINTWISE[name].result == "int" else F32
     compile_operation(name, torch.int64 if name.startswith("rand") else dtype, number)
     if name in ("add", "pow", "floordiv", "remainder", "fmod", "truncdiv"):
         compile_operation(name, torch.int64, number)

@@ -16,12 +16,10 @@ from minicompile.codegen.phases import riders
 from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
-from minicompile.runtime.gpu_kernel import (
-    needs_int64,
-)
+from minicompile.runtime.gpu_kernel import needs_int64
 from minicompile.shapes.expr import FloorDiv, float_symbol, size_symbol
 from tests.codegen.fusing import Program, softmax
-from tests.codegen.test_triton_compiling import FakeGpu, cuda_kernel
+from tests.codegen.test_triton_compiling import FakeGpu
 from tests.codegen.triton_running import DEVICES, call, source_of
 
 F32 = torch.float32
@@ -79,18 +77,15 @@ def test_longer_rows_than_a_program_holds_are_compiled_once_more() -> None:
 
 def test_a_launch_picks_the_tile_of_its_row(monkeypatch) -> None:
     gpu = FakeGpu(monkeypatch)
-    kernel = cuda_kernel(source_of(softmax(640, S0, hints={S0: 1024}), ("amax", "total"), "cuda"))
+    launch = gpu.load(source_of(softmax(640, S0, hints={S0: 1024}), ("amax", "total"), "cuda"))
     x = torch.empty(640, 1024)
-    for n in (1024, 1000, 513, 512, 40):
-        kernel.launch(x, x, n)
-    constants = (kernel.constants.values() for kernel in gpu.kernels())
-    x_block, r_block = zip(*constants, strict=True)
-    assert r_block == (1024, 1024, 1024, 512, 64)
+    for n in (1024, 1008, 512, 32):
+        launch(x, x, n)
+    x_block, r_block = zip(*(launch[-2:] for launch in gpu.launches), strict=True)
+    assert r_block == (1024, 1024, 512, 32)
     assert [launch[1] for launch in gpu.launches] == [math.ceil(640 / n) for n in x_block]
-    assert x_block[0] * 1024 == x_block[3] * 512
-    versions = [launch[0] for launch in gpu.launches]
-    assert versions[1] == versions[2]
-    assert len(set(versions)) == 4
+    assert x_block[0] * 1024 == x_block[2] * 512
+    assert [launch[0] for launch in gpu.launches] == [1, 1, 2, 3]
 
 
 # Widths --------------------------------------------------------------------------------------------------
@@ -106,18 +101,15 @@ def scaled(hint: int = 32) -> Program:
 def test_a_launch_has_int64_indices_from_where_int32_end(monkeypatch) -> None:
     gpu = FakeGpu(monkeypatch)
     source = source_of(scaled(), device="cuda")
-    kernel = cuda_kernel(source)
+    launch = gpu.load(source)
     assert source.plan.index_dtype is torch.int32
     x = torch.empty(1)
     last = (2**31 - triton_rules.LARGEST_BLOCK - 1) // 100
     for n in (32, last, last + 1, 2**40):
         assert needs_int64(source.plan, {S0: n}) == (n > last)
-        kernel.launch(x, x, n)
-    types = [kernel.types["s0"] for kernel in gpu.kernels()]
-    assert types == ["i32", "i32", "i64", "i64"]
-    assert [facts[-1] for facts in gpu.bound] == [
-        kernel.types["s0"] == "i64" for kernel in gpu.compiled
-    ]
+        launch(x, x, n)
+    versions = (gpu.compiled[launch[0] - 1][0] for launch in gpu.launches)
+    assert [kernel.types["s0"] for kernel in versions] == ["i32", "i32", "i64", "i64"]
 
 
 def test_large_strides_count_too() -> None:
@@ -177,18 +169,20 @@ def test_dividends_count_among_what_int32_must_hold() -> None:
 
 def test_floats_follow_sizes(monkeypatch) -> None:
     gpu = FakeGpu(monkeypatch)
+    launch, x = gpu.load(source_of(scaled_by_float(), device="cuda")), torch.empty(64)
+    for n in (64, 40, 41):
+        launch(x, x, n, 0.25)
+    assert [launch[6:8] for launch in gpu.launches] == [(64, 0.25), (40, 0.25), (41, 0.25)]
+    ((kernel, _), *_) = gpu.compiled
+    assert list(kernel.types.values()) == ["*fp32", "*fp32", "i32", "fp64"]
+
+
+def scaled_by_float() -> Program:
     half, f0 = FloorDiv(S0, 2), float_symbol("f0")
     p = Program(hints={S0: 64, f0: 1.5})
     p.input("x", (S0,))
     p.pointwise("y", (half,), lambda o, i: o.mul(o.load("x", i[0] + half), o.index_expr(f0, F32)))
-    kernel = cuda_kernel(source_of(p, device="cuda"))
-    x = torch.empty(64)
-    for n in (64, 40, 41):
-        kernel.launch(x, x, n, 0.25)
-    assert [launch[5:] for launch in gpu.launches] == [(64, 0.25), (40, 0.25), (41, 0.25)]
-    assert [facts[5:] for facts in gpu.bound] == [(2, 1, 1, False)] * 2
-    types = ["*fp32", "*fp32", "i32", "fp64"]
-    assert all(list(found.types.values()) == types for found in gpu.compiled)
+    return p
 
 
 @pytest.mark.long

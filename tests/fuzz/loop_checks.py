@@ -25,7 +25,7 @@ from minicompile.lowering.ir import (
     LoopGraph,
 )
 from minicompile.options import Options
-from minicompile.plugins.column_reductions import choose
+from minicompile.plugins.cpu_reductions import choose
 from minicompile.plugins.transposed_tiles import choose as squares
 from minicompile.runtime.load import kernel_loader, load_wrapper
 from minicompile.scheduling.schedule import schedule

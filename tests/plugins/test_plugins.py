@@ -56,11 +56,11 @@ def test_words_and_names_select():
     assert set(plugins.select("default")) == {
         p.name for p in plugins.available().values() if p.default
     }
-    assert plugins.select("graph_cache, cuda_graphs") == ("cuda_graphs", "graph_cache")
+    assert plugins.select("memory_arena, cuda_graphs") == ("cuda_graphs", "memory_arena")
     assert set(plugins.select("default, flash_attention")) == {
         *plugins.select("default"), "flash_attention",
     }  # fmt: skip
-    assert Options(plugins=["graph_cache"]).plugins == ("graph_cache",)
+    assert Options(plugins=["cuda_graphs"]).plugins == ("cuda_graphs",)
 
 
 @pytest.mark.parametrize("wrong", ["unheard_of", ["unheard_of"], 3])
@@ -72,7 +72,7 @@ def test_an_unknown_plugin_is_refused_with_what_exists(wrong: object):
 def test_the_environment_selects():
     program = "from minicompile.options import Options; print(Options().plugins)"
     assert run(program, MINICOMPILE_PLUGINS="none") == "()"
-    assert run(program, MINICOMPILE_PLUGINS="graph_cache") == "('graph_cache',)"
+    assert run(program, MINICOMPILE_PLUGINS="cuda_graphs") == "('cuda_graphs',)"
 
 
 def test_a_rule_of_a_plugin_left_out_gives_way_to_the_core_s(monkeypatch: pytest.MonkeyPatch):

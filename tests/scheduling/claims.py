@@ -11,7 +11,6 @@ import sympy
 
 from minicompile.debug.why import Answer
 from minicompile.lowering.ir import ComputedBuffer, Scatter
-from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.nodes import (
     Dependency,
     ExternKernelSchedulerNode,
@@ -62,18 +61,6 @@ def elements(
     }
 
 
-def at_hints(place: Dependency, schedule: Schedule) -> Dependency:
-    """The same place with numbers for sizes."""
-    if place.index is None:
-        return place
-    return Dependency(place.buffer, place.index.xreplace(dict(schedule.graph.size_hints)))
-
-
-def hinted(body: LoopBody, schedule: Schedule, reduced: bool) -> dict[sympy.Symbol, int]:
-    ranges = body.reduction_ranges if reduced else body.ranges
-    return {v: size_hint(size, schedule.graph.size_hints) for v, size in ranges.items()}
-
-
 def check_answer(schedule: Schedule, answer: Answer) -> None:
     """Its verdict and its reason are true of the finished schedule."""
     decision = answer.decision
@@ -102,10 +89,6 @@ def check_fused(schedule: Schedule, decision: FusionDecision) -> None:
     assert told
     if decision.cause == "handed_over":
         assert told <= (written[0] & (read[1] | written[1])) | (written[1] & (read[0] | written[0]))
-        nowhere = re.search(r"no need to write (.*?) to memory", decision.reason)
-        if nowhere:
-            names = set(re.split(r", | and ", nowhere.group(1))) & set(schedule.graph.buffers)
-            assert names and names <= schedule.memory.internal
     else:
         assert decision.cause == "shared_read" and told <= read[0] & read[1]
     buffers, hints = schedule.graph.buffers, schedule.graph.size_hints
@@ -159,27 +142,7 @@ def check_index_mismatch(schedule: Schedule, decision: FusionDecision) -> None:
     (write,) = (d for d in writer.writes if d.buffer == buffer)
     reads = [d for d in reader.reads if d.buffer == buffer]
     assert str(write.index) == written
-    read = next(
-        d for d in reads if re.match(re.escape(str(d.index)) + r"(,|:| and (\w+ )?at |$)", rest)
-    )
-    rest = rest.removeprefix(str(read.index))
-    loops = {
-        node.name: {**hinted(node.body, schedule, False), **hinted(node.body, schedule, True)}
-        for node in (writer, reader)
-    }
-    whole, part = (
-        elements(at_hints(place, schedule), loops[node.name], {})
-        for place, node in ((write, writer), (read, reader))
-    )
-    if limited := re.match(r", only (\d+) of its (\d+) elements", rest):
-        masked = any(v.buffer == buffer and v.mask is not None for v in reader.body.loads)
-        most, every = map(int, limited.groups())
-        exact = is_linear(read.index, loops[reader.name])  # else elements may be read repeatedly
-        assert len(part) == most if exact else len(part) <= most
-        assert len(whole) == every
-        assert part < whole or masked, "an index reaches beyond only where a mask forbids it"
-    else:
-        assert rest == ", in another order"
+    assert rest in [str(d.index) for d in reads] and rest != written
 
 
 def check_hazard(schedule: Schedule, decision: FusionDecision) -> None:
@@ -193,15 +156,6 @@ def check_hazard(schedule: Schedule, decision: FusionDecision) -> None:
     assert scatters.keys() & {n.name for n in decision.nodes}
     assert told and all(name in sides[0] | sides[1] for name in told)
     assert any(sides[0] & sides[1] & {s, t} for s, t in scatters.items())
-
-
-def is_linear(index: sympy.Expr, loops: Mapping[sympy.Symbol, int]) -> bool:
-    return all(
-        not term.free_symbols & set(loops)
-        or term.is_symbol
-        or (term.is_Mul and not term.atoms(sympy.Function))
-        for term in sympy.Add.make_args(index)
-    )
 
 
 def check_common(schedule: Schedule, decision: FusionDecision) -> None:

@@ -36,6 +36,7 @@ def test_numbers_of_each_kernel(trace: Trace):
 
 
 def test_the_text_has_a_line_for_each_kernel(trace: Trace):
+    assert "-> 1 kernel and 1 extern call" in str(trace.schedule)
     lines = str(trace.roofline(TOY)).split("\n")
     assert lines[1] == "toy: 1.0 GB/s, 8.0 GFLOP/s (given)"
     assert len({len(line) for line in lines[2:]}) == 1

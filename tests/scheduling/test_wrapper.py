@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.codegen.wrapper import generate_wrapper, solved
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ExternKernel, ExternOutput, Layout, View
 from minicompile.options import Options
@@ -153,6 +153,7 @@ def test_a_size_that_no_input_tells_is_refused() -> None:
     graph = b.finish(b.double(x), S0)
     with pytest.raises(Unsupported, match="no input tells what s0 is"):
         text_of(graph)
+    assert solved(S0**2, S0, "n") is None
 
 
 def test_inputs_and_intermediates_die_at_their_last_use() -> None:

@@ -140,7 +140,7 @@ lowering(aten.mul.Tensor)(product("mul"))
 
 def division(name: str) -> Rule:
     """On a CPU, eager looks whether an integer is divided by zero, and so do we: it is a library call, unless
-    the divisor is a number that is known not to be 0.
+    the divisor is a number that is known not to be 0. So is a division of floats without a fraction.
     """
 
     def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
@@ -149,6 +149,8 @@ def division(name: str) -> Rule:
         known |= isinstance(b, sympy.Expr) and bool(b.is_positive)
         if not known and not dtype.is_floating_point and common_device(a, b).type == "cpu":
             raise Unsupported("an integer divided by what may be 0")
+        if dtype.is_floating_point and name in ("floordiv", "truncdiv"):
+            raise Unsupported("a division of floats without a fraction")
         return elementwise(ctx, operation(name, dtype), a, b)
 
     return rule

@@ -40,8 +40,7 @@ from minicompile.ops.graph import Graph, argument_text
 from minicompile.ops.registry import ALL, key_name
 from minicompile.options import Options, triton_variables
 from minicompile.pipeline import Compile, Program, around_compile, differentiate
-from minicompile.runtime import triton
-from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
+from minicompile.plugins.fast_launcher import launch
 from minicompile.runtime.load import load_wrapper
 
 KIND = "cuda"
@@ -103,7 +102,7 @@ def from_disk(capture: Capture, options: Options, compile: Compile) -> Program:
 def load_kept(kept: Kept, capture: Capture, options: Options) -> Program:
     """Load the kernels and wrappers that were kept."""
     capture.watch.tell("building", [])
-    waits = [triton.start_kernels(graph.kernels, options) for graph in kept.graphs]
+    waits = [launch.start_kernels(graph.kernels, options) for graph in kept.graphs]
     calls = [load_wrapper(graph.wrapper, wait()) for graph, wait in zip(kept.graphs, waits)]
 
     def backward() -> Graph | None:
@@ -283,7 +282,7 @@ class KeptGraph:
     """A graph that needn't be compiled: its wrapper, and its kernels by name."""
 
     wrapper: WrapperSource
-    kernels: dict[str, GpuKernel]
+    kernels: dict[str, launch.LaunchedKernel]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +307,7 @@ def keep(
         return
     found: list[Any] = []
     for wrapper, modules in graphs:
-        kernels = gpu_kernels(kernel for module in modules for kernel in module.kernels)
+        kernels = launch.launched_kernels([k for module in modules for k in module.kernels])
         texts = {name: dataclasses.asdict(kernel) for name, kernel in kernels.items()}
         found.append([wrapper.name, wrapper.text, wrapper.owned, texts])
     try:
@@ -328,7 +327,7 @@ def read(key: str, options: Options) -> Kept | None:
     found = []
     for name, text, owned, kernels in graphs:
         lines = [CodeLine(line) for line in text.splitlines()]
-        loadable = {kernel: GpuKernel(**facts) for kernel, facts in kernels.items()}
+        loadable = {kernel: launch.LaunchedKernel(**facts) for kernel, facts in kernels.items()}
         found.append(KeptGraph(WrapperSource(name, lines, [], owned), loadable))
     return Kept(RuntimeMetadata(outputs, tangents=tangents, **tuples(metadata)), found)
 

@@ -22,15 +22,17 @@ from typing import Any
 import torch
 
 from minicompile.codegen.plan import KernelModule, KernelSource, LibraryCall, TritonPlan
+from minicompile.codegen.triton import print_triton
 from minicompile.compat import triton_api
 from minicompile.lowering.ir import Layout
 from minicompile.ops.cache import Cache, digest
 from minicompile.ops.device import gpu_of
 from minicompile.ops.display import count_text
 from minicompile.options import Options
+from minicompile.plugins.fast_launcher.launch import load_fast
 from minicompile.runtime.gpu_kernel import Tiles, blocks, module_text, planned_tiles
 from minicompile.runtime.load import tuner
-from minicompile.runtime.triton import Launcher, load_kernel
+from minicompile.runtime.triton import Launcher
 
 EACH = range(2, 65)
 """How many elements of a tile a thread may have."""
@@ -101,6 +103,16 @@ def candidates(source: KernelSource) -> list[Tiles]:
     return found
 
 
+def rival_sources(source: KernelSource) -> dict[str, list[KernelSource | LibraryCall]]:
+    """The steps of each rival: kernels that have texts, and calls."""
+    return {
+        rival.name: [
+            step if isinstance(step, LibraryCall) else print_triton(step) for step in rival.steps
+        ]
+        for rival in source.plan.rivals
+    }
+
+
 def product_candidates(source: KernelSource) -> list[Tiles]:
     """The ways to compute a product, the library's first: it is taken where nothing can be measured."""
 
@@ -109,7 +121,7 @@ def product_candidates(source: KernelSource) -> list[Tiles]:
         return [Tiles(num_warps=c.pop("warps"), way=way, **c) for c in choices]
 
     found = [Tiles(way="library"), *listed(source.plan)]
-    for way, steps in source.rivals.items():
+    for way, steps in rival_sources(source).items():
         for step in steps:
             if isinstance(step, KernelSource):
                 found += listed(step.plan, way)
@@ -148,15 +160,15 @@ def fastest(tried: Sequence[Tiles], times: Sequence[float]) -> int:
 def load_candidate(source: KernelSource, tiles: Tiles, options: Options | None = None) -> Launcher:
     """Load a kernel with some tiles, or what runs the steps of a rival on the kernel's own arguments."""
     if not tiles.way:
-        return load_kernel(source, tiles, options)
+        return load_fast(source, tiles, options)
     plan = source.plan
     (rival,) = (rival for rival in plan.rivals if rival.name == tiles.way)
-    names, steps = [a.buffer for a in plan.arguments], source.rivals[tiles.way]
+    names, steps = [a.buffer for a in plan.arguments], rival_sources(source)[tiles.way]
     own = replace(tiles, way="") if tiles.x else None
     ours = [step for step in steps if isinstance(step, KernelSource)]
     chosen = next((step for step in ours if step.plan.reduction == "product"), [None, *ours][-1])
     runs: list[Launcher | None] = [
-        load_kernel(step, own if step is chosen else None, options)
+        load_fast(step, own if step is chosen else None, options)
         if isinstance(step, KernelSource)
         else None
         for step in steps

@@ -24,8 +24,10 @@ from minicompile.lowering.lower import lowering
 from minicompile.ops.events import observer
 from minicompile.ops.registry import ALL, scoped, without
 from minicompile.options import Options
+from minicompile.plugins.fast_launcher import launch
 from minicompile.plugins.graph_cache import store as graph_cache
 from minicompile.runtime import load
+from minicompile.runtime.gpu_kernel import planned_tiles
 from tests.comparing import Answer, answer, assert_answer, assert_same
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
@@ -50,17 +52,17 @@ class Disk:
             return entry
 
         def load_and_keep(source: Any, *given: Any) -> Any:
-            (kernel,) = load.gpu_kernels([source]).values()
-            return kernels.setdefault(kernel.key, load_kernel(source, *given))
+            kernel = launch.launched_kernel(source, planned_tiles(source.plan))
+            return kernels.setdefault(repr(kernel), load_kernel(source, *given))
 
         def start_kernels(asked: Any, options: Options) -> Any:
-            return lambda: {name: kernels[kernel.key] for name, kernel in asked.items()}
+            return lambda: {name: kernels[repr(kernel)] for name, kernel in asked.items()}
 
         monkeypatch.setattr(graph_cache, "key_of", key_and_tell)
         monkeypatch.setattr(graph_cache, "read", read_and_tell)
         if interpreted:
             monkeypatch.setattr(load.triton, "load_kernel", load_and_keep)
-            monkeypatch.setattr(load.triton, "start_kernels", start_kernels)
+            monkeypatch.setattr(launch, "start_kernels", start_kernels)
 
 
 @pytest.fixture(autouse=True)

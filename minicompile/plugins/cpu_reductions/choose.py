@@ -54,6 +54,13 @@ def choose_chunks(plan: CppPlan, options: Options) -> str | None:
     return f"threads share {plan.rows} rows of {plan.row_length} elements"
 
 
+@plan_rule("cpp:rows")
+def choose_rows(plan: CppPlan, options: Options) -> None:
+    """Helpers reduce rows that lie in memory."""
+    if plan.reduction == "looped":
+        plan.reduction = "rows"
+
+
 def tiles_of_columns(plan: CppPlan, width: int) -> dict[str, int]:
     """Wide tiles read memory in order; when there are too few for all threads, these share the rows."""
     outer, tile = plan.rows // max(width, 1), min(-(-width // 16) * 16, WIDEST_TILE)

@@ -1,4 +1,4 @@
-"""C kernels that reduce columns in vectors.
+"""C kernels that reduce rows and columns in vectors.
 
 - They give what eager gives, at fixed and symbolic sizes, as exact as eager.
 - As few loop nests as possible do the work; threads share the rows of few columns.
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import minicompile
+import minicompile as mc
 from tests.codegen.kernels import REFERENCE, one_reduction, special
 from tests.codegen.kernels import run_cpp as run
 from tests.codegen.races import loop_nests
@@ -67,9 +67,9 @@ def test_chunks_of_columns_match_eager(
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     x, b = torch.randn(size, generator=generator), torch.randn(size[1], generator=generator)
-    compiled = minicompile.compile(fn, fullgraph=True, dynamic=dynamic)
+    compiled = mc.compile(fn, fullgraph=True, dynamic=dynamic)
     torch.testing.assert_close(compiled(x, b), fn(x, b), rtol=1e-4, atol=1e-4)
-    kernels = minicompile.trace(compiled, x, b).forward.kernels
+    kernels = mc.trace(compiled, x, b).forward.kernels
     if size == (1000, 64):
         (kernel,) = kernels
         assert "chunks" in kernel.text
@@ -80,7 +80,7 @@ def test_chunks_of_columns_match_eager(
 @pytest.mark.parametrize(("fn", "nests"), PROGRAMS)
 def test_columns_match_eager_in_triton(fn: Callable[..., Any], nests: int | None) -> None:
     x, b = torch.randn(300, 20), torch.randn(20)
-    compiled = minicompile.compile(fn, fullgraph=True, options={"device_codegen": "triton"})
+    compiled = mc.compile(fn, fullgraph=True, options={"device_codegen": "triton"})
     torch.testing.assert_close(compiled(x, b), fn(x, b), rtol=1e-4, atol=1e-4)
 
 
@@ -108,8 +108,8 @@ def test_few_columns_share_their_rows_among_threads(kind: str, size: tuple[int, 
 def test_what_threads_found_of_columns_is_combined_once_before_the_next_sweep() -> None:
     """Nothing stands between the sweeps of a softmax that could combine it on the way."""
     x = special(20_000, 32)
-    softmax_of_columns = minicompile.compile(lambda x: torch.softmax(x, 0))
-    (kernel,) = minicompile.trace(softmax_of_columns, x).kernels
+    softmax_of_columns = mc.compile(lambda x: torch.softmax(x, 0))
+    (kernel,) = mc.trace(softmax_of_columns, x).kernels
     assert kernel.plan.vector_axis == "x" and kernel.plan.tiles["r"] > 0
     shared, combined = 3, 2
     assert kernel.text.count("c < chunks") == shared + combined
@@ -125,3 +125,36 @@ def test_sums_of_columns_are_as_exact_as_eager(size: tuple[int, int]) -> None:
     run(one_reduction("sum", *size, F32, F32, True).plan(), {"x": x, "out": out})
     found, eager = ((sums.double() - exact).norm() for sums in (out, x.sum(0)))
     assert found < eager
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [(8, 1, 3), (3, 1, 1), (2, 4, 77), (16, 3, 3136), (2, 2, 20_000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sums_of_computed_terms_ride_along(
+    size: tuple[int, int, int], dtype: torch.dtype, dynamic: bool
+) -> None:
+    """The terms of several sums, chosen by a comparison, are written down in short rows alone."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> Any:
+        normal = (x.float() - 0.5) * scale
+        chosen = torch.where(torch.relu(normal) <= 0, 0.0, y.float())
+        moments = [(chosen * t).sum((0, 2), keepdim=True) for t in (normal, scale)]
+        return *moments, (chosen * scale - moments[0] * normal * 1e-3).to(x.dtype)
+
+    compiled = mc.compile(fn, fullgraph=True, dynamic=dynamic)
+    for number in (0.0, float("inf"), float("-inf"), float("nan")):
+        x, y = special(*size, dtype=dtype), special(*size, dtype=dtype) + 0.25
+        scale = special(1, size[1], 1).abs() + 0.5
+        y[0, 0, -1] = x[-1, -1, 0] = number
+        expected = fn(x.double(), y.double(), scale.double())
+        found = compiled(x, y, scale)
+        close = (
+            {"rtol": 1e-5, "atol": 1e-3} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+        )
+        for ours, exact in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.double(), exact, equal_nan=True, **close)
+    (kernel,) = mc.trace(compiled, x, y, scale).kernels
+    short = size[2] <= 256 and not dynamic
+    assert ("_part[" in kernel.text) == short
+    assert ("reduction(+:" in kernel.text) != short

@@ -9,15 +9,15 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from minicompile.codegen.cpp_loops import least
-from minicompile.codegen.cpp_reductions import RowPrinter
 from minicompile.codegen.plan import CppPlan
 from minicompile.codegen.printing import kernel_template
 from minicompile.ops.table import POSITIONS
+from minicompile.plugins.cpu_reductions.rows import RowHelperPrinter
 from minicompile.scheduling.body import Value
 
 
 @kernel_template("chunks")
-class ChunkPrinter(RowPrinter):
+class ChunkPrinter(RowHelperPrinter):
     """Rows in chunks, if the plan has such tiles. A lane is a column of a tile, or the only row."""
 
     lanes = 1

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from minicompile.codegen.cpp_loops import operands
-from minicompile.codegen.cpp_reductions import MANY
 from minicompile.codegen.cpp_values import ALIGNED, Loop
 from minicompile.codegen.phases import cost, float_sums
 from minicompile.codegen.plan import CppPlan
 from minicompile.codegen.printing import kernel_template
 from minicompile.ops.table import POSITIONS
-from minicompile.plugins.column_reductions.chunks import ChunkPrinter
+from minicompile.plugins.cpu_reductions.chunks import ChunkPrinter
+from minicompile.plugins.cpu_reductions.rows import MANY
 from minicompile.scheduling.body import Value, varying
-from minicompile.shapes.expr import Size, product, size_hint
+from minicompile.shapes.expr import product, size_hint
 
 DEAR = 12
 """Operations on an element from which several rows aren't added up at once."""
@@ -97,7 +97,7 @@ class ColumnPrinter(ChunkPrinter):
         if divided:
             self.combine_parts(divided)
 
-    def innermost(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
+    def innermost(self, values: Sequence[Value], loop: Loop) -> None:
         """One row of the tile."""
         still = self._fixed(values, self.arrays)
         with self.loop(loop):
@@ -153,12 +153,10 @@ class ColumnPrinter(ChunkPrinter):
         at_times = often or self.in_fours(values) or self.in_blocks(values)
         return float_sums(values) if at_times else []
 
-    def piece(
-        self, values: Sequence[Value], loop: Loop, totals: list[Value], most: Size, at_once: bool
-    ) -> None:
+    def piece(self, values: Sequence[Value], loop: Loop, totals: list[Value]) -> None:
         left = self._fours(values, loop) if self.in_fours(values) else loop
         if left is not None:
-            super().piece(values, left, totals, most, at_once)
+            super().piece(values, left, totals)
 
     def _fours(self, values: Sequence[Value], loop: Loop) -> Loop | None:
         """Add up four iterations at a time, each four into the totals. Gives the loop over what is left."""
