@@ -45,7 +45,7 @@ from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.ops.registry import Registry
 from minicompile.ops.table import POSITIONS, ReductionKind, ScanKind
 from minicompile.options import Options
-from minicompile.shapes.expr import ZERO, Size, product, same, to_size
+from minicompile.shapes.expr import ZERO, Size, same, to_size
 
 OutputIndex = Callable[[Ops, Sequence[Index]], Sequence[Index]]
 Rule = Callable[..., Any]
@@ -155,10 +155,7 @@ class LoweringContext:
 
     def view(self, value: TensorValue, view: ViewMap) -> TensorValue:
         """The value through an index map, without a copy."""
-        found = value.through(view, self.origins)
-        if found.layout is None and found.dtype not in LOOP_DTYPES:
-            raise Unsupported(f"a view of {found.dtype} that isn't strided")
-        return found
+        return value.through(view, self.origins)
 
     # -- memory
 
@@ -205,8 +202,6 @@ class LoweringContext:
     def _emit(
         self, layout: Layout, loops: Loops, cost: Probe, origins: Origins, why: str
     ) -> Buffer:
-        if layout.dtype not in LOOP_DTYPES:
-            raise Unsupported(f"loops over {layout.dtype}")
         reads, inlined = cost.reached()
         target = [loops.target] if isinstance(loops, Scatter) else []
         names = frozenset([*reads, *target])
@@ -304,8 +299,6 @@ class LoweringContext:
             return fn(ops, index)
 
         cost = self.dry_run(both, loop_index(len(ranges)))
-        if cost.dtype is not base.dtype:
-            raise Unsupported(f"a scatter of {cost.dtype} into {base.dtype}")
         where, element = self.body(output_index), self.body(fn)
         loops = Scatter(tuple(ranges), target.name, where, element, mode)
         return self._filled(target.layout, loops, cost, "scatter")
@@ -329,13 +322,8 @@ def tensor_layouts(val: Any) -> list[Layout | None]:
 
 
 def is_dense(layout: Layout) -> bool:
-    """Every element between the first and the last is used exactly once, in some order of dimensions."""
-    left = [dim for dim, extent in enumerate(layout.size) if extent != 1]
-    expected: Size = 1
-    while left and 0 not in layout.size:
-        dim = next((dim for dim in left if same(layout.stride[dim], expected)), None)
-        if dim is None:
-            return False
-        left.remove(dim)
-        expected = product((expected, layout.size[dim]))
-    return True
+    """Whether there are as many elements as places from the first to the last.
+
+    Then each place is used once: eager makes no new tensor whose elements share some and leave out others.
+    """
+    return same(layout.storage_size, layout.numel)

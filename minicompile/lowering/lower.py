@@ -97,8 +97,6 @@ class Lowering:
         *nodes, output = self.graph.nodes
         self.ctx.names.update(n.name for n in nodes if n.op in ("placeholder", "get_attr"))
         for node in nodes:
-            if node.op not in visit:
-                raise Unsupported(f"a {node.op} node in an ATen graph")
             self.ctx.enter(node)
             self.values[node] = visit[node.op](node)
         items: Any = output.args[0]
@@ -129,16 +127,11 @@ class Lowering:
             self.hints |= {s: self.ctx.env.hints[s] for s in size.free_symbols}
 
     def _attribute(self, node: fx.Node) -> TensorValue:
-        value: Any = operator.attrgetter(str(node.target))(self.graph.gm)
-        if not isinstance(value, torch.Tensor):
-            raise Unsupported(f"a graph attribute of type {type(value).__name__}")
-        return self.ctx.constant(value, node.name)
+        return self.ctx.constant(operator.attrgetter(str(node.target))(self.graph.gm), node.name)
 
     def output(self, item: Any) -> Output:
         """A graph output in memory, laid out as eager's."""
         value = self.values[item] if isinstance(item, fx.Node) else item
-        if isinstance(value, tuple | list):
-            raise Unsupported("a graph output that is a tuple", where=user_line(item))
         if not isinstance(value, TensorValue):
             return value  # type: ignore[no-any-return]
         self.ctx.enter(item)

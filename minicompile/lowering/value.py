@@ -228,9 +228,6 @@ class Probe(Scope):
                 waiting.extend(storage.cost.storages)
         return buffers, frozenset(origins)
 
-    def at(self, origins: Origins) -> Probe:
-        return self
-
     def through(self, views: Origins) -> Probe:
         self.view_origins |= views
         return self

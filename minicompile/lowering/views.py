@@ -95,13 +95,9 @@ def permute(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
     return ViewMap(tuple(size[d] for d in order), placed(len(size), order))
 
 
-def expand(size: Sequence[Size], target: Sequence[Size]) -> ViewMap:
-    """Broadcast to `target`, in which -1 keeps a dimension."""
-    added = len(target) - len(size)
-    full = (*[1] * added, *size)
-    pairs = zip(full, target, strict=True)
-    out = [have if isinstance(want, int) and want == -1 else to_size(want) for have, want in pairs]
-    return ViewMap(tuple(out), lambda i: broadcast_index(i, size, out))
+def expand(size: Sequence[Size], target: tuple[Size, ...]) -> ViewMap:
+    """Broadcast to `target`."""
+    return ViewMap(target, lambda i: broadcast_index(i, size, target))
 
 
 def broadcast_index(
@@ -178,7 +174,7 @@ def reshape_groups(old: Sequence[Size], new: Sequence[Size]) -> list[Group]:
         while not same(left, right):
             if _divides(left, right) and i < len(a):
                 left, i = to_size(left * old[a[i]]), i + 1
-            elif j < len(b) and (_divides(right, left) or i == len(a)):
+            elif _divides(right, left) and j < len(b):
                 right, j = to_size(right * new[b[j]]), j + 1
             else:  # no telling: all that remains is one group
                 i, j = len(a), len(b)

@@ -53,9 +53,7 @@ def is_float(expr: sympy.Basic) -> bool:
 class PythonFunction(sympy.Function):  # type: ignore[misc]
     """A function that prints as Python, in the form that its class gives."""
 
-    @property
-    def form(self) -> str:
-        raise NotImplementedError
+    form: Any
 
     def _sympystr(self, printer: Any) -> str:
         return self.form.format(*(printer.parenthesize(arg, 60) for arg in self.args))
@@ -128,32 +126,9 @@ class PythonNumber(PythonFunction):
 
 
 class RoundedNumber(PythonNumber):
-    """An int made of floats. Rounding does not matter to a quotient of ints below 2**53."""
+    """An int made of floats."""
 
     is_integer = True
-
-    @classmethod
-    def eval(cls, value: Expr) -> Expr | None:
-        base, divisor = _exact_ratio(value)
-        if base is None or value.is_number:
-            return super().eval(value)
-        if cls is PYTHON_NUMBERS["ceil"]:
-            return -FloorDiv(-base, divisor)
-        downwards = cls is PYTHON_NUMBERS["floor"] or is_nonnegative(base)
-        return FloorDiv(base, divisor) if downwards else None
-
-
-def _exact_ratio(value: Expr) -> tuple[Expr | None, Expr]:
-    """Two ints whose quotient a float is, up to rounding that crosses no int; else None and 1."""
-    kind = type(value).__name__
-    if kind == "truediv" and all(part.is_integer for part in value.args):
-        return value.args if value.args[1].is_positive else (None, ONE)
-    for whole, factor in (value.args, value.args[::-1]) if kind == "mul" else ():
-        if type(whole).__name__ == "float" and factor.is_Float:
-            above, below = float(factor).as_integer_ratio()
-            if 0 < above <= 1024:  # the product is exact
-                return whole.args[0] * above, sympy.Integer(below)
-    return None, ONE
 
 
 PYTHON_NUMBERS: dict[str, Any] = {
@@ -270,7 +245,7 @@ def bounds(expr: Expr, ranges: Ranges) -> tuple[Expr, Expr] | None:
     if expr.is_Mul:
         return _product_bounds(parts)
     below, above = parts[0]
-    if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0 and is_nonnegative(below):
+    if expr.is_Pow and is_nonnegative(below):
         return below**expr.exp, above**expr.exp
     if isinstance(expr, FloorDiv) and expr.args[1].is_positive:
         return FloorDiv(below, expr.args[1]), FloorDiv(above, expr.args[1])
@@ -456,9 +431,14 @@ def index_text(index: Expr | int) -> str:
     return str(index)
 
 
+def ordered(expr: sympy.Basic) -> list[sympy.Symbol]:
+    """The symbols of an expression by name."""
+    return sorted(expr.free_symbols, key=str)
+
+
 def python_text(expr: sympy.Basic, values: Sequence[str]) -> str:
     """An expression or condition as Python; `values`: names of its symbols, these ordered by name."""
-    symbols = sorted(expr.free_symbols, key=str)
+    symbols = ordered(expr)
     kinds = [size_symbol if symbol.is_integer else float_symbol for symbol in symbols]
     names = {s: kind(value) for s, kind, value in zip(symbols, kinds, values, strict=True)}
     digits = {number: float_symbol(repr(float(number))) for number in expr.atoms(sympy.Float)}

@@ -78,8 +78,6 @@ class StridedIndex:
             loop: sympy.Add(*[sympy.sympify(weight) * new for new, weight in parts[loop]])
             for loop in self.rest.free_symbols & parts.keys()
         }
-        if not sums:
-            return StridedIndex(self.offset, strides, self.rest)
         rest = StridedIndex.of(simplify_index(self.rest.xreplace(sums), ranges), ranges)
         for loop, stride in rest.strides.items():
             strides[loop] = to_size(strides.get(loop, 0) + stride)

@@ -18,7 +18,7 @@ from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, lowering
 from minicompile.lowering.rules.common import Scalar, aten, constant, number, prims
 from minicompile.lowering.value import Positions, TensorValue
-from minicompile.ops.dtypes import is_int, promote
+from minicompile.ops.dtypes import promote
 from minicompile.ops.handler import Index, Ops, V
 from minicompile.shapes.expr import (
     Size,
@@ -51,8 +51,6 @@ def iota(
     **_: Any,
 ) -> TensorValue:
     """start + i * step, in integers. What indexes with it needs no load."""
-    if not is_int(dtype):
-        raise Unsupported(f"an integer sequence of {dtype}")
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
         return ops.index_expr(index[0] * step + start, dtype)
@@ -92,14 +90,11 @@ def only_where(
 @lowering(aten.cat.default)
 def cat(ctx: LoweringContext, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     dtype = promote(t.dtype for t in tensors)
-    parts = [t for t in tensors if not (t.dim == 1 and t.size[0] == 0)]  # eager's legacy exception
-    if not parts:
-        return ctx.copy_of(tensors[0])
+    kept = [t for t in tensors if not (t.dim == 1 and t.size[0] == 0)]  # eager's legacy exception
+    parts = kept or tensors[:1]
     first = parts[0]
     if len(parts) > MAX_JOINED:
         raise Unsupported(f"cat of {len(parts)} tensors: copies are faster than selects")
-    if any(t.device != first.device for t in parts):
-        raise Unsupported("cat across devices")
     dim = views.wrap_dim(dim, first.dim)
     starts: list[Size] = [0]
     for part in parts:

@@ -16,7 +16,7 @@ import torch
 from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, OutputIndex, lowering
-from minicompile.lowering.rules.common import Scalar, aten, broadcast_size, common_device, constant
+from minicompile.lowering.rules.common import Operand, aten, broadcast_size, common_device, constant
 from minicompile.lowering.value import Scope, TensorValue
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.handler import Index, Ops, V
@@ -67,8 +67,6 @@ def advanced_index(
     """
     every = (*indices, *[None] * (x.dim - len(indices)))
     used = [d for d, tensor in enumerate(every) if tensor is not None]
-    if not used:
-        raise Unsupported("indexing without index tensors")
     tensors = [tensor for tensor in every if tensor is not None]
     for extent, tensor in zip(x.size, every, strict=True):
         if tensor is not None:
@@ -230,21 +228,16 @@ def scatter_add(
     return ctx.scatter(x, index.size, along(ctx, x, dim, index), src.load, "atomic_add")
 
 
-@lowering(aten.scatter.src)
+@lowering(aten.scatter.src, aten.scatter.value)
 def scatter(
-    ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, src: TensorValue
+    ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, src: Operand
 ) -> TensorValue:
     """Two writes that meet differ in `dim` alone: loops and eager both take these in order."""
-    in_any_order(ctx, x)
-    return ctx.scatter(x, index.size, along(ctx, x, dim, index, ordered=True), src.load, "store")
+    ordered = isinstance(src, TensorValue)
+    if ordered:
+        in_any_order(ctx, x)
 
+    def body(ops: Ops, i: Sequence[Index]) -> V:
+        return src.load(ops, i) if isinstance(src, TensorValue) else constant(ops, src, x.dtype)
 
-@lowering(aten.scatter.value)
-def scatter_value(
-    ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, value: Scalar
-) -> TensorValue:
-
-    def body(ops: Ops, _: Sequence[Index]) -> V:
-        return constant(ops, value, x.dtype)
-
-    return ctx.scatter(x, index.size, along(ctx, x, dim, index), body, "store")
+    return ctx.scatter(x, index.size, along(ctx, x, dim, index, ordered), body, "store")
