@@ -145,15 +145,14 @@ class Lowering:
     # -- calls
 
     def _call(self, node: fx.Node) -> Any:
-        op, val = node.target, node.meta.get("val")
+        op: Any = node.target
+        val = node.meta.get("val")
         arguments: Any = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
         args, kwargs = arguments
         if op is operator.getitem:
             return args[0][args[1]]
         if isinstance(val, NUMBERS):
             return self._known_size(node, val)
-        if not isinstance(op, torch._ops.OpOverload):
-            raise Unsupported(f"no lowering for {target_name(op)}", where=user_line(node))
         if op._schema.is_mutable:
             raise Unsupported(f"{op} mutates its argument", where=user_line(node))
         rule, operands = self.rules.get(op), values_in((args, kwargs))

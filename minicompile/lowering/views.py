@@ -109,18 +109,22 @@ def broadcast_index(
     return [ZERO if have == 1 and want != 1 else i for have, want, i in pairs]
 
 
+def from_start(extent: Size, at: Size) -> Size:
+    """A position in a dimension, which counts from the end if it is negative."""
+    return to_size(extent + at) if isinstance(at, int) and at < 0 else at
+
+
 def slice_start(extent: Size, start: Size | None) -> Size:
     """The first element of a slice as eager reads `start`: from the end if negative, cut to the dimension.
 
     One beyond the dimension's end is left as it is where sizes are symbolic: no element is taken.
     """
-    if isinstance(start, int) and start < 0:
-        start = to_size(extent + start)
+    start = from_start(extent, start or 0)
     if isinstance(start, int) and isinstance(extent, int):
         return min(max(start, 0), extent)
-    if start is not None and not is_nonnegative(start):
+    if not is_nonnegative(start):
         raise Unsupported(f"slice from {start} of a dimension of size {extent}")
-    return start or 0
+    return start
 
 
 def slice_(size: Sequence[Size], dim: int, start: Size | None, step: int, length: Size) -> ViewMap:
@@ -133,9 +137,7 @@ def slice_(size: Sequence[Size], dim: int, start: Size | None, step: int, length
 
 def select(size: Sequence[Size], dim: int, at: Size) -> ViewMap:
     dim = wrap_dim(dim, len(size))
-    if isinstance(at, int) and at < 0:
-        at = to_size(at + size[dim])
-    position = sympy.sympify(at)
+    position = sympy.sympify(from_start(size[dim], at))
     return ViewMap((*size[:dim], *size[dim + 1 :]), lambda i: [*i[:dim], position, *i[dim:]])
 
 

@@ -220,20 +220,14 @@ class ShapeEnv(Shown):
 
     def _divided(self, fact: sympy.Eq) -> dict[sympy.Expr, sympy.Expr]:
         """A symbol by a quotient, if an equation says that division is exact: `(s0 + 3) % 8 == 0`."""
-        remainder, zero = fact.lhs, fact.rhs
-        if not (
-            isinstance(remainder, ModularIndexing) and zero.is_zero and remainder.args[2].is_Integer
-        ):
+        remainder = fact.lhs
+        if not (isinstance(remainder, ModularIndexing) and fact.rhs.is_zero):
             return {}
         base, divisor, modulus = remainder.args
         rest, term = base.as_coeff_Add()
         factor, symbol = term.as_coeff_Mul()
-        if (
-            divisor != 1
-            or symbol not in self.ranges
-            or not factor.is_Integer
-            or (rest and factor != 1)
-        ):
+        whole = divisor == 1 and modulus.is_Integer and factor.is_Integer
+        if not whole or symbol not in self.ranges or (rest and factor != 1):
             return {}
         step = int(modulus) // math.gcd(int(modulus), int(factor))
         low, high = self.ranges[symbol]

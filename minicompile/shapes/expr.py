@@ -196,8 +196,6 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def floor_div(a: Size | Expr, b: Size | Expr) -> Size:
-    if isinstance(a, int) and isinstance(b, int):
-        return a // b
     return to_size(FloorDiv(sympy.sympify(a), sympy.sympify(b)))
 
 
@@ -365,19 +363,14 @@ def _modular_factor(term: Expr) -> tuple[Expr, ModularIndexing | None]:
     return (term / digits[0], digits[0]) if digits else (term, None)
 
 
-def simplify_index(expr: Expr | int, ranges: Ranges) -> Expr:
+def simplify_index(expr: Expr, ranges: Ranges) -> Expr:
     """The same index for all loop variables within their ranges, with fewer divisions.
 
     Variables whose range is 1 become 0.
     """
-    if isinstance(expr, int):
-        return sympy.Integer(expr)
     expr = expr.xreplace({v: ZERO for v in expr.free_symbols if ranges.get(v) == 1})
     if not expr.has(FloorDiv, ModularIndexing):
-        products_of_sums = any(
-            isinstance(a, sympy.Add) for m in expr.atoms(sympy.Mul) for a in m.args
-        )
-        return sympy.expand(expr) if products_of_sums else expr
+        return sympy.expand(expr)
 
     def visit(e: Expr) -> Expr:
         if not e.args or not e.has(FloorDiv, ModularIndexing):

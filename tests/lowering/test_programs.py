@@ -146,6 +146,7 @@ REDUCTIONS: dict[str, Program] = {
     "NaN stays": lambda n: [n.amax(1), n.amin(1), *n.max(1), *n.min(1), n.argmax(), n.argmin()],
     "integers are added as int64": lambda small: [small.sum(), small[:10].prod()],
     "in another dtype": lambda x: [x.sum(dtype=torch.float64), x.sum(1, dtype=torch.float64)],
+    "as bools": lambda x: [(x > 2).int().sum(1, dtype=torch.bool), x.prod(dtype=torch.bool)],
     "mean in another dtype": lambda x, i: [
         x.bfloat16().mean(0, dtype=torch.float32),
         i.mean(0, dtype=torch.float32),
@@ -165,6 +166,8 @@ VIEWS: dict[str, Program] = {
 }
 
 LIBRARY: dict[str, Program] = {
+    "nothing, seen otherwise": lambda x: x[:0].view(0) + 1,
+    "many tensors joined": lambda x: torch.cat([x] * 17),
     "sequences between floats": lambda x: [torch.arange(5.0), torch.linspace(0, 1, 7)],
     "a write with steps": lambda x: aten.slice_scatter(x, x[:, :3] * 0, 1, 1, None, 2),
     "a write with steps from the end": lambda x: aten.slice_scatter(x, x[:, :2], 1, -5, -1, 3),

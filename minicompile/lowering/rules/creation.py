@@ -70,9 +70,6 @@ def inside(ops: Ops, index: Sequence[Index], size: Sequence[Size], bounds: Bound
     checks = []
     for dim, (low, high) in bounds.items():
         position = ops.index_expr(index[dim], torch.int64)
-        if same(high, low + 1):
-            checks.append(ops.eq(position, constant(ops, low, torch.int64)))
-            continue
         if low != 0:
             checks.append(ops.ge(position, constant(ops, low, torch.int64)))
         if not same(high, size[dim]):
@@ -144,8 +141,7 @@ def select_scatter(
     ctx: LoweringContext, x: TensorValue, src: TensorValue, dim: int, index: Size
 ) -> TensorValue:
     dim = views.wrap_dim(dim, x.dim)
-    if isinstance(index, int) and index < 0:
-        index = to_size(index + x.size[dim])
+    index = views.from_start(x.size[dim], index)
     thin = ctx.view(src, views.unsqueeze(src.size, dim))
     return slice_scatter(ctx, x, thin, dim, index, to_size(index + 1))
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 
-from minicompile.errors import Unsupported
 from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, canonical_dims, converted
 from minicompile.lowering.value import TensorValue
@@ -62,8 +61,6 @@ def accumulation(kind: ReductionKind) -> Rule:
         dtype: torch.dtype | None = None,
     ) -> TensorValue:
         dtype = dtype or sum_dtype(x.dtype)
-        if dtype is torch.bool:
-            raise Unsupported(f"{kind} as bool")
         narrow = converted(ctx, x, dtype) if dtype.is_floating_point else x  # eager rounds first
         source, dims = computation_dtype(dtype), canonical_dims(dim, x.dim)
         return reduce(ctx, kind, narrow, dims, keepdim, source=source, result=dtype)
@@ -75,23 +72,20 @@ lowering(aten.sum.dim_IntList)(accumulation("sum"))
 lowering(aten.prod.default, aten.prod.dim_int)(accumulation("prod"))
 
 
-def extreme(kind: ReductionKind, of_bools: ReductionKind | None = None) -> Rule:
-    """The largest or smallest, or where it is; of bools any or all."""
+def extreme(kind: ReductionKind) -> Rule:
+    """The largest or smallest, or where it is."""
 
     def rule(
         ctx: LoweringContext, x: TensorValue, dim: Dims = None, keepdim: bool = False
     ) -> TensorValue:
-        dims = canonical_dims(dim, x.dim)
-        if x.dtype is torch.bool and of_bools is not None:
-            return reduce(ctx, of_bools, x, dims, keepdim)
         position = torch.int64 if kind in POSITIONS else None
-        return reduce(ctx, kind, x, dims, keepdim, result=position)
+        return reduce(ctx, kind, x, canonical_dims(dim, x.dim), keepdim, result=position)
 
     return rule
 
 
-lowering(aten.amax.default)(extreme("max", of_bools="any"))
-lowering(aten.amin.default)(extreme("min", of_bools="all"))
+lowering(aten.amax.default)(extreme("max"))
+lowering(aten.amin.default)(extreme("min"))
 lowering(aten.argmax.default)(extreme("argmax"))
 lowering(aten.argmin.default)(extreme("argmin"))
 
