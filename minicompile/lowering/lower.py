@@ -113,11 +113,9 @@ class Lowering:
             self.ctx.input_offsets[node.name] = to_size(val.storage_offset())
             self.inputs.append(buffer)
             return self.ctx.in_memory(buffer)
-        if isinstance(val, NUMBERS) and not isinstance(val, bool):
-            self._hint(val)
-            self.inputs.append(to_size(val))
-            return to_size(val)
-        raise Unsupported(f"a graph input of type {type(val).__name__}")
+        self._hint(val)
+        self.inputs.append(to_size(val))
+        return to_size(val)
 
     def _hint(self, value: Any) -> None:
         """Note a size symbol's value when compiling."""

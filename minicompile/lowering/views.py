@@ -230,7 +230,7 @@ def digits(linear: Expr, sizes: Sequence[Size]) -> list[Expr]:
 def _reshape_layout(
     layout: Layout, new: tuple[Size, ...], groups: Sequence[Group]
 ) -> Layout | None:
-    stride: list[Size] = [1] * len(new)
+    stride = list(contiguous_strides(new))  # of dimensions of size 1 too: libraries look at them
     for base_dims, view_dims in groups:
         for outer, inner in itertools.pairwise(base_dims):
             merged = to_size(layout.stride[inner] * layout.size[inner])
@@ -240,8 +240,4 @@ def _reshape_layout(
         for dim in reversed(view_dims):
             stride[dim] = step
             step = to_size(step * new[dim])
-    grouped = {dim for _, view_dims in groups for dim in view_dims}
-    for dim in reversed(range(len(new) - 1)):
-        if dim not in grouped:  # of one element: libraries call a row of strides (1, 1) a column
-            stride[dim] = to_size(stride[dim + 1] * new[dim + 1])
     return Layout(layout.device, layout.dtype, new, tuple(stride), layout.offset)

@@ -324,14 +324,7 @@ def _simplify_modular(base: Expr, divisor: Expr, modulus: Expr, ranges: Ranges) 
     if quotient != 0 and rest != base:
         # dropping whole multiples of divisor*modulus changes nothing: the digit is periodic
         return _simplify_modular(rest, divisor, modulus, ranges) if rest != 0 else ZERO
-    if _fits(base + whole, whole, ranges):
-        return _simplify_floor(sympy.expand(base + whole), divisor, ranges)
-    common = _common_factor(base, modulus if divisor == 1 else divisor, ranges)
-    if common is not None and divisor == 1:
-        factor, quotient, rest = common
-        smaller = exact_quotient(modulus, factor)
-        return factor * _simplify_modular(quotient, ONE, smaller, ranges) + rest
-    if common is not None:
+    if (common := _common_factor(base, divisor, ranges)) is not None:
         smaller = exact_quotient(divisor, common[0])
         return _simplify_modular(common[1], smaller, modulus, ranges)
     return ModularIndexing(base, divisor, modulus)

@@ -118,18 +118,15 @@ def constant_pad_nd(
     ctx: LoweringContext, x: TensorValue, pad: Sequence[Size], value: Scalar = 0
 ) -> TensorValue:
     """`pad` is (before, after) of the last dimension, then of the one before; negative cuts."""
-    before: list[Size] = [0] * x.dim
-    size = list(x.size)
     bounds: dict[int, tuple[Size, Size]] = {}
-    for k in range(len(pad) // 2):
+    for k, before in enumerate(pad[::2]):
         dim = x.dim - 1 - k
-        before[dim] = pad[2 * k]
-        bounds[dim] = before[dim], to_size(before[dim] + x.size[dim])
-        size[dim] = to_size(bounds[dim][1] + pad[2 * k + 1])
+        bounds[dim] = before, to_size(before + x.size[dim])
+    size = ctx.result_size
     filler = number(value, x.dtype)
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
-        at = [i - b for i, b in zip(index, before, strict=True)]
+        at = [i - bounds[d][0] if d in bounds else i for d, i in enumerate(index)]
         mask = inside(ops, index, size, bounds)
         return only_where(ops, mask, lambda inner: x.load(inner, at), filler)
 

@@ -26,7 +26,7 @@ def accumulation(kind: ScanKind) -> Rule:
     def rule(
         ctx: LoweringContext, x: TensorValue, dim: int, dtype: torch.dtype | None = None
     ) -> TensorValue:
-        dtype = dtype or sum_dtype(x.dtype)
+        dtype = ctx.result.dtype
         if dtype is torch.bool:
             raise Unsupported(f"a running {kind} as {dtype}")
         wide = computation_dtype(sum_dtype(dtype))
