@@ -45,7 +45,7 @@ from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.ops.registry import Registry
 from minicompile.ops.table import POSITIONS, ReductionKind, ScanKind
 from minicompile.options import Options
-from minicompile.shapes.expr import ZERO, Size, same, to_size
+from minicompile.shapes.expr import ZERO, Size, same, strides_agree, to_size
 
 OutputIndex = Callable[[Ops, Sequence[Index]], Sequence[Index]]
 Rule = Callable[..., Any]
@@ -190,7 +190,9 @@ class LoweringContext:
             storage.layout = replace(storage.layout, stride=layout.stride)
         buffer = self.settle(storage, why)
         have = value.layout
-        if have is not None and (0 in have.size or have.has_strides(layout.stride)):
+        if have is not None and (
+            0 in have.size or strides_agree(have.size, have.stride, layout.stride)
+        ):
             chosen = Layout(have.device, have.dtype, layout.size, layout.stride, have.offset)
             return View(buffer.name, chosen)
         if value.dtype not in LOOP_DTYPES or not is_dense(layout):

@@ -78,13 +78,9 @@ class Layout:
         steps = ((extent - 1) * step for extent, step in zip(self.size, self.stride, strict=True))
         return to_size(sum(steps, self.offset) + 1)
 
-    def has_strides(self, stride: Sequence[Size]) -> bool:
-        """Whether it has these strides wherever they matter."""
-        return strides_agree(self.size, self.stride, stride)
-
     def is_contiguous(self) -> bool:
         """Row-major without gaps."""
-        return self.has_strides(contiguous_strides(self.size))
+        return strides_agree(self.size, self.stride, contiguous_strides(self.size))
 
     def index(self, index: Sequence[Expr]) -> Expr:
         """Linear position of an element."""

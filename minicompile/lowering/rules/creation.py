@@ -8,6 +8,7 @@ some bounds its element comes from another tensor, which is read only there.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, lowering
 from minicompile.lowering.rules.common import Scalar, aten, constant, number, prims
 from minicompile.lowering.value import Positions, TensorValue
-from minicompile.ops.dtypes import promote
 from minicompile.ops.handler import Index, Ops, V
 from minicompile.shapes.expr import (
     Size,
@@ -86,17 +86,14 @@ def only_where(
 
 @lowering(aten.cat.default)
 def cat(ctx: LoweringContext, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
-    dtype = promote(t.dtype for t in tensors)
     kept = [t for t in tensors if not (t.dim == 1 and t.size[0] == 0)]  # eager's legacy exception
     parts = kept or tensors[:1]
     first = parts[0]
     if len(parts) > MAX_JOINED:
         raise Unsupported(f"cat of {len(parts)} tensors: copies are faster than selects")
     dim = views.wrap_dim(dim, first.dim)
-    starts: list[Size] = [0]
-    for part in parts:
-        starts.append(to_size(starts[-1] + part.size[dim]))
-    size = (*first.size[:dim], starts[-1], *first.size[dim + 1 :])
+    ends = list(itertools.accumulate(part.size[dim] for part in parts))
+    size, dtype = ctx.result_size, ctx.result.dtype
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
         def element(part: TensorValue, start: Size, inner: Ops) -> V:
@@ -104,7 +101,7 @@ def cat(ctx: LoweringContext, tensors: Sequence[TensorValue], dim: int = 0) -> T
             return part.load_as(inner, at, dtype)
 
         found: V = None
-        for part, start, end in reversed(list(zip(parts, starts, starts[1:], strict=False))):
+        for part, start, end in reversed(list(zip(parts, [0, *ends], ends, strict=False))):
             mask = inside(ops, index, size, {dim: (start, end)})
             value = only_where(ops, mask, functools.partial(element, part, start))
             found = value if mask is None or found is None else ops.where(mask, value, found)

@@ -24,12 +24,8 @@ from minicompile.ops.origin import union
 from minicompile.shapes.expr import ZERO, Size, is_nonnegative, product, same
 
 
-def integer_index(index: TensorValue, x: TensorValue, extent: Size) -> None:
-    """Refuse masks (uint8 is one too), indices on another device, and those into a dimension of size 0:
-    no element might be left that would check them.
-    """
-    if extent == 0 and product(index.size) != 0:
-        raise Unsupported("a dimension of size 0 is indexed")
+def integer_index(index: TensorValue, x: TensorValue) -> None:
+    """Refuse masks (uint8 is one too) and indices on another device."""
     if not is_int(index.dtype) or index.dtype is torch.uint8:
         raise Unsupported(
             f"indexing with a mask ({index.dtype}): the result's size depends on data"
@@ -68,9 +64,8 @@ def advanced_index(
     every = (*indices, *[None] * (x.dim - len(indices)))
     used = [d for d, tensor in enumerate(every) if tensor is not None]
     tensors = [tensor for tensor in every if tensor is not None]
-    for extent, tensor in zip(x.size, every, strict=True):
-        if tensor is not None:
-            integer_index(tensor, x, extent)
+    for tensor in tensors:
+        integer_index(tensor, x)
     shape = broadcast_size(*tensors)
     start = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
     end = start + len(shape)
@@ -97,7 +92,7 @@ def along(
     if x.dim == 0 or index.dim == 0:
         raise Unsupported("gather or scatter of a 0-d tensor")
     dim = views.wrap_dim(dim, x.dim)
-    integer_index(index, x, x.size[dim])
+    integer_index(index, x)
 
     def position(ops: Ops, i: Sequence[Index]) -> list[Index]:
         at = loaded_index(ctx, ops, index, i, x.size[dim], False, ordered)
