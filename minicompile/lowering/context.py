@@ -190,9 +190,7 @@ class LoweringContext:
             storage.layout = replace(storage.layout, stride=layout.stride)
         buffer = self.settle(storage, why)
         have = value.layout
-        if have is not None and (
-            0 in have.size or strides_agree(have.size, have.stride, layout.stride)
-        ):
+        if have is not None and strides_agree(have.size, have.stride, layout.stride):
             chosen = Layout(have.device, have.dtype, layout.size, layout.stride, have.offset)
             return View(buffer.name, chosen)
         if value.dtype not in LOOP_DTYPES or not is_dense(layout):

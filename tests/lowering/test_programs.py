@@ -99,7 +99,7 @@ INDEXING: dict[str, Program] = {
     "of a value": lambda t, i, j: t.exp()[i, j] + 1,
     "constant": lambda t: t[torch.tensor([2, -1])],
     "empty": lambda t, i: t[i[:0]],
-    "gather": lambda x, i: [x.gather(0, i[None]), x.gather(1, i[:, None])],
+    "gather": lambda x, i: [x.gather(0, i[None]), x.gather(1, i[:, None]), x[0].gather(0, i[1])],
     "index_select": lambda x, i: x.index_select(1, i),
     "embedding": lambda x, i: [F.embedding(i, x.half()), F.embedding(i.int(), x)],
     "mask of one value": lambda x, m: [
@@ -166,6 +166,7 @@ VIEWS: dict[str, Program] = {
 }
 
 LIBRARY: dict[str, Program] = {
+    "of a 0-d tensor": lambda x, i: x[0, 0].gather(0, i[:1]),
     "nothing, seen otherwise": lambda x: x[:0].view(0) + 1,
     "many tensors joined": lambda x: torch.cat([x] * 17),
     "sequences between floats": lambda x: [torch.arange(5.0), torch.linspace(0, 1, 7)],

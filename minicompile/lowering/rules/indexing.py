@@ -89,7 +89,7 @@ def along(
     ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, ordered: bool = False
 ) -> OutputIndex:
     """The positions in x that `index` gives: each element's own, but in dimension `dim` the loaded one."""
-    if x.dim == 0 or index.dim == 0:
+    if x.dim == 0:
         raise Unsupported("gather or scatter of a 0-d tensor")
     dim = views.wrap_dim(dim, x.dim)
     integer_index(index, x)
