@@ -8,6 +8,7 @@ tokens, places at random (`--seed`); `--faults FILE` plants those that an earlie
 ones; each time those of the fault's room first, then quick ones, until they add up to `--seconds`. A fault in
 a line that none executes survives at once. A test notices a fault if it fails with it and passes without.
 Survivors are listed for a verdict by hand: a test is missing, the code is not needed, or nothing changes.
+`--verdicts FILE` has verdicts from earlier runs, and the table counts what changes nothing apart.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import concurrent.futures
+import itertools
 import os
 import queue
 import random
@@ -54,7 +56,11 @@ class Fault:
     after: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.before!r} becomes {self.after!r}"
+        return f"{self.file}:{self.line}: {self.change}"
+
+    @property
+    def change(self) -> str:
+        return f"{self.before!r} becomes {self.after!r}"
 
     @property
     def room(self) -> str:
@@ -138,6 +144,30 @@ def read_faults(path: Path) -> list[Fault]:
     if unknown := texts - possible.keys():
         raise SystemExit(f"the core has no place for these faults: {sorted(unknown)}")
     return [possible[text] for text in sorted(texts)]
+
+
+NOTHING = "nothing changes"
+"""How the verdict on a fault begins that no test can notice."""
+
+
+def read_verdicts(path: Path) -> dict[Fault, str]:
+    """Return the verdicts of a file, which has lines `file: 'before' becomes 'after' -> verdict`.
+
+    The number of a line may stand behind the file, as printed. A verdict that does not fit exactly one place
+    of the core is said and left out.
+    """
+    places: dict[str, list[Fault]] = defaultdict(list)
+    for fault in itertools.chain.from_iterable(map(faults_of, core_files())):
+        places[str(fault)].append(fault)
+        places[f"{fault.file}: {fault.change}"].append(fault)
+    verdicts = {}
+    for line in filter(None, path.read_text(encoding="utf-8").splitlines()):
+        text, _, verdict = line.rpartition(" -> ")
+        if len(fitting := places[text]) == 1:
+            verdicts[fitting[0]] = verdict
+        else:
+            print(f"fits {len(fitting)} places: {line}")
+    return verdicts
 
 
 # ---- which tests run
@@ -258,12 +288,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=150, help="faults to plant (default 150)")
     parser.add_argument("--seed", type=int, default=0, help="draws others (default 0)")
     parser.add_argument("--faults", type=Path, help="a file of faults, a line each, as printed")
+    parser.add_argument("--verdicts", type=Path, help="a file of verdicts on survivors")
     parser.add_argument("--jobs", type=int, default=2, help="faults at a time (default 2)")
     parser.add_argument(
         "--seconds", type=float, default=60, help="of tests for a fault (default 60)"
     )
     chosen = parser.parse_args(arguments)
     faults = read_faults(chosen.faults) if chosen.faults else draw(chosen.count, chosen.seed)
+    verdicts = read_verdicts(chosen.verdicts) if chosen.verdicts else {}
     tests, limit = tests_for(faults, chosen.seconds), 60 + 10 * chosen.seconds
     seen: dict[str, Counter[str]] = defaultdict(Counter)
     survivors = []
@@ -287,20 +319,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with concurrent.futures.ThreadPoolExecutor(chosen.jobs) as pool:
             for done in concurrent.futures.as_completed(pool.submit(test, f) for f in faults):
                 fault, command, who = done.result()
-                seen[fault.room][command] += 1
+                verdict = "" if command else verdicts.get(fault, "")
+                seen[fault.room][NOTHING if verdict.startswith(NOTHING) else command] += 1
                 short, long = tests[fault]
                 text = f"noticed by {command}: {who}"
                 if not command:
                     more = short.left_out + long.left_out
                     text = f"survives {len(short.names)} short and {len(long.names)} long tests"
                     text += f"; {more} more execute it" if more else ""
+                    text += f"\n    {verdict}" if verdict else ""
                     survivors.append(f"{fault}\n    {text}")
                 print(f"{fault}\n    {text}", flush=True)
     print("\nsurvivors:", *sorted(survivors), sep="\n")
-    print(f"\n{'room':<12} {'faults':>6} {COMMANDS[0]:>12} {'and the long':>14}")
+    print(f"\n{'room':<12} {'faults':>6} {COMMANDS[0]:>12} {'and the long':>14} {NOTHING:>17}")
     for room, counts in [*sorted(seen.items()), ("all", sum(seen.values(), Counter()))]:
-        first, second = (counts[command] for command in COMMANDS)
-        print(f"{room:<12} {counts.total():>6} {first:>12} {first + second:>14}")
+        first, second, none = (counts[kind] for kind in (*COMMANDS, NOTHING))
+        print(f"{room:<12} {counts.total():>6} {first:>12} {first + second:>14} {none:>17}")
     return 0
 
 

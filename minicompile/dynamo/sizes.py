@@ -25,8 +25,8 @@ from minicompile import compat
 from minicompile.dynamo.result import Guard, Source, computed
 from minicompile.errors import OptionError
 from minicompile.ops.strides import dense_strides
-from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv, ordered
-from minicompile.shapes.expr import python_number, to_size
+from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv
+from minicompile.shapes.expr import ordered, python_number, to_size
 from minicompile.shapes.symnode import operation_of, size_expr
 
 MARK = "_minicompile_dynamic"

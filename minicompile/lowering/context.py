@@ -45,7 +45,7 @@ from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.ops.registry import Registry
 from minicompile.ops.table import POSITIONS, ReductionKind, ScanKind
 from minicompile.options import Options
-from minicompile.shapes.expr import ZERO, Size, product, same, to_size
+from minicompile.shapes.expr import ZERO, Size, same, strides_agree, to_size
 
 OutputIndex = Callable[[Ops, Sequence[Index]], Sequence[Index]]
 Rule = Callable[..., Any]
@@ -155,10 +155,7 @@ class LoweringContext:
 
     def view(self, value: TensorValue, view: ViewMap) -> TensorValue:
         """The value through an index map, without a copy."""
-        found = value.through(view, self.origins)
-        if found.layout is None and found.dtype not in LOOP_DTYPES:
-            raise Unsupported(f"a view of {found.dtype} that isn't strided")
-        return found
+        return value.through(view, self.origins)
 
     # -- memory
 
@@ -193,7 +190,7 @@ class LoweringContext:
             storage.layout = replace(storage.layout, stride=layout.stride)
         buffer = self.settle(storage, why)
         have = value.layout
-        if have is not None and (0 in have.size or have.has_strides(layout.stride)):
+        if have is not None and strides_agree(have.size, have.stride, layout.stride):
             chosen = Layout(have.device, have.dtype, layout.size, layout.stride, have.offset)
             return View(buffer.name, chosen)
         if value.dtype not in LOOP_DTYPES or not is_dense(layout):
@@ -205,8 +202,6 @@ class LoweringContext:
     def _emit(
         self, layout: Layout, loops: Loops, cost: Probe, origins: Origins, why: str
     ) -> Buffer:
-        if layout.dtype not in LOOP_DTYPES:
-            raise Unsupported(f"loops over {layout.dtype}")
         reads, inlined = cost.reached()
         target = [loops.target] if isinstance(loops, Scatter) else []
         names = frozenset([*reads, *target])
@@ -304,17 +299,13 @@ class LoweringContext:
             return fn(ops, index)
 
         cost = self.dry_run(both, loop_index(len(ranges)))
-        if cost.dtype is not base.dtype:
-            raise Unsupported(f"a scatter of {cost.dtype} into {base.dtype}")
         where, element = self.body(output_index), self.body(fn)
         loops = Scatter(tuple(ranges), target.name, where, element, mode)
         return self._filled(target.layout, loops, cost, "scatter")
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """A (fake) tensor's layout, from its first element. Raises Unsupported unless strided."""
-    if tensor.layout is not torch.strided:
-        raise Unsupported(f"a tensor with layout {tensor.layout}")
+    """A (fake) tensor's layout, from its first element."""
     size, stride = tuple(map(to_size, tensor.shape)), tuple(map(to_size, tensor.stride()))
     return Layout(tensor.device, tensor.dtype, size, stride)
 
@@ -329,13 +320,8 @@ def tensor_layouts(val: Any) -> list[Layout | None]:
 
 
 def is_dense(layout: Layout) -> bool:
-    """Every element between the first and the last is used exactly once, in some order of dimensions."""
-    left = [dim for dim, extent in enumerate(layout.size) if extent != 1]
-    expected: Size = 1
-    while left and 0 not in layout.size:
-        dim = next((dim for dim in left if same(layout.stride[dim], expected)), None)
-        if dim is None:
-            return False
-        left.remove(dim)
-        expected = product((expected, layout.size[dim]))
-    return True
+    """Whether there are as many elements as places from the first to the last.
+
+    Then each place is used once: eager makes no new tensor whose elements share some and leave out others.
+    """
+    return same(layout.storage_size, layout.numel)

@@ -48,6 +48,7 @@ from minicompile.shapes.expr import (
     same,
     simplify_index,
     strides_agree,
+    to_size,
 )
 
 
@@ -72,18 +73,14 @@ class Layout:
     @property
     def storage_size(self) -> Size:
         """Elements that must exist from the first to the last, offset included; 0 if there are none."""
-        if any(extent == 0 for extent in self.size):
+        if 0 in self.size:
             return 0
-        last = linear_index([extent - 1 for extent in self.size], self.stride, self.offset)
-        return int(last) + 1 if last.is_Integer else last + 1
-
-    def has_strides(self, stride: Sequence[Size]) -> bool:
-        """Whether it has these strides wherever they matter."""
-        return strides_agree(self.size, self.stride, stride)
+        steps = ((extent - 1) * step for extent, step in zip(self.size, self.stride, strict=True))
+        return to_size(sum(steps, self.offset) + 1)
 
     def is_contiguous(self) -> bool:
         """Row-major without gaps."""
-        return self.has_strides(contiguous_strides(self.size))
+        return strides_agree(self.size, self.stride, contiguous_strides(self.size))
 
     def index(self, index: Sequence[Expr]) -> Expr:
         """Linear position of an element."""

@@ -97,8 +97,6 @@ class Lowering:
         *nodes, output = self.graph.nodes
         self.ctx.names.update(n.name for n in nodes if n.op in ("placeholder", "get_attr"))
         for node in nodes:
-            if node.op not in visit:
-                raise Unsupported(f"a {node.op} node in an ATen graph")
             self.ctx.enter(node)
             self.values[node] = visit[node.op](node)
         items: Any = output.args[0]
@@ -115,11 +113,9 @@ class Lowering:
             self.ctx.input_offsets[node.name] = to_size(val.storage_offset())
             self.inputs.append(buffer)
             return self.ctx.in_memory(buffer)
-        if isinstance(val, NUMBERS) and not isinstance(val, bool):
-            self._hint(val)
-            self.inputs.append(to_size(val))
-            return to_size(val)
-        raise Unsupported(f"a graph input of type {type(val).__name__}")
+        self._hint(val)
+        self.inputs.append(to_size(val))
+        return to_size(val)
 
     def _hint(self, value: Any) -> None:
         """Note a size symbol's value when compiling."""
@@ -129,16 +125,11 @@ class Lowering:
             self.hints |= {s: self.ctx.env.hints[s] for s in size.free_symbols}
 
     def _attribute(self, node: fx.Node) -> TensorValue:
-        value: Any = operator.attrgetter(str(node.target))(self.graph.gm)
-        if not isinstance(value, torch.Tensor):
-            raise Unsupported(f"a graph attribute of type {type(value).__name__}")
-        return self.ctx.constant(value, node.name)
+        return self.ctx.constant(operator.attrgetter(str(node.target))(self.graph.gm), node.name)
 
     def output(self, item: Any) -> Output:
         """A graph output in memory, laid out as eager's."""
         value = self.values[item] if isinstance(item, fx.Node) else item
-        if isinstance(value, tuple | list):
-            raise Unsupported("a graph output that is a tuple", where=user_line(item))
         if not isinstance(value, TensorValue):
             return value  # type: ignore[no-any-return]
         self.ctx.enter(item)
@@ -152,15 +143,14 @@ class Lowering:
     # -- calls
 
     def _call(self, node: fx.Node) -> Any:
-        op, val = node.target, node.meta.get("val")
+        op: Any = node.target
+        val = node.meta.get("val")
         arguments: Any = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
         args, kwargs = arguments
         if op is operator.getitem:
             return args[0][args[1]]
         if isinstance(val, NUMBERS):
             return self._known_size(node, val)
-        if not isinstance(op, torch._ops.OpOverload):
-            raise Unsupported(f"no lowering for {target_name(op)}", where=user_line(node))
         if op._schema.is_mutable:
             raise Unsupported(f"{op} mutates its argument", where=user_line(node))
         rule, operands = self.rules.get(op), values_in((args, kwargs))

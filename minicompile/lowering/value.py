@@ -208,7 +208,6 @@ class Probe(Scope):
         """The origins of the views that it reads through."""
         self.flops, self.depth = 0, 1
         """One element's arithmetic, written out with everything inlined; how many formulas it nests."""
-        self.indices = 0
         self.checks = False
         """Whether it looks itself whether an index is in range."""
 
@@ -227,9 +226,6 @@ class Probe(Scope):
                 origins |= storage.origins | storage.cost.view_origins
                 waiting.extend(storage.cost.storages)
         return buffers, frozenset(origins)
-
-    def at(self, origins: Origins) -> Probe:
-        return self
 
     def through(self, views: Origins) -> Probe:
         self.view_origins |= views
@@ -261,9 +257,8 @@ class Probe(Scope):
         self, value: torch.dtype, size: Expr | int, check: bool = True, wrap_negative: bool = True
     ) -> Index:
         self.flops += 2
-        self.indices += 1
         self.checks |= check
-        return loop_symbol(f"indirect{self.indices}")
+        return loop_symbol("indirect")
 
     def pointwise(self, name: str, *values: torch.dtype) -> torch.dtype:
         self.flops += POINTWISE[name].flops

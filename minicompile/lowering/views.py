@@ -95,13 +95,9 @@ def permute(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
     return ViewMap(tuple(size[d] for d in order), placed(len(size), order))
 
 
-def expand(size: Sequence[Size], target: Sequence[Size]) -> ViewMap:
-    """Broadcast to `target`, in which -1 keeps a dimension."""
-    added = len(target) - len(size)
-    full = (*[1] * added, *size)
-    pairs = zip(full, target, strict=True)
-    out = [have if isinstance(want, int) and want == -1 else to_size(want) for have, want in pairs]
-    return ViewMap(tuple(out), lambda i: broadcast_index(i, size, out))
+def expand(size: Sequence[Size], target: tuple[Size, ...]) -> ViewMap:
+    """Broadcast to `target`."""
+    return ViewMap(target, lambda i: broadcast_index(i, size, target))
 
 
 def broadcast_index(
@@ -113,18 +109,22 @@ def broadcast_index(
     return [ZERO if have == 1 and want != 1 else i for have, want, i in pairs]
 
 
+def from_start(extent: Size, at: Size) -> Size:
+    """A position in a dimension, which counts from the end if it is negative."""
+    return to_size(extent + at) if isinstance(at, int) and at < 0 else at
+
+
 def slice_start(extent: Size, start: Size | None) -> Size:
     """The first element of a slice as eager reads `start`: from the end if negative, cut to the dimension.
 
     One beyond the dimension's end is left as it is where sizes are symbolic: no element is taken.
     """
-    if isinstance(start, int) and start < 0:
-        start = to_size(extent + start)
+    start = from_start(extent, start or 0)
     if isinstance(start, int) and isinstance(extent, int):
         return min(max(start, 0), extent)
-    if start is not None and not is_nonnegative(start):
+    if not is_nonnegative(start):
         raise Unsupported(f"slice from {start} of a dimension of size {extent}")
-    return start or 0
+    return start
 
 
 def slice_(size: Sequence[Size], dim: int, start: Size | None, step: int, length: Size) -> ViewMap:
@@ -137,9 +137,7 @@ def slice_(size: Sequence[Size], dim: int, start: Size | None, step: int, length
 
 def select(size: Sequence[Size], dim: int, at: Size) -> ViewMap:
     dim = wrap_dim(dim, len(size))
-    if isinstance(at, int) and at < 0:
-        at = to_size(at + size[dim])
-    position = sympy.sympify(at)
+    position = sympy.sympify(from_start(size[dim], at))
     return ViewMap((*size[:dim], *size[dim + 1 :]), lambda i: [*i[:dim], position, *i[dim:]])
 
 
@@ -178,7 +176,7 @@ def reshape_groups(old: Sequence[Size], new: Sequence[Size]) -> list[Group]:
         while not same(left, right):
             if _divides(left, right) and i < len(a):
                 left, i = to_size(left * old[a[i]]), i + 1
-            elif j < len(b) and (_divides(right, left) or i == len(a)):
+            elif _divides(right, left) and j < len(b):
                 right, j = to_size(right * new[b[j]]), j + 1
             else:  # no telling: all that remains is one group
                 i, j = len(a), len(b)
@@ -232,7 +230,7 @@ def digits(linear: Expr, sizes: Sequence[Size]) -> list[Expr]:
 def _reshape_layout(
     layout: Layout, new: tuple[Size, ...], groups: Sequence[Group]
 ) -> Layout | None:
-    stride: list[Size] = [1] * len(new)
+    stride = list(contiguous_strides(new))  # of dimensions of size 1 too: libraries look at them
     for base_dims, view_dims in groups:
         for outer, inner in itertools.pairwise(base_dims):
             merged = to_size(layout.stride[inner] * layout.size[inner])
@@ -242,8 +240,4 @@ def _reshape_layout(
         for dim in reversed(view_dims):
             stride[dim] = step
             step = to_size(step * new[dim])
-    grouped = {dim for _, view_dims in groups for dim in view_dims}
-    for dim in reversed(range(len(new) - 1)):
-        if dim not in grouped:  # of one element: libraries call a row of strides (1, 1) a column
-            stride[dim] = to_size(stride[dim + 1] * new[dim + 1])
     return Layout(layout.device, layout.dtype, new, tuple(stride), layout.offset)

@@ -29,6 +29,7 @@ from minicompile.shapes.expr import (
     float_symbol,
     is_float,
     loop_symbol,
+    ordered,
     python_number,
     python_text,
     size_symbol,
@@ -159,19 +160,14 @@ class ShapeEnv(Shown):
     def _compare(self, relation: sympy.core.relational.Relational) -> sympy.Basic | None:
         """Decide by the sign of the difference, with every symbol written as 2 + (something not negative)."""
         difference = sympy.expand((relation.lhs - relation.rhs).xreplace(self._shifted))
+        low, high = bounds(difference, self._limits) or (difference, difference)
         if isinstance(relation, sympy.Eq | sympy.Ne):
-            if difference.is_zero:
-                return sympy.S(isinstance(relation, sympy.Eq))
-            apart = difference.is_positive or difference.is_negative
-            if not apart and (ends := bounds(difference, self._limits)) is not None:
-                apart = ends[0].is_positive or ends[1].is_negative
-            return sympy.S(isinstance(relation, sympy.Ne)) if apart else None
-        decided = relation.func(difference, 0)
-        if decided in (sympy.true, sympy.false):
-            return decided
-        ends = bounds(difference, self._limits)
-        both = {relation.func(end, 0) for end in ends} if ends is not None else set()
-        return both.pop() if both in ({sympy.true}, {sympy.false}) else None
+            equal = True if difference.is_zero else None
+            if low.is_positive or high.is_negative:
+                equal = False
+            return None if equal is None else sympy.S(equal == isinstance(relation, sympy.Eq))
+        answers = {relation.func(end, 0) for end in (low, high)}
+        return answers.pop() if answers in ({sympy.true}, {sympy.false}) else None
 
     def evaluate(self, expr: sympy.Basic, reason: str = "") -> sympy.Basic:
         """The value of a truth value or a size; adds a guard if it isn't the same for all sizes."""
@@ -224,20 +220,14 @@ class ShapeEnv(Shown):
 
     def _divided(self, fact: sympy.Eq) -> dict[sympy.Expr, sympy.Expr]:
         """A symbol by a quotient, if an equation says that division is exact: `(s0 + 3) % 8 == 0`."""
-        remainder, zero = fact.lhs, fact.rhs
-        if not (
-            isinstance(remainder, ModularIndexing) and zero.is_zero and remainder.args[2].is_Integer
-        ):
+        remainder = fact.lhs
+        if not (isinstance(remainder, ModularIndexing) and fact.rhs.is_zero):
             return {}
         base, divisor, modulus = remainder.args
         rest, term = base.as_coeff_Add()
         factor, symbol = term.as_coeff_Mul()
-        if (
-            divisor != 1
-            or symbol not in self.ranges
-            or not factor.is_Integer
-            or (rest and factor != 1)
-        ):
+        whole = divisor == 1 and modulus.is_Integer and factor.is_Integer
+        if not whole or symbol not in self.ranges or (rest and factor != 1):
             return {}
         step = int(modulus) // math.gcd(int(modulus), int(factor))
         low, high = self.ranges[symbol]
@@ -289,15 +279,10 @@ class ShapeEnv(Shown):
     def evaluate_sym_node(
         self, node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
     ) -> sympy.Basic:
-        if fallback_value is None:
-            return self.evaluate(node.expr)
         return self.settle(node.expr, fallback_value)
 
     def _maybe_evaluate_static(self, expr: sympy.Basic, **_: object) -> sympy.Basic | None:
         return self.static(expr) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
-
-    def ignore_fresh_unbacked_symbols(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
     # What a reader sees
 
@@ -344,8 +329,3 @@ class ShapeEnv(Shown):
         lines += [f"  {line}" for line in self.lines()]
         lines += [f"  guard {self.text(fact.condition)}  # {fact.reason}" for fact in self.guards]
         return "\n".join(lines)
-
-
-def ordered(expr: sympy.Basic) -> list[sympy.Symbol]:
-    """The symbols of an expression by name, the order in which `python_text` takes their names."""
-    return sorted(expr.free_symbols, key=str)

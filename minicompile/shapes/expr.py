@@ -53,9 +53,7 @@ def is_float(expr: sympy.Basic) -> bool:
 class PythonFunction(sympy.Function):  # type: ignore[misc]
     """A function that prints as Python, in the form that its class gives."""
 
-    @property
-    def form(self) -> str:
-        raise NotImplementedError
+    form: Any
 
     def _sympystr(self, printer: Any) -> str:
         return self.form.format(*(printer.parenthesize(arg, 60) for arg in self.args))
@@ -128,32 +126,9 @@ class PythonNumber(PythonFunction):
 
 
 class RoundedNumber(PythonNumber):
-    """An int made of floats. Rounding does not matter to a quotient of ints below 2**53."""
+    """An int made of floats."""
 
     is_integer = True
-
-    @classmethod
-    def eval(cls, value: Expr) -> Expr | None:
-        base, divisor = _exact_ratio(value)
-        if base is None or value.is_number:
-            return super().eval(value)
-        if cls is PYTHON_NUMBERS["ceil"]:
-            return -FloorDiv(-base, divisor)
-        downwards = cls is PYTHON_NUMBERS["floor"] or is_nonnegative(base)
-        return FloorDiv(base, divisor) if downwards else None
-
-
-def _exact_ratio(value: Expr) -> tuple[Expr | None, Expr]:
-    """Two ints whose quotient a float is, up to rounding that crosses no int; else None and 1."""
-    kind = type(value).__name__
-    if kind == "truediv" and all(part.is_integer for part in value.args):
-        return value.args if value.args[1].is_positive else (None, ONE)
-    for whole, factor in (value.args, value.args[::-1]) if kind == "mul" else ():
-        if type(whole).__name__ == "float" and factor.is_Float:
-            above, below = float(factor).as_integer_ratio()
-            if 0 < above <= 1024:  # the product is exact
-                return whole.args[0] * above, sympy.Integer(below)
-    return None, ONE
 
 
 PYTHON_NUMBERS: dict[str, Any] = {
@@ -221,8 +196,6 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def floor_div(a: Size | Expr, b: Size | Expr) -> Size:
-    if isinstance(a, int) and isinstance(b, int):
-        return a // b
     return to_size(FloorDiv(sympy.sympify(a), sympy.sympify(b)))
 
 
@@ -270,7 +243,7 @@ def bounds(expr: Expr, ranges: Ranges) -> tuple[Expr, Expr] | None:
     if expr.is_Mul:
         return _product_bounds(parts)
     below, above = parts[0]
-    if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0 and is_nonnegative(below):
+    if expr.is_Pow and is_nonnegative(below):
         return below**expr.exp, above**expr.exp
     if isinstance(expr, FloorDiv) and expr.args[1].is_positive:
         return FloorDiv(below, expr.args[1]), FloorDiv(above, expr.args[1])
@@ -351,14 +324,7 @@ def _simplify_modular(base: Expr, divisor: Expr, modulus: Expr, ranges: Ranges) 
     if quotient != 0 and rest != base:
         # dropping whole multiples of divisor*modulus changes nothing: the digit is periodic
         return _simplify_modular(rest, divisor, modulus, ranges) if rest != 0 else ZERO
-    if _fits(base + whole, whole, ranges):
-        return _simplify_floor(sympy.expand(base + whole), divisor, ranges)
-    common = _common_factor(base, modulus if divisor == 1 else divisor, ranges)
-    if common is not None and divisor == 1:
-        factor, quotient, rest = common
-        smaller = exact_quotient(modulus, factor)
-        return factor * _simplify_modular(quotient, ONE, smaller, ranges) + rest
-    if common is not None:
+    if (common := _common_factor(base, divisor, ranges)) is not None:
         smaller = exact_quotient(divisor, common[0])
         return _simplify_modular(common[1], smaller, modulus, ranges)
     return ModularIndexing(base, divisor, modulus)
@@ -390,19 +356,14 @@ def _modular_factor(term: Expr) -> tuple[Expr, ModularIndexing | None]:
     return (term / digits[0], digits[0]) if digits else (term, None)
 
 
-def simplify_index(expr: Expr | int, ranges: Ranges) -> Expr:
+def simplify_index(expr: Expr, ranges: Ranges) -> Expr:
     """The same index for all loop variables within their ranges, with fewer divisions.
 
     Variables whose range is 1 become 0.
     """
-    if isinstance(expr, int):
-        return sympy.Integer(expr)
     expr = expr.xreplace({v: ZERO for v in expr.free_symbols if ranges.get(v) == 1})
     if not expr.has(FloorDiv, ModularIndexing):
-        products_of_sums = any(
-            isinstance(a, sympy.Add) for m in expr.atoms(sympy.Mul) for a in m.args
-        )
-        return sympy.expand(expr) if products_of_sums else expr
+        return sympy.expand(expr)
 
     def visit(e: Expr) -> Expr:
         if not e.args or not e.has(FloorDiv, ModularIndexing):
@@ -456,9 +417,14 @@ def index_text(index: Expr | int) -> str:
     return str(index)
 
 
+def ordered(expr: sympy.Basic) -> list[sympy.Symbol]:
+    """The symbols of an expression by name."""
+    return sorted(expr.free_symbols, key=str)
+
+
 def python_text(expr: sympy.Basic, values: Sequence[str]) -> str:
     """An expression or condition as Python; `values`: names of its symbols, these ordered by name."""
-    symbols = sorted(expr.free_symbols, key=str)
+    symbols = ordered(expr)
     kinds = [size_symbol if symbol.is_integer else float_symbol for symbol in symbols]
     names = {s: kind(value) for s, kind, value in zip(symbols, kinds, values, strict=True)}
     digits = {number: float_symbol(repr(float(number))) for number in expr.atoms(sympy.Float)}

@@ -68,8 +68,6 @@ class StridedIndex:
         self, parts: Mapping[sympy.Symbol, Sequence[Part]], ranges: Ranges
     ) -> StridedIndex:
         """The index over new loops: each old one in `parts` is the weighted sum of its parts."""
-        if self.rest is ZERO and parts.keys().isdisjoint(self.strides):
-            return self
         strides: dict[sympy.Symbol, Size] = {}
         for loop, stride in self.strides.items():
             for new, weight in parts.get(loop, ((loop, 1),)):
@@ -114,7 +112,7 @@ def divide(a: Size, b: Size) -> Size | None:
     """a / b if it is exact and positive, else None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b > 0 and a > 0 and a % b == 0 else None
-    if b == 0 or a == 0:
+    if b == 0:
         return None
     quotient = exact_quotient(sympy.sympify(a), sympy.sympify(b))
     return None if quotient is None or not is_nonnegative(quotient - 1) else to_size(quotient)

@@ -62,13 +62,7 @@ class SymNode:
     def _new(self, expr: sympy.Basic, pytype: type) -> SymNode:
         return SymNode(expr, self.shape_env, pytype)
 
-    # Identity and printing
-
-    def _value_hash(self) -> int:
-        return hash((self.expr, id(self.shape_env)))
-
-    def _value_eq(self, other: SymNode) -> bool:
-        return self.expr == other.expr and self.shape_env is other.shape_env
+    # Printing
 
     def str(self) -> Text:
         return Text(self.expr)
@@ -87,12 +81,6 @@ class SymNode:
 
     def maybe_as_int(self) -> int | None:
         return int(self.expr) if self.expr.is_Integer else None
-
-    def maybe_as_float(self) -> float | None:
-        return float(self.expr) if self.expr.is_number else None
-
-    def maybe_as_bool(self) -> bool | None:
-        return {sympy.true: True, sympy.false: False}.get(self.expr)
 
     def _wrapped(self, pytype: type, value: Number) -> SymNode:
         return self._new(sympy.sympify(value), pytype)
@@ -117,9 +105,6 @@ class SymNode:
     guard_size_oblivious = expect_true = guard_bool
     guard_or_false = functools.partialmethod(_settled, False)
     guard_or_true = functools.partialmethod(_settled, True)
-
-    def expect_size(self, file: Text = "", line: int = 0) -> bool:
-        return bool(self.shape_env.evaluate(self.expr >= 0))
 
     def statically_known_true(self, file: Text = "", line: int = 0) -> bool:
         return bool(self.shape_env.static(self.expr) == sympy.true)
@@ -148,9 +133,6 @@ class SymNode:
         if ONE in (self.expr, other.expr):
             return self if self.shape_env.evaluate(sympy.Ge(self.expr, other.expr)) else other
         return self._new(sympy.Max(self.expr, other.expr), int)
-
-    def sym_ite(self, then: SymNode, otherwise: SymNode) -> SymNode:
-        return then if self.guard_bool() else otherwise
 
 
 def _modulo(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:

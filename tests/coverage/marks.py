@@ -9,6 +9,7 @@ nothing is compiled.) A statement of several lines counts as its first one.
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import hashlib
 import importlib.machinery
@@ -26,7 +27,7 @@ from tests.imports import PACKAGE, core_files
 VARIABLE = "MINICOMPILE_MARKS"
 """The environment variable that names the file of marks."""
 
-CAPTURED = {"Context", "call_module", "calling"}
+CAPTURED = {"Context", "Unrecorded", "call_module", "calling"}
 """Classes and functions of dynamo that are captured as a user's are: marks would break the graph."""
 
 
@@ -76,25 +77,16 @@ def marked(source: bytes, first: int) -> ast.Module:
 class MarkingLoader(importlib.machinery.SourceFileLoader):
     """Loads a module of the core with marks, and leaves no bytecode on the disk."""
 
-    def __init__(self, name: str, path: str, lines: mmap.mmap) -> None:
-        super().__init__(name, path)
-        self.lines = lines
-
     def get_code(self, fullname: str) -> types.CodeType:
         first = first_lines()[Path(self.path).relative_to(PACKAGE)]
         tree = marked(self.get_data(self.path), first)
         return compile(tree, self.path, "exec", dont_inherit=True)
 
-    def exec_module(self, module: types.ModuleType) -> None:
-        vars(module)["__lines__"] = self.lines
-        super().exec_module(module)
-
 
 class MarkingFinder(MetaPathFinder):
     """Finds modules as Python does, and has those of the core loaded with marks."""
 
-    def __init__(self, lines: mmap.mmap) -> None:
-        self.lines = lines
+    def __init__(self) -> None:
         self.files = {str(PACKAGE / file) for file in core_files()}
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
@@ -102,7 +94,7 @@ class MarkingFinder(MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin in self.files:
-            spec.loader = MarkingLoader(fullname, spec.origin, self.lines)
+            spec.loader = MarkingLoader(fullname, spec.origin)
         return spec
 
 
@@ -110,5 +102,8 @@ def put_marks(file: str) -> mmap.mmap:
     """Let modules that are imported from now on mark in `file` what is executed. Returns its memory."""
     with open(file, "r+b") as opened:
         lines = mmap.mmap(opened.fileno(), 0)
-    sys.meta_path.insert(0, MarkingFinder(lines))
+    vars(builtins)["__lines__"] = (
+        lines  # also where `python -m` runs a module in a namespace of its own
+    )
+    sys.meta_path.insert(0, MarkingFinder())
     return lines

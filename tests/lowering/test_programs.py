@@ -99,7 +99,7 @@ INDEXING: dict[str, Program] = {
     "of a value": lambda t, i, j: t.exp()[i, j] + 1,
     "constant": lambda t: t[torch.tensor([2, -1])],
     "empty": lambda t, i: t[i[:0]],
-    "gather": lambda x, i: [x.gather(0, i[None]), x.gather(1, i[:, None])],
+    "gather": lambda x, i: [x.gather(0, i[None]), x.gather(1, i[:, None]), x[0].gather(0, i[1])],
     "index_select": lambda x, i: x.index_select(1, i),
     "embedding": lambda x, i: [F.embedding(i, x.half()), F.embedding(i.int(), x)],
     "mask of one value": lambda x, m: [
@@ -146,6 +146,7 @@ REDUCTIONS: dict[str, Program] = {
     "NaN stays": lambda n: [n.amax(1), n.amin(1), *n.max(1), *n.min(1), n.argmax(), n.argmin()],
     "integers are added as int64": lambda small: [small.sum(), small[:10].prod()],
     "in another dtype": lambda x: [x.sum(dtype=torch.float64), x.sum(1, dtype=torch.float64)],
+    "as bools": lambda x: [(x > 2).int().sum(1, dtype=torch.bool), x.prod(dtype=torch.bool)],
     "mean in another dtype": lambda x, i: [
         x.bfloat16().mean(0, dtype=torch.float32),
         i.mean(0, dtype=torch.float32),
@@ -165,6 +166,9 @@ VIEWS: dict[str, Program] = {
 }
 
 LIBRARY: dict[str, Program] = {
+    "of a 0-d tensor": lambda x, i: x[0, 0].gather(0, i[:1]),
+    "nothing, seen otherwise": lambda x: x[:0].view(0) + 1,
+    "many tensors joined": lambda x: torch.cat([x] * 17),
     "sequences between floats": lambda x: [torch.arange(5.0), torch.linspace(0, 1, 7)],
     "a write with steps": lambda x: aten.slice_scatter(x, x[:, :3] * 0, 1, 1, None, 2),
     "a write with steps from the end": lambda x: aten.slice_scatter(x, x[:, :2], 1, -5, -1, 3),

@@ -48,7 +48,7 @@ def broken_guards(env, sizes):
 def test_what_holds_for_all_sizes_needs_no_guard(env):
     s = size(env)
     assert s != 1 and s > 1 and s * 4 != s and 2 * s > s and s + 1 >= 3 and not s < 2
-    assert (s * 16) // 16 == s and (s * 12) % 4 == 0
+    assert s * (s + 1) == s * s + s and (s * 16) // 16 == s and (s * 12) % 4 == 0
     assert env.guards == []
 
 
@@ -60,6 +60,8 @@ def test_other_questions_are_answered_for_the_sizes_at_hand_once(env):
     assert broken_guards(env, {a: 4, b: 7}) == []
     assert broken_guards(env, {a: 4, b: 8}) == [sympy.Eq(b, 7)]
     assert broken_guards(env, {a: 8, b: 7}) != []
+    with pytest.raises(ZeroDivisionError):
+        s // (t - 7)
 
 
 def test_an_equation_answers_later_questions(env):
@@ -72,6 +74,7 @@ def test_an_equation_answers_later_questions(env):
 def test_floor_division():
     s = sympy.Symbol("s", integer=True, positive=True)
     assert FloorDiv(sympy.Integer(-7), sympy.Integer(2)) == -4
+    assert FloorDiv(s, -2).xreplace({s: sympy.Integer(7)}) == -4
     assert FloorDiv(6 * s + 4, 2) == 3 * s + 2
     assert FloorDiv(s, 2).xreplace({s: sympy.Integer(7)}) == 3
 

@@ -56,8 +56,6 @@ def common_device(*operands: Operand) -> torch.device:
 
 def number(value: Scalar, dtype: torch.dtype) -> float | int | bool:
     """A Python number as `dtype` holds it, rounded for half types. Raises Unsupported if it does not fit."""
-    if isinstance(value, complex):
-        raise Unsupported("a complex number")
     if isinstance(value, sympy.Expr) and not value.is_number:
         raise Unsupported("a number known at run time")
     if dtype is torch.bool:
@@ -68,8 +66,6 @@ def number(value: Scalar, dtype: torch.dtype) -> float | int | bool:
             raise Unsupported(f"{value} does not fit {dtype}")
         half = computation_dtype(dtype) is not dtype
         return float(torch.tensor(found, dtype=dtype)) if half else found
-    if isinstance(value, float) and not value.is_integer():
-        raise Unsupported(f"{value} as {dtype}")
     info = torch.iinfo(dtype)
     if not info.min <= int(value) <= info.max:
         raise Unsupported(f"{value} does not fit {dtype}")

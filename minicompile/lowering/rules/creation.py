@@ -8,6 +8,7 @@ some bounds its element comes from another tensor, which is read only there.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, lowering
 from minicompile.lowering.rules.common import Scalar, aten, constant, number, prims
 from minicompile.lowering.value import Positions, TensorValue
-from minicompile.ops.dtypes import is_int, promote
 from minicompile.ops.handler import Index, Ops, V
 from minicompile.shapes.expr import (
     Size,
@@ -51,8 +51,6 @@ def iota(
     **_: Any,
 ) -> TensorValue:
     """start + i * step, in integers. What indexes with it needs no load."""
-    if not is_int(dtype):
-        raise Unsupported(f"an integer sequence of {dtype}")
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
         return ops.index_expr(index[0] * step + start, dtype)
@@ -72,9 +70,6 @@ def inside(ops: Ops, index: Sequence[Index], size: Sequence[Size], bounds: Bound
     checks = []
     for dim, (low, high) in bounds.items():
         position = ops.index_expr(index[dim], torch.int64)
-        if same(high, low + 1):
-            checks.append(ops.eq(position, constant(ops, low, torch.int64)))
-            continue
         if low != 0:
             checks.append(ops.ge(position, constant(ops, low, torch.int64)))
         if not same(high, size[dim]):
@@ -91,20 +86,14 @@ def only_where(
 
 @lowering(aten.cat.default)
 def cat(ctx: LoweringContext, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
-    dtype = promote(t.dtype for t in tensors)
-    parts = [t for t in tensors if not (t.dim == 1 and t.size[0] == 0)]  # eager's legacy exception
-    if not parts:
-        return ctx.copy_of(tensors[0])
+    kept = [t for t in tensors if not (t.dim == 1 and t.size[0] == 0)]  # eager's legacy exception
+    parts = kept or tensors[:1]
     first = parts[0]
     if len(parts) > MAX_JOINED:
         raise Unsupported(f"cat of {len(parts)} tensors: copies are faster than selects")
-    if any(t.device != first.device for t in parts):
-        raise Unsupported("cat across devices")
     dim = views.wrap_dim(dim, first.dim)
-    starts: list[Size] = [0]
-    for part in parts:
-        starts.append(to_size(starts[-1] + part.size[dim]))
-    size = (*first.size[:dim], starts[-1], *first.size[dim + 1 :])
+    ends = list(itertools.accumulate(part.size[dim] for part in parts))
+    size, dtype = ctx.result_size, ctx.result.dtype
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
         def element(part: TensorValue, start: Size, inner: Ops) -> V:
@@ -112,7 +101,7 @@ def cat(ctx: LoweringContext, tensors: Sequence[TensorValue], dim: int = 0) -> T
             return part.load_as(inner, at, dtype)
 
         found: V = None
-        for part, start, end in reversed(list(zip(parts, starts, starts[1:], strict=False))):
+        for part, start, end in reversed(list(zip(parts, [0, *ends], ends, strict=False))):
             mask = inside(ops, index, size, {dim: (start, end)})
             value = only_where(ops, mask, functools.partial(element, part, start))
             found = value if mask is None or found is None else ops.where(mask, value, found)
@@ -126,18 +115,15 @@ def constant_pad_nd(
     ctx: LoweringContext, x: TensorValue, pad: Sequence[Size], value: Scalar = 0
 ) -> TensorValue:
     """`pad` is (before, after) of the last dimension, then of the one before; negative cuts."""
-    before: list[Size] = [0] * x.dim
-    size = list(x.size)
     bounds: dict[int, tuple[Size, Size]] = {}
-    for k in range(len(pad) // 2):
+    for k, before in enumerate(pad[::2]):
         dim = x.dim - 1 - k
-        before[dim] = pad[2 * k]
-        bounds[dim] = before[dim], to_size(before[dim] + x.size[dim])
-        size[dim] = to_size(bounds[dim][1] + pad[2 * k + 1])
+        bounds[dim] = before, to_size(before + x.size[dim])
+    size = ctx.result_size
     filler = number(value, x.dtype)
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
-        at = [i - b for i, b in zip(index, before, strict=True)]
+        at = [i - bounds[d][0] if d in bounds else i for d, i in enumerate(index)]
         mask = inside(ops, index, size, bounds)
         return only_where(ops, mask, lambda inner: x.load(inner, at), filler)
 
@@ -149,8 +135,7 @@ def select_scatter(
     ctx: LoweringContext, x: TensorValue, src: TensorValue, dim: int, index: Size
 ) -> TensorValue:
     dim = views.wrap_dim(dim, x.dim)
-    if isinstance(index, int) and index < 0:
-        index = to_size(index + x.size[dim])
+    index = views.from_start(x.size[dim], index)
     thin = ctx.view(src, views.unsqueeze(src.size, dim))
     return slice_scatter(ctx, x, thin, dim, index, to_size(index + 1))
 

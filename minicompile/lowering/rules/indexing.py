@@ -16,7 +16,7 @@ import torch
 from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, OutputIndex, lowering
-from minicompile.lowering.rules.common import Scalar, aten, broadcast_size, common_device, constant
+from minicompile.lowering.rules.common import Operand, aten, broadcast_size, common_device, constant
 from minicompile.lowering.value import Scope, TensorValue
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.handler import Index, Ops, V
@@ -24,12 +24,8 @@ from minicompile.ops.origin import union
 from minicompile.shapes.expr import ZERO, Size, is_nonnegative, product, same
 
 
-def integer_index(index: TensorValue, x: TensorValue, extent: Size) -> None:
-    """Refuse masks (uint8 is one too), indices on another device, and those into a dimension of size 0:
-    no element might be left that would check them.
-    """
-    if extent == 0 and product(index.size) != 0:
-        raise Unsupported("a dimension of size 0 is indexed")
+def integer_index(index: TensorValue, x: TensorValue) -> None:
+    """Refuse masks (uint8 is one too) and indices on another device."""
     if not is_int(index.dtype) or index.dtype is torch.uint8:
         raise Unsupported(
             f"indexing with a mask ({index.dtype}): the result's size depends on data"
@@ -67,12 +63,9 @@ def advanced_index(
     """
     every = (*indices, *[None] * (x.dim - len(indices)))
     used = [d for d, tensor in enumerate(every) if tensor is not None]
-    if not used:
-        raise Unsupported("indexing without index tensors")
     tensors = [tensor for tensor in every if tensor is not None]
-    for extent, tensor in zip(x.size, every, strict=True):
-        if tensor is not None:
-            integer_index(tensor, x, extent)
+    for tensor in tensors:
+        integer_index(tensor, x)
     shape = broadcast_size(*tensors)
     start = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
     end = start + len(shape)
@@ -96,10 +89,10 @@ def along(
     ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, ordered: bool = False
 ) -> OutputIndex:
     """The positions in x that `index` gives: each element's own, but in dimension `dim` the loaded one."""
-    if x.dim == 0 or index.dim == 0:
+    if x.dim == 0:
         raise Unsupported("gather or scatter of a 0-d tensor")
     dim = views.wrap_dim(dim, x.dim)
-    integer_index(index, x, x.size[dim])
+    integer_index(index, x)
 
     def position(ops: Ops, i: Sequence[Index]) -> list[Index]:
         at = loaded_index(ctx, ops, index, i, x.size[dim], False, ordered)
@@ -230,21 +223,16 @@ def scatter_add(
     return ctx.scatter(x, index.size, along(ctx, x, dim, index), src.load, "atomic_add")
 
 
-@lowering(aten.scatter.src)
+@lowering(aten.scatter.src, aten.scatter.value)
 def scatter(
-    ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, src: TensorValue
+    ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, src: Operand
 ) -> TensorValue:
     """Two writes that meet differ in `dim` alone: loops and eager both take these in order."""
-    in_any_order(ctx, x)
-    return ctx.scatter(x, index.size, along(ctx, x, dim, index, ordered=True), src.load, "store")
+    ordered = isinstance(src, TensorValue)
+    if ordered:
+        in_any_order(ctx, x)
 
+    def body(ops: Ops, i: Sequence[Index]) -> V:
+        return src.load(ops, i) if isinstance(src, TensorValue) else constant(ops, src, x.dtype)
 
-@lowering(aten.scatter.value)
-def scatter_value(
-    ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, value: Scalar
-) -> TensorValue:
-
-    def body(ops: Ops, _: Sequence[Index]) -> V:
-        return constant(ops, value, x.dtype)
-
-    return ctx.scatter(x, index.size, along(ctx, x, dim, index), body, "store")
+    return ctx.scatter(x, index.size, along(ctx, x, dim, index, ordered), body, "store")

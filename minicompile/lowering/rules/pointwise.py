@@ -39,10 +39,6 @@ OPERATORS = """
     neg maximum minimum eq ne lt le gt ge isnan signbit
     logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not"""
 """ATen operators that have a loop operation of the same name."""
-SHIFTS = {
-    "lshift": (aten.__lshift__, aten.bitwise_left_shift),
-    "rshift": (aten.__rshift__, aten.bitwise_right_shift),
-}
 
 
 def overloads(packet: Any) -> list[Any]:
@@ -71,9 +67,10 @@ def one_operation(name: str, unchanged: Collection[torch.dtype] = ()) -> Rule:
 
 for _name in OPERATORS.split():
     lowering(*overloads(getattr(aten, _name)))(one_operation(_name))
-for _name, _packets in SHIFTS.items():
-    for _packet in _packets:
-        lowering(*overloads(_packet))(one_operation(_name))
+for _packet in (aten.__lshift__, aten.bitwise_left_shift):
+    lowering(*overloads(_packet))(one_operation("lshift"))
+for _packet in (aten.__rshift__, aten.bitwise_right_shift):
+    lowering(*overloads(_packet))(one_operation("rshift"))
 lowering(aten.abs.default)(one_operation("abs", (torch.bool, torch.uint8)))
 lowering(aten.sign.default)(one_operation("sign", (torch.bool,)))
 WHOLE = [dtype for dtype in LOOP_DTYPES if not dtype.is_floating_point]

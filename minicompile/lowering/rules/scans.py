@@ -6,6 +6,8 @@ The real compiler: make_scan, cumsum in torch/_inductor/lowering.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from minicompile.errors import Unsupported
@@ -14,17 +16,8 @@ from minicompile.lowering.rules.common import aten, converted
 from minicompile.lowering.value import TensorValue
 from minicompile.lowering.views import wrap_dim
 from minicompile.ops.dtypes import computation_dtype, sum_dtype
+from minicompile.ops.handler import Index, Ops, V
 from minicompile.ops.table import ScanKind
-
-
-def scan(
-    ctx: LoweringContext, kind: ScanKind, x: TensorValue, dim: int, dtype: torch.dtype
-) -> TensorValue:
-    """Scan x along `dim` in `dtype`; the result has x's dtype."""
-    along = wrap_dim(dim, x.dim)
-    return ctx.scan(
-        kind, x.size, along, x.dtype, x.device, lambda ops, index: x.load_as(ops, index, dtype)
-    )
 
 
 def accumulation(kind: ScanKind) -> Rule:
@@ -33,13 +26,18 @@ def accumulation(kind: ScanKind) -> Rule:
     def rule(
         ctx: LoweringContext, x: TensorValue, dim: int, dtype: torch.dtype | None = None
     ) -> TensorValue:
-        dtype = dtype or sum_dtype(x.dtype)
+        dtype = ctx.result.dtype
         if dtype is torch.bool:
             raise Unsupported(f"a running {kind} as {dtype}")
         wide = computation_dtype(sum_dtype(dtype))
         if dtype is torch.float32 and x.device.type == "cpu":
             wide = torch.float64
-        return scan(ctx, kind, converted(ctx, x, dtype), dim, wide)
+        narrow = converted(ctx, x, dtype)
+
+        def body(ops: Ops, index: Sequence[Index]) -> V:
+            return narrow.load_as(ops, index, wide)
+
+        return ctx.scan(kind, x.size, wrap_dim(dim, x.dim), dtype, x.device, body)
 
     return rule
 

@@ -24,7 +24,6 @@ def through(make: Callable[..., views.ViewMap]) -> Rule:
 
 
 lowering(aten.permute.default)(through(views.permute))
-lowering(aten.expand.default)(through(views.expand))
 lowering(aten.select.int)(through(views.select))
 lowering(aten.unsqueeze.default)(through(views.unsqueeze))
 lowering(aten.squeeze.dim, aten.squeeze.dims)(through(views.squeeze))
@@ -34,6 +33,11 @@ lowering(aten.flip.default)(through(views.flip))
 @lowering(aten.detach.default, aten.alias.default)
 def alias(ctx: LoweringContext, x: TensorValue) -> TensorValue:
     return x
+
+
+@lowering(aten.expand.default)
+def expand(ctx: LoweringContext, x: TensorValue, *_: Any, **__: Any) -> TensorValue:
+    return ctx.view(x, views.expand(x.size, ctx.result_size))
 
 
 @lowering(aten.view.default)
