@@ -36,8 +36,5 @@ entries and calls `capture` if none fits.
     breaks         where to cut a frame, and how it goes on
     continuation   the two functions that a cut needs, made from bytecode by assembler
 
-    Below what runs in eager
-    hook           eager code asks about each function that it calls (frame_hook.c); a plug-in may answer
-
 The corridor beyond sees `result` only. Each module's head names its counterpart in the real compiler.
 """
