@@ -33,7 +33,7 @@ from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Raised, changed, raised, random_states
 from minicompile.dynamo.reasons import graph_break, refusal
 from minicompile.dynamo.rebuild import Rebuild
-from minicompile.dynamo.recorder import CHECK, Recorder
+from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput
 from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
 from minicompile.dynamo.variables import (
@@ -264,7 +264,6 @@ def finished(
     call = graph_call(recorder, code)
     if recorder.calls:
         acts = bool(stores) or any(step.handler for _, step, *_ in world.frames.log.steps)
-        acts |= any(node.target is CHECK for node in recorder.calls)
         call = or_in_eager(call, recorder, code, parameters, acts)
     end = [f"result = {result}", *stores, *rebuild.positions]
     if traced.change is not None:

@@ -50,9 +50,6 @@ OVERRIDES = words("__iter__ __getitem__ __setitem__ __delitem__ __contains__ __i
 """Methods that C code calls on subclasses of dict."""
 DICT_ITER = dict.__dict__["__iter__"]
 
-LARGEST_POWER = 4
-"""Of a size, as an expression; others are computed by Python."""
-
 REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
 
 
@@ -141,11 +138,8 @@ def selected(world: World, tensor: Any, key: Any) -> tuple[Any, Any]:
     """A tensor and a key for `tensor[key]`: by `select` for symbolic ints, which torch would fix."""
     parts = list(key) if type(key) is tuple else [key]
     kinds = list(map(type, parts))
-    if torch.SymInt not in kinds or {*kinds} - {int, slice, torch.SymInt, types.EllipsisType}:
+    if torch.SymInt not in kinds or {*kinds} - {int, slice, torch.SymInt}:
         return tensor, key
-    if types.EllipsisType in kinds:
-        place = kinds.index(types.EllipsisType)
-        parts[place : place + 1] = [slice(None)] * (tensor.dim() - len(parts) + 1)
     for dim in reversed(range(len(parts))):
         if type(parts[dim]) is torch.SymInt:
             tensor = world.torch_call(torch.Tensor.select, (tensor, dim, parts.pop(dim)), {})
@@ -299,11 +293,11 @@ def holds(world: World, container: Any, item: Any) -> bool:
         inside, base = world.inside(container), raw_base(container)
         return bool(base.__contains__(inside, world.pinned(item)))
     by_python = any(python_method(container, name) for name in ("__iter__", "__getitem__"))
-    if isinstance(container, TracedGenerator) or by_python:
-        return any(world.equal(other, item) for other in world.lazily(container))
-    if world.tracker(container) is None:
+    if world.tracker(container) is None and not (
+        isinstance(container, TracedGenerator) or by_python
+    ):
         return item in container
-    return world.unsupported_kind("outside-object", "`in` on a {} from outside", container)
+    return any(world.equal(other, item) for other in world.lazily(container))
 
 
 @operation
@@ -333,42 +327,12 @@ def length(world: World, value: Any) -> Any:
     return size
 
 
-def raises_if(world: World, truth: bool) -> bool:
-    """Whether this truth of the condition of an `if` leads to a `raise`."""
-    assert world.frame is not None
-    program, jump, after = world.frame.program, world.frame.current, world.frame.pc
-    if jump.opname == "TO_BOOL":
-        jump, after = program.instructions[after], after + 1
-    if jump.opname not in ("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE"):
-        return False
-    return program.raises(jump.target if jump.opname.endswith(str(truth).upper()) else after)
-
-
-def branch(world: World, condition: torch.Tensor) -> bool:
-    """The way that is left where Python branches on a tensor's data and the other way raises.
-
-    The graph raises if that other way is the right one, and then the frame runs in eager: so it may not have
-    written to inputs before. Under inference mode tensors have no versions that would tell. A GPU's kernel
-    can't raise such that the program may go on.
-    """
-    recorder = world.recorder
-    plain = (
-        condition.dtype is torch.bool and condition.dim() == 0 and condition.device.type == "cpu"
-    )
-    if plain and not (recorder.mutated or recorder.inference):
-        refused = [truth for truth in (True, False) if raises_if(world, truth)]
-        if len(refused) == 1:  # where both raise, the values say which exception it is
-            recorder.require(condition, not refused[0])
-            return not refused[0]
-    return world.unsupported("branch-on-tensor", "Python branches on a tensor's data")
-
-
 @operation
 def truth(world: World, value: Any) -> bool:
     if value is True or value is False or value is None:
         return bool(value)
     if isinstance(value, torch.Tensor):
-        return branch(world, value)
+        world.unsupported("branch-on-tensor", "Python branches on a tensor's data")
     if isinstance(value, torch.SymFloat):
         return bool(world.computed("bool({0})", value, function=bool))
     if is_constant(value) or isinstance(value, type | types.FunctionType | types.ModuleType):
@@ -465,8 +429,6 @@ def number_operator(world: World, symbol: str, left: Any, right: Any) -> Any:
             return function(left, right)
         if symbol in ("//", "%") and right > 0:
             return function(left, right)
-        if symbol == "**" and type(right) is int and 0 <= right <= LARGEST_POWER:
-            return function(left, right)
     return world.computed(f"({{0}} {symbol} {{1}})", left, right, function=function)
 
 
@@ -555,17 +517,12 @@ def unary(world: World, symbol: str, value: Any) -> Any:
 
 @operation
 def convert(world: World, kind: int, value: Any) -> str:
-    if kind == 3:
-        world.unsupported("unusual-arguments", "text is written in ASCII (`!a`)")
     name = "__str__" if kind == 1 else "__repr__"
     shows_itself = find(type(value), name) is object.__str__  # which calls __repr__
     for method in (name, "__repr__") if shows_itself else (name,):
         if python_method(value, method) is not None and not isinstance(value, type):
-            shown = world.call(world.special(value, method), (), {})
-            if not isinstance(shown, str):
-                raise TypeError(f"{method} returned non-string (type {type(shown).__name__})")
-            return shown
-    return (str if kind == 1 else repr)(world.as_text(value))
+            return str(world.call(world.special(value, method), (), {}))
+    return (str, repr, ascii)[kind - 1](world.as_text(value))
 
 
 @operation
@@ -583,14 +540,12 @@ def as_text(world: World, value: Any) -> Any:
     print otherwise at run time."""
     if isinstance(value, torch.Tensor):
         world.unsupported("tensor-as-text", "a tensor is turned into text")
-    if isinstance(value, BaseException):
-        if world.tracker(value) is not None:
-            world.unsupported("object-as-text", "an exception from outside is turned into text")
-        world.as_text(value.args)
+    if (
+        isinstance(value, BaseException)
+        and world.tracker(value) is None
+        and is_constant(value.args)
+    ):
         return value
     if is_constant(value) or isinstance(value, type | types.ModuleType):
         return world.pinned(value)
-    if type(value) in (list, tuple, dict, collections.OrderedDict):
-        items = raw_items(world.inside(value))
-        return refilled(value, map(world.as_text, items))
     return world.unsupported_kind("object-as-text", "a {} is turned into text", value)

@@ -42,7 +42,16 @@ OTHERWISE = {
 """They ask for the frame, which is the machine's own, read an exception's words, or are refused."""
 REFUSED = {
     *("ASYNC_GEN_WRAP", "BEFORE_ASYNC_WITH", "GET_AWAITABLE", "GET_AITER", "GET_ANEXT"),
-    *("MATCH_CLASS", "MATCH_KEYS", "MATCH_MAPPING", "CLEANUP_THROW", "END_ASYNC_FOR", "IMPORT_STAR", "CHECK_EG_MATCH", "PREP_RERAISE_STAR"),
+    *(
+        "MATCH_CLASS",
+        "MATCH_KEYS",
+        "MATCH_MAPPING",
+        "CLEANUP_THROW",
+        "END_ASYNC_FOR",
+        "IMPORT_STAR",
+        "CHECK_EG_MATCH",
+        "PREP_RERAISE_STAR",
+    ),
     *("CALL_INTRINSIC_1", "CALL_INTRINSIC_2"),
 }
 

@@ -201,7 +201,9 @@ def assertion(a):
     return a * 2
 
 
-@program(x, {"kind": "scale", "by": 3}, again=(x, {"kind": "shift", "by": 3, "also": 1}), whole=False)
+@program(
+    x, {"kind": "scale", "by": 3}, again=(x, {"kind": "shift", "by": 3, "also": 1}), whole=False
+)
 def match_mappings(a, step):
     match step:
         case {"kind": "scale", "by": int(k)}:

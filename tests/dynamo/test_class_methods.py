@@ -41,13 +41,6 @@ class Colour(enum.Enum):
     RED = 1
 
 
-class Number:
-    __slots__ = ("value",)
-
-    def __init__(self, value: int = 1) -> None:
-        self.value = value
-
-
 PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "mro": lambda a: a + len(Derived.mro()),
     "mro of an enum": lambda a: a + len(Colour.mro()),
@@ -56,9 +49,6 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "instance check of a size": lambda a: a + int(int.__instancecheck__(a.shape[0])),
     "instance check of a tensor": lambda a: (a + 1, torch.Tensor.__instancecheck__(a)),
     "instance check of an abstract class": lambda a: a + int(Abstract.__instancecheck__(Concrete())),
-    "subclass check": lambda a: a + int(Base.__subclasscheck__(Derived)),
-    "call": lambda a: a + Number.__call__(3).value,
-    "call of type": lambda a: (a + 1, type.__call__(type, 3)),
     "a method is kept and called": lambda a: a + len((lambda read: read())(Base.mro)),
     "a method is returned": lambda a: (a + 1, Base.mro),
     "a method of an object of C is returned": lambda a: (a + 1, [].append, "a".upper),

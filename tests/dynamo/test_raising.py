@@ -362,11 +362,3 @@ def test_a_check_of_values_raises_what_eager_raises(function: Any, backend: str,
         for value in (2.0, -1.0, 1.0):
             a, b = torch.full((2, 3), value), torch.full((2, 3), value)
             assert (outcome(compiled, a), a.tolist()) == (outcome(function, b), b.tolist())
-
-
-@pytest.mark.parametrize(
-    "f", [lambda x: x - True, lambda x: (x > 0).all() - x, lambda x: x @ x.double()]
-)
-def test_dtypes_that_fakes_allow_are_refused(f):
-    with pytest.raises(RuntimeError):
-        mc.compile(f)(torch.ones(3))
