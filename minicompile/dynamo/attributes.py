@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.interpreter import C_METHODS, DELETED, UNBOUND, TracedGenerator
+from minicompile.dynamo.interpreter import C_METHODS, DELETED, TracedGenerator
 from minicompile.dynamo.outside import ABSENT
 from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.result import Source
@@ -167,8 +167,6 @@ def module_table_attribute(world: World, module: torch.nn.Module, name: str) -> 
     searched = []
     for table_name in MODULE_TABLES:
         table = instance_attribute(world, module, table_name)
-        if table is MISSING:
-            continue
         tracker = world.tracker(table)
         if name in table or (tracker is not None and name in tracker.writes):
             return world.dict_get(table, name)
@@ -220,8 +218,6 @@ def bind_attribute(
         if kind in C_METHODS:
             return types.MethodType(definition, value)
         if issubclass(kind, property) and find(kind, "__get__") is property.__get__:
-            if definition.fget is None:
-                world.no_attribute(value, name)
             return world.call(world.wrap_part(where, name, definition, "fget"), (value,), {})
         if kind in READERS:
             return slot_attribute(world, value, name, definition)
@@ -303,8 +299,6 @@ def class_attribute(world: World, cls: type, name: str) -> Any:
 
 def super_attribute(world: World, parent: Any, name: str) -> Any:
     """An attribute of `super()`: looked up after the current class, bound to the instance."""
-    if name in ("__self__", "__thisclass__", "__self_class__"):
-        return getattr(parent, name)
     cls, mro = parent.__self_class__, parent.__self_class__.__mro__
     value = MISSING if parent.__self__ is cls else parent.__self__
     for where in mro[mro.index(parent.__thisclass__) + 1 :]:
@@ -350,7 +344,7 @@ def special(world: World, value: Any, name: str) -> Any:
     cls = type(value)
     definition = MISSING if isinstance(value, torch.Tensor) else find(cls, name)
     if definition is MISSING:
-        return UNBOUND
+        world.no_attribute(value, name)
     return bind_attribute(world, value, cls, cls, name, definition)
 
 

@@ -125,11 +125,9 @@ def capture_frame(
             raise error.with_traceback(None) from error.__cause__
         finally:
             asked |= world.asked_compiling
-            for (
-                one
-            ) in world.frames.exceptions:  # frames in their tracebacks hold them: cycles again
-                if world.tracker(one) is None:
-                    one.__traceback__ = None
+            for raised_here in world.frames.exceptions:  # frames in their tracebacks: cycles again
+                if world.tracker(raised_here) is None:
+                    raised_here.__traceback__ = None
             # it is part of cycles, and what it knows of this call would live until they are collected
             world.__dict__.clear()
 
@@ -145,14 +143,12 @@ def capture_frame(
     except Unsupported as error:
         if request.resume is None:
             raise
-        waiting, tried = list(error.places), list[int]()
-        while waiting and len(tried) < MAX_PLACES:
-            place = waiting.pop(0)
-            if place in tried or not place:
-                continue
-            tried.append(place)
+        waiting = list(error.places)
+        for _ in range(MAX_PLACES):
+            if not waiting:
+                break
             try:
-                captured = capture(place)
+                captured = capture(waiting.pop(0))
             except Unsupported as again:
                 waiting = [*again.places, *waiting]
                 continue

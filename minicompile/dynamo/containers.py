@@ -33,6 +33,7 @@ from minicompile.dynamo.variables import (
     builtin_base,
     find,
     is_constant,
+    is_numpy_scalar,
     raw_base,
     raw_items,
     refilled,
@@ -40,9 +41,6 @@ from minicompile.dynamo.variables import (
 )
 from minicompile.dynamo.world import Meaning, World, operation
 from minicompile.shapes.symnode import SYMBOLIC
-
-NO_OPERANDS = (list, tuple, str, dict)
-"""Never operands of a tensor operator."""
 
 NUMBERS = (int, float, *SYMBOLIC)
 
@@ -173,8 +171,6 @@ def dict_item(world: World, value: Any, key: Any) -> Any:
 def default_item(world: World, value: collections.defaultdict[Any, Any], key: Any) -> Any:
     """Make and store a missing item as `defaultdict.__missing__` does."""
     factory = world.below(value, "slot", "default_factory", FACTORY.__get__(value))
-    if factory is None:
-        raise KeyError(key)
     made = world.call(factory, (), {})
     world.store_subscript(value, key, made)
     return made
@@ -281,8 +277,6 @@ def contains(world: World, container: Any, item: Any) -> bool:
 @operation
 def holds(world: World, container: Any, item: Any) -> bool:
     """`in` as C code defines it."""
-    if isinstance(container, torch.Tensor):
-        world.unsupported("branch-on-tensor", "`in` on a tensor needs its data")
     if isinstance(container, dict):
         return world.dict_get(container, item) is not MISSING
     if isinstance(container, list | tuple):
@@ -293,9 +287,8 @@ def holds(world: World, container: Any, item: Any) -> bool:
         inside, base = world.inside(container), raw_base(container)
         return bool(base.__contains__(inside, world.pinned(item)))
     by_python = any(python_method(container, name) for name in ("__iter__", "__getitem__"))
-    if world.tracker(container) is None and not (
-        isinstance(container, TracedGenerator) or by_python
-    ):
+    in_c = not by_python and not isinstance(container, TracedGenerator | torch.Tensor)
+    if in_c and world.tracker(container) is None:
         return item in container
     return any(world.equal(other, item) for other in world.lazily(container))
 
@@ -310,8 +303,6 @@ def equal(world: World, left: Any, right: Any) -> bool:
 @unless_defined("__len__")
 def length(world: World, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        if value.ndim == 0:
-            raise TypeError("len() of a 0-d tensor")
         return value.shape[0]
     tracker, base = world.tracker(value), raw_base(value)
     if tracker is None:
@@ -376,16 +367,12 @@ def binary(world: World, symbol: str, left: Any, right: Any) -> Any:
         return found
     if plain == "%" and isinstance(left, str):
         right = world.as_text(right)
-    if any(tensors) and not isinstance(left if tensors[1] else right, NO_OPERANDS):
-        return world.torch_call(BINARY[symbol], (left, right), {})
     return BINARY[symbol](world.operand(left), world.operand(right))
 
 
 def has_operators(value: Any) -> bool:
     """Whether an operand besides a tensor may have an operator of its own."""
-    if isinstance(value, NO_OPERANDS):
-        return True
-    simple = isinstance(value, torch.Tensor) or is_constant(value)
+    simple = isinstance(value, (torch.Tensor, complex, *NUMBERS)) or is_numpy_scalar(value)
     return not simple and find(type(value), "__torch_function__") is MISSING
 
 

@@ -70,8 +70,6 @@ class InstructionLog(Sequence[InstructionRecord], Shown):
         return "\n".join(f"{'  ' * r.depth}{r.offset:>4} {r}" for r in self)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
         index = range(len(self))[index]
         program, ins, depth, height, count = self.steps[index]
         before = self.steps[index - 1][4] if index else 0
@@ -162,8 +160,6 @@ class World(Interpreter):
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """The operation that is registered under a name."""
-        if name not in operations:
-            raise AttributeError(name)
         meaning = self.__dict__[name] = types.MethodType(operations[name], self)
         return meaning
 

@@ -113,7 +113,6 @@ CASES: dict[str, tuple[Program, int, int]] = {
     "record_function": (lambda a: recorded(a * 2) + 1, 1, 0),
     "categorical": (categorical, 1, 0),
     "normal": (normal, 1, 0),
-    "checked": (lambda a: D.Normal(a, a.exp()).log_prob(a), 1, 1),
     "transformed": (squashed, 1, not torch_has("a transform holds its inverse")),
     "sdpa_kernel": (one_kernel, 2, 2),
     "set_default_dtype": (double, 2, 2),
