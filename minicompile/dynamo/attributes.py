@@ -315,10 +315,9 @@ def module_attribute(world: World, module: types.ModuleType, name: str) -> Any:
         found = world.dict_get(namespace, name)
         if found is not MISSING:
             return found
-    definition = find(cls, name)
-    if isinstance(definition, types.FunctionType | property) or is_python_descriptor(definition):
-        return bind_attribute(world, module, cls, cls, name, definition)
-    if definition is not MISSING:
+    if flags_of(cls) & HEAP_TYPE and find(cls, name) not in (MISSING, find(types.ModuleType, name)):
+        world.unsupported("attribute-kind", f"the class of {module.__name__} defines {name!r}")
+    if find(cls, name) is not MISSING:
         return native_value(world, module, name)
     if is_fixed(module) or find(cls, "__getattr__") is not MISSING:
         found = getattr(module, name, MISSING)  # a module may load its names on demand

@@ -28,7 +28,7 @@ from minicompile.compat import settings
 from minicompile.compat.inference import mark_inference, version, without_inference_mode
 from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
-from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
+from minicompile.dynamo.guards import SourceCode, apart, guard_rules, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Raised, changed, raised, random_states
 from minicompile.dynamo.reasons import graph_break, refusal
@@ -339,11 +339,10 @@ def check_memory(world: World) -> None:
         return
     ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)
     sources = tuple(tracker.source for tracker in ordered)
-    facts = memory_facts(len(mutated), *(tracker.real for tracker in ordered))
-    if not facts[0]:
+    if not apart(len(mutated), *(tracker.real for tracker in ordered)):
         line = world.recorder.written[compat.storage_id(mutated[0].value)]
         raise refusal("shared-memory", "several inputs share memory that is written to", line)
-    world.guard("memory", sources, (len(mutated), facts), "changed by the graph")
+    world.guard("memory", sources, len(mutated), "changed by the graph")
 
 
 def pristine_fakes(world: World) -> dict[VariableTracker, Any]:

@@ -459,30 +459,18 @@ def compare(world: World, symbol: str, left: Any, right: Any) -> Any:
     if found is not NotImplemented:
         return found
     base = builtin_base(left)
-    if base in (list, tuple) and base is builtin_base(right):
-        return compare_items(world, symbol, left, right)
+    if base in (list, tuple, dict) and base is builtin_base(right):
+        items = [*raw_items(world.inside(left)), *raw_items(world.inside(right))]
+        if not all(map(is_constant, items)):
+            what = "containers of more than constants are compared"
+            world.unsupported("own-equality", what)
     if symbol in ("==", "!="):
         if symbol == "!=" and (python_method(left, "__eq__") or python_method(right, "__eq__")):
             return not world.truth(world.compare("==", left, right))
-        if isinstance(left, dict) and isinstance(right, dict):
-            ours, theirs = (dict(raw_items(world.inside(value))) for value in (left, right))
-            if not all(map(is_constant, (*ours.values(), *theirs.values()))):
-                world.unsupported("own-equality", "dicts of more than constants are compared")
         for value in (left, right):
             if world.tracker(value) is not None and type(value).__eq__ is OBJECT_EQ:
                 return world.same(left, right) == (symbol == "==")
     return COMPARE[symbol](world.operand(world.deep(left)), world.operand(world.deep(right)))
-
-
-def compare_items(world: World, symbol: str, left: Any, right: Any) -> Any:
-    """Compare two lists or two tuples, as C code defines it: by the first items that differ."""
-    ours, theirs = raw_items(world.inside(left)), raw_items(world.inside(right))
-    if symbol in ("==", "!=") and len(ours) != len(theirs):
-        return symbol == "!="
-    for mine, other in zip(ours, theirs):
-        if not world.equal(mine, other):
-            return symbol == "!=" or (symbol != "==" and world.compare(symbol, mine, other))
-    return COMPARE[symbol](len(ours), len(theirs))
 
 
 @operation
@@ -504,34 +492,24 @@ def unary(world: World, symbol: str, value: Any) -> Any:
 
 @operation
 def convert(world: World, kind: int, value: Any) -> str:
-    name = "__str__" if kind == 1 else "__repr__"
-    shows_itself = find(type(value), name) is object.__str__  # which calls __repr__
-    for method in (name, "__repr__") if shows_itself else (name,):
-        if python_method(value, method) is not None and not isinstance(value, type):
-            return str(world.call(world.special(value, method), (), {}))
+    """`str`, `repr` or `ascii` of a value: 1, 2 or 3."""
     return (str, repr, ascii)[kind - 1](world.as_text(value))
 
 
 @operation
 def formatted(world: World, value: Any, spec: str = "") -> str:
-    if (found := world.call_special(value, "__format__", spec)) is not NotImplemented:
-        return str(found)
-    if not spec:
-        return world.convert(1, value)
     return format(world.as_text(value), spec)
 
 
 @operation
 def as_text(world: World, value: Any) -> Any:
-    """A value to be turned into text, in which symbolic numbers have become plain ones. Refuses what may
-    print otherwise at run time."""
+    """A value to be turned into text: a constant, whose symbolic numbers become plain ones, a class, or an
+    exception made in the frame. Refuses what may print otherwise at run time, or runs code to do so."""
     if isinstance(value, torch.Tensor):
         world.unsupported("tensor-as-text", "a tensor is turned into text")
-    if (
-        isinstance(value, BaseException)
-        and world.tracker(value) is None
-        and is_constant(value.args)
-    ):
+    shown_by_c = not python_method(value, "__str__") and not python_method(value, "__repr__")
+    if isinstance(value, BaseException) and shown_by_c and world.tracker(value) is None:
+        world.as_text(value.args)
         return value
     if is_constant(value) or isinstance(value, type | types.ModuleType):
         return world.pinned(value)

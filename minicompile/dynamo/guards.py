@@ -114,19 +114,18 @@ def hook_free(module: Any) -> bool:
     return not any(module.__dict__[name] for name in HOOKS)
 
 
-def memory_facts(mutated: int, *tensors: torch.Tensor) -> tuple[bool, tuple[Any, ...]]:
-    """Whether the first tensors, which the graph changes, share memory with no other; how they were made."""
+def apart(mutated: int, *tensors: torch.Tensor) -> bool:
+    """Whether the first tensors, which the graph changes, share memory with no other."""
     memory = list(map(compat.storage_id, tensors))
     changed = set(memory[:mutated])
-    apart = len(changed) == mutated and changed.isdisjoint(memory[mutated:])
-    return apart, tuple(map(compat.how_made, tensors[:mutated]))
+    return len(changed) == mutated and changed.isdisjoint(memory[mutated:])
 
 
 HELPERS: dict[str, Any] = {"math": math} | {
     helper.__name__: helper
     for helper in (
         *(member, entry, closure_cell, plain_dict, base_length, items_of, same_items),
-        *(hook_free, same_class, all_different, memory_facts, lookup, same_constant, operator.is_),
+        *(hook_free, same_class, all_different, apart, lookup, same_constant, operator.is_),
     )
 }
 PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)

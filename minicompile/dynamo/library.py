@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import inspect
 import itertools
-import re
 import types
 from typing import Any
 
@@ -33,7 +31,6 @@ from minicompile.dynamo.variables import (
 )
 from minicompile.dynamo.world import World, call_rules
 
-means(functools.cached_property)(lambda world, function: functools.cached_property(function))
 means(itertools.chain)(
     lambda world, *parts: itertools.chain(*[world.lazily(part) for part in parts])
 )
@@ -42,14 +39,6 @@ means(itertools.chain.from_iterable)(
 )
 # The fields of a dataclass are fixed when the class is made.
 means(dataclasses.fields)(lambda world, owner: dataclasses.fields(owner))
-
-
-# What a regular expression finds follows from it and the text; the module's cache only saves time.
-means(
-    *(re.compile, re.escape, re.findall, re.finditer, re.fullmatch, re.match, re.search, re.split),
-    *(re.sub, re.subn),
-    named=True,
-)(lambda world, function, *args, **kwargs: world.run_native(function, args, kwargs))
 
 
 @means(inspect.signature)

@@ -172,8 +172,8 @@ GUARD_KINDS = {
     ),
     "memory": GuardKind(
         "what is changed of {all} shares no memory",
-        "memory_facts({e}[0], {all}) == {e}[1]",
-        "memory that is shared, or views made in another way",
+        "apart({e}, {all})",
+        "memory that is shared",
     ),
     "shape": GuardKind("{e}"),
     "number": GuardKind("{e}"),

@@ -83,10 +83,6 @@ class Dynamic:
         return marked or bool(self.wanted) or (self.wanted is None and bool(self.varied))
 
 
-STATIC = Dynamic()
-"""Only what is marked."""
-
-
 def from_arguments(source: Source) -> bool:
     """Whether a value lies in the call's arguments, in containers at most."""
     while source.kind in ("item", "size") and source.base is not None:
@@ -134,7 +130,6 @@ class Sizes:
                 made = made.copy_(torch.empty((), dtype=made.dtype, requires_grad=True))
             if compat.is_view(tensor):
                 made = torch.ops.aten.alias(made)  # view_as may choose strides of size 1
-                compat.set_creation_meta(made, compat.creation_meta(tensor))
             return made.requires_grad_() if tensor.requires_grad and leaf else made
 
     def size(
