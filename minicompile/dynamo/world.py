@@ -5,8 +5,8 @@
     writes     what the frame did to them, which is replayed after the graph
     recorder   the graph under construction
 
-A meaning is a function `(world, ...)` in the registry `operations`: outside.py, attributes.py, containers.py
-and calls.py hold them. `world.truth(value)` calls the one that is registered as `truth`.
+A meaning is a function `(world, ...)` in the registry `operations`: outside.py, attributes.py, containers.py,
+expressions.py and calls.py hold them. `world.truth(value)` calls the one that is registered as `truth`.
 The real compiler: torch/_dynamo/symbolic_convert.py (InstructionTranslator).
 """
 
@@ -35,7 +35,8 @@ operations: Registry[Callable[..., Any]] = Registry(
     "operation", "name -> what a Python operation means during capture"
 )
 operations.modules += [
-    f"minicompile.dynamo.{name}" for name in ("outside", "attributes", "containers", "calls")
+    f"minicompile.dynamo.{name}"
+    for name in ("outside", "attributes", "containers", "expressions", "calls")
 ]
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
