@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from minicompile.compat.private import take
+from minicompile.compat.private import relies_on, take
 
 # Hooks on saved tensors ---------------------------------------------------------------------------
 
@@ -70,11 +70,25 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 # autograd.Function ---------------------------------------------------------------------------------
 
 
+UNPACKS_ONE = relies_on(
+    "torch._C._FunctionBase._raw_saved_tensors", "speed", replaced=True
+) & relies_on(f"{AUTOGRAD}.SavedTensor.unpack", "speed", replaced=True)
+"""Can one saved tensor be had without the others?"""
+
+
 def saved_tensors(ctx: Any, numbers: Collection[int]) -> dict[int, torch.Tensor]:
-    """Return some of an autograd.Function's saved tensors, by number. RuntimeError once they are freed, or
-    after a write to any of them."""
-    whole = ctx.saved_tensors if numbers else ()
-    return {i: whole[i] for i in numbers}
+    """Return some of an autograd.Function's saved tensors, by number.
+
+    The others may have been written to, if `UNPACKS_ONE`; else a write to any of them is an error as soon as
+    one is wanted. RuntimeError once they are freed.
+    """
+    try:
+        whole = ctx.saved_tensors if numbers else ()
+        return {i: whole[i] for i in numbers}
+    except RuntimeError:
+        if not UNPACKS_ONE:
+            raise
+        return {i: ctx._raw_saved_tensors[i].unpack() for i in numbers}
 
 
 def clear_saved_tensors(ctx: Any) -> None:
