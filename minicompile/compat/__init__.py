@@ -74,12 +74,4 @@ from minicompile.compat.memory import (
 from minicompile.compat.private import PART_GONE, PARTS, require
 from minicompile.compat.settings import AUTOCAST_DEVICES, any_autocast_enabled, without_autocast
 from minicompile.compat.versions import PYTHON_UNKNOWN, TESTED, check_capture, warn_if_untested
-from minicompile.compat.views import (
-    VIEW_AS_USUAL,
-    VIEW_OF_FUNCTION,
-    autograd_base,
-    creation_meta,
-    how_made,
-    is_view,
-    set_creation_meta,
-)
+from minicompile.compat.views import autograd_base, is_view

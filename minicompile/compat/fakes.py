@@ -219,18 +219,16 @@ def check_selected(x: torch.Tensor, dim: int, position: Any) -> None:
 
 
 def slice_of(
-    x: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    x: torch.Tensor, dim: int = 0, start: Any = 0, end: Any = sys.maxsize, step: int = 1
 ) -> torch.Tensor:
     """Return a fake slice. Comparisons of sizes that aren't the same for all sizes become guards."""
     size = x.shape[dim]
 
-    def position(end: Any, otherwise: Any) -> Any:
-        if end is None or end is sys.maxsize:
-            return otherwise
+    def position(end: Any) -> Any:
         end = end + size if end < 0 else end
         return 0 if end < 0 else size if end > size else end
 
-    first, last = position(start, 0), position(end, size)
+    first, last = position(start), position(end)
     length = 0 if last < first else (last - first + step - 1) // step
     sizes, strides = list(x.shape), list(x.stride())
     sizes[dim], strides[dim] = length, strides[dim] * step

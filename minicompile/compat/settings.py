@@ -138,6 +138,7 @@ STATE_READERS = [
 ]
 """torch functions whose answers only depend on guarded global state, the frame's own writes, or the build."""
 
+
 SETTING_READERS = [
     *_present("torch", "is_anomaly_enabled is_anomaly_check_nan_enabled get_num_threads"),
     *_present(

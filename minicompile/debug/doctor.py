@@ -25,7 +25,7 @@ from minicompile.ops.build import start_build
 from minicompile.ops.files import make_private, write_private
 from minicompile.ops.toolchain import find_compiler
 from minicompile.options import Options
-from minicompile.versions import TESTED, installed, python_is_unknown
+from minicompile.versions import TESTED, installed
 
 NEEDED = ("capture", "differentiation")
 """The parts of torch without which nothing is compiled."""
@@ -126,15 +126,6 @@ def cache() -> str:
     return f"{folder}, writable by you alone"
 
 
-def frame_hook() -> str:
-    """The C extension that sees the functions which eager code calls."""
-    from minicompile.dynamo.hook import load_hook
-
-    if python_is_unknown() or load_hook() is None:
-        raise MinicompileError("not built")
-    return "builds"
-
-
 TOOLS: tuple[tuple[str, Callable[[], str], str, str, str], ...] = (
     ("minicompile", lambda: __version__, "", "", ""),
     ("Python", lambda: release("Python"), "lack", "its bytecode is not known: every call runs in eager",
@@ -153,8 +144,6 @@ TOOLS: tuple[tuple[str, Callable[[], str], str, str, str], ...] = (
      "apt install graphviz, brew install graphviz, or conda install graphviz"),
     ("cache", cache, "note", "compiled kernels are not kept: each process builds them again",
      "set MINICOMPILE_CACHE_DIR to a folder of yours"),
-    ("frame hook", frame_hook, "note", "functions that eager code calls run in eager",
-     f"a C++ compiler, Python {TESTED['Python']} and its headers: apt install python3-dev"),
 )  # fmt: skip
 """Subject, check, and for where it fails: the state, what that means, and the cure."""
 

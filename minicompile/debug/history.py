@@ -127,7 +127,7 @@ class Explanation(Shown):
             lines += textwrap.wrap(f"operators: {', '.join(counts)}", 100, subsequent_indent="  ")
         for number, capture in enumerate(self.captures, 1):
             about = count_text(capture.graph.op_count, "operation")
-            lines += ["", f"===== capture {number}: {capture.name}, {about}", "", capture.flow]
+            lines += ["", f"===== capture {number}: {capture.name}, {about}", "", capture.flow()]
             if capture.graph.op_count:
                 lines += ["", str(capture.graph)]
             short = len(capture.guards) <= MANY_GUARDS

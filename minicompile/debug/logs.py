@@ -192,7 +192,7 @@ for _stage, _name, _kinds, _doc, _text in (
     ("dynamo", "graph_breaks", "break", "where and why Python runs itself",
      lambda e, more: f"{e.subject}\n  {e.subject.explanation if more else ''}".rstrip()),
     ("dynamo", "graph_code", "capture", "the captured graph", lambda e, _: str(e.subject.graph)),
-    ("dynamo", "bytecode", "capture", "instructions, and what they made", lambda e, _: e.subject.flow),
+    ("dynamo", "bytecode", "capture", "instructions, and what they made", lambda e, _: e.subject.flow()),
     ("dynamo", "recompiles", "start", "the guards that failed",
      lambda e, _: "\n".join(["no version fits", *failure_lines(e.subject)] if e.subject else [])),
     ("dynamo", "guards", "done", "what must hold for a version to be used",

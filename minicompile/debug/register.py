@@ -12,6 +12,7 @@ from minicompile.codegen.plan import KernelSource
 from minicompile.debug import (  # noqa: F401
     diff,
     dump,
+    flow,
     gpu_assembly,
     history,
     limit,

@@ -17,9 +17,9 @@ entries and calls `capture` if none fits.
     variables      what is known of the objects that it meets
     recorder       torch calls become nodes of an FX graph; sizes: those with symbols
     world          what is known while a frame is captured: frames, sources and guards, writes, the graph
-    outside, attributes, containers, calls
+    outside, attributes, containers, expressions, calls
                    what Python's operations mean there, each a function of the world: reads and writes of
-                   what existed before, attributes, operators and containers, calls
+                   what existed before, attributes, containers, operators and text, calls
     builtins, library
                    what calls of particular functions mean; refusals: what is left to Python by name
     capture        runs a frame through all this, and keeps what is needed to run it again
@@ -35,9 +35,6 @@ entries and calls `capture` if none fits.
     Where capture ends before the frame does
     breaks         where to cut a frame, and how it goes on
     continuation   the two functions that a cut needs, made from bytecode by assembler
-
-    Below what runs in eager
-    hook           eager code asks about each function that it calls (frame_hook.c); a plug-in may answer
 
 The corridor beyond sees `result` only. Each module's head names its counterpart in the real compiler.
 """

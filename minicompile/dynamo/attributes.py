@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.interpreter import C_METHODS, DELETED, UNBOUND, TracedGenerator
+from minicompile.dynamo.interpreter import C_METHODS, DELETED, TracedGenerator
 from minicompile.dynamo.outside import ABSENT
 from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.result import Source
@@ -167,8 +167,6 @@ def module_table_attribute(world: World, module: torch.nn.Module, name: str) -> 
     searched = []
     for table_name in MODULE_TABLES:
         table = instance_attribute(world, module, table_name)
-        if table is MISSING:
-            continue
         tracker = world.tracker(table)
         if name in table or (tracker is not None and name in tracker.writes):
             return world.dict_get(table, name)
@@ -220,8 +218,6 @@ def bind_attribute(
         if kind in C_METHODS:
             return types.MethodType(definition, value)
         if issubclass(kind, property) and find(kind, "__get__") is property.__get__:
-            if definition.fget is None:
-                world.no_attribute(value, name)
             return world.call(world.wrap_part(where, name, definition, "fget"), (value,), {})
         if kind in READERS:
             return slot_attribute(world, value, name, definition)
@@ -287,36 +283,22 @@ def read_slot(world: World, owner: VariableTracker, name: str, read: Callable[[]
 
 @operation
 def class_attribute(world: World, cls: type, name: str) -> Any:
-    definition = find(cls, name)
-    special = name.startswith("__") and type(definition) in READERS and hasattr(type, name)
-    if (
-        definition is MISSING
-        or special  # __name__, __bases__: the metaclass's own
-        or isinstance(cls, enum.EnumType)
-        or name in ("__dict__", "__doc__", "__module__")
-        or is_data_descriptor(own_metaclass_attribute(cls, name))
-    ):
-        return metaclass_attribute(world, cls, name)
-    return bind_attribute(world, MISSING, cls, cls, name, definition)
-
-
-def metaclass_attribute(world: World, cls: type, name: str) -> Any:
-    meta = type(cls)
-    definition = find(meta, name)
-    if own_metaclass_attribute(cls, name) is not MISSING:
-        return bind_attribute(world, cls, meta, meta, name, definition)
-    if definition is MISSING and not isinstance(cls, enum.EnumType):
+    definition, meta, is_enum = find(cls, name), type(cls), isinstance(cls, enum.EnumType)
+    of_meta = find(meta, name)  # a data descriptor comes first, such as `__name__` of type
+    if definition is not MISSING and not is_enum and not is_data_descriptor(of_meta):
+        return bind_attribute(world, MISSING, cls, cls, name, definition)
+    if isinstance(of_meta, types.FunctionType | property) and not is_enum:
+        return bind_attribute(world, cls, meta, meta, name, of_meta)
+    if of_meta is MISSING and not is_enum:
         world.no_attribute(cls, name)
     world.class_tracker(cls)
-    if type(definition) in C_METHODS:  # `C.mro` is a new object at each read
-        return types.MethodType(definition, cls)
+    if type(of_meta) in C_METHODS:  # `C.mro` is a new object at each read
+        return types.MethodType(of_meta, cls)
     return native_value(world, cls, name)
 
 
 def super_attribute(world: World, parent: Any, name: str) -> Any:
     """An attribute of `super()`: looked up after the current class, bound to the instance."""
-    if name in ("__self__", "__thisclass__", "__self_class__"):
-        return getattr(parent, name)
     cls, mro = parent.__self_class__, parent.__self_class__.__mro__
     value = MISSING if parent.__self__ is cls else parent.__self__
     for where in mro[mro.index(parent.__thisclass__) + 1 :]:
@@ -333,10 +315,9 @@ def module_attribute(world: World, module: types.ModuleType, name: str) -> Any:
         found = world.dict_get(namespace, name)
         if found is not MISSING:
             return found
-    definition = find(cls, name)
-    if isinstance(definition, types.FunctionType | property) or is_python_descriptor(definition):
-        return bind_attribute(world, module, cls, cls, name, definition)
-    if definition is not MISSING:
+    if flags_of(cls) & HEAP_TYPE and find(cls, name) not in (MISSING, find(types.ModuleType, name)):
+        world.unsupported("attribute-kind", f"the class of {module.__name__} defines {name!r}")
+    if find(cls, name) is not MISSING:
         return native_value(world, module, name)
     if is_fixed(module) or find(cls, "__getattr__") is not MISSING:
         found = getattr(module, name, MISSING)  # a module may load its names on demand
@@ -362,7 +343,7 @@ def special(world: World, value: Any, name: str) -> Any:
     cls = type(value)
     definition = MISSING if isinstance(value, torch.Tensor) else find(cls, name)
     if definition is MISSING:
-        return UNBOUND
+        world.no_attribute(value, name)
     return bind_attribute(world, value, cls, cls, name, definition)
 
 
@@ -412,16 +393,15 @@ def tensor_attribute(world: World, fake: torch.Tensor, name: str) -> Any:
 @operation
 def store_attr(world: World, value: Any, name: str, new: Any) -> None:
     """Set an attribute; delete it where `new` is DELETED."""
-    deleted = new is DELETED
     if isinstance(value, torch.Tensor):
-        if deleted or name != "requires_grad":
+        if name != "requires_grad" or new is DELETED:
             world.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
         world.recorder.switch_gradient(value, new)
         return
     if isinstance(value, type):
         what = f"the class attribute {value.__name__}.{name} is set"
         world.unsupported("class-change", what)
-    if deleted:
+    if new is DELETED:
         done = world.call_special(value, "__delattr__", name)
     else:
         done = world.call_special(value, "__setattr__", name, new)
@@ -436,17 +416,13 @@ def generic_store(world: World, value: Any, name: str, new: Any) -> None:
         looks_up_itself(world, value, name)
     cls, owner = type(value), world.tracker(value)
     definition, deleted = find(cls, name), new is DELETED
-    if isinstance(definition, property):
-        part = "fdel" if deleted else "fset"
-        if getattr(definition, part) is None:
-            world.no_attribute(value, name)
-        setter = world.wrap_part(cls, name, definition, part)
-        world.call(setter, (value,) if deleted else (value, new), {})
+    if isinstance(definition, property) and definition.fset is not None and not deleted:
+        world.call(world.wrap_part(cls, name, definition, "fset"), (value, new), {})
     elif isinstance(definition, types.MemberDescriptorType) and owner and not deleted:
         world.mark_written(owner)
         owner.slots[name] = new
     elif definition is not MISSING and is_data_descriptor(definition):
-        if owner is not None or is_python_descriptor(definition):
+        if owner is not None or type(definition) not in READERS:
             what = f"the attribute {name!r} is changed by a {type(definition).__name__}"
             world.unsupported("attribute-kind", what)
         write_now(value, name, new)
@@ -475,15 +451,6 @@ def store_instance(world: World, value: Any, name: str, new: Any) -> None:
 def part(world: World, value: Any, name: str) -> Any:
     """An attribute stored by C code, such as `partial.func`."""
     return world.below(value, "slot", name, getattr(value, name))
-
-
-def own_metaclass_attribute(cls: type, name: str) -> Any:
-    """What the metaclass of a class defines in Python under a name; else MISSING."""
-    meta: Any = type(cls)
-    owner = owner_of(meta, name)
-    if owner in (None, type, object) or isinstance(cls, enum.EnumType):
-        return MISSING
-    return find(meta, name)
 
 
 def write_now(value: Any, name: str, new: Any) -> None:

@@ -81,15 +81,6 @@ class Program:
             self.source_lines[number] = found
         return found
 
-    def raises(self, index: int) -> bool:
-        """Whether the instructions from an index on lead to a `raise`, without a jump."""
-        for instruction in self.instructions[index:]:
-            if instruction.target >= 0 or instruction.opname in ("RETURN_VALUE", "YIELD_VALUE"):
-                return False
-            if instruction.opname == "RAISE_VARARGS":
-                return True
-        return False
-
     def __str__(self) -> str:
         width = len(str(len(self.instructions)))
         return "\n".join(f"{i:>{width}} {ins}" for i, ins in enumerate(self.instructions))

@@ -25,7 +25,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
-from minicompile.dynamo.attributes import CACHED, TENSOR_METADATA, unknown
+from minicompile.dynamo.attributes import CACHED
 from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.interpreter import (
     C_METHODS,
@@ -43,8 +43,6 @@ from minicompile.dynamo.variables import (
     is_numpy_scalar,
     library_of,
     lookup,
-    mro_of,
-    own_attributes,
     words,
 )
 from minicompile.dynamo.world import CallRule, World, operation
@@ -205,8 +203,6 @@ def call_method(world: World, method: types.MethodType, args: Args, kwargs: Kwar
 
 
 def call_partial(world: World, partial: Any, args: Args, kwargs: Kwargs) -> Any:
-    if partial.func == world.callback:  # a function that C code was given
-        return world.call(partial.args[0], args, kwargs)
     own = world.items(world.part(partial, "args"))
     keywords = world.mapping(world.part(partial, "keywords"))
     return world.call(world.part(partial, "func"), (*own, *args), {**keywords, **kwargs})
@@ -264,8 +260,6 @@ def torch_call(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any:
 def tensor_method(world: World, name: str, args: Args, kwargs: Kwargs) -> Any:
     if name in TENSOR_REFUSED:
         world.unsupported(*TENSOR_REFUSED[name])
-    if name == "__get__" or name in TENSOR_METADATA:
-        world.unsupported(*unknown(name))
     if name == "requires_grad_":
         world.recorder.switch_gradient(*args, **kwargs)
         return args[0]
@@ -288,12 +282,8 @@ def call_builtin(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any
         definition = find(type(owner), function.__name__)
         if isinstance(definition, C_METHODS):
             return world.call(definition, (owner, *args), kwargs)
-    if isinstance(owner, type):
-        definitions = (own_attributes(base).get(function.__name__) for base in mro_of(owner))
-        for rule in filter(None, (rule_for(world, found) for found in definitions)):
-            return rule(world, (owner, *args), kwargs)
-        if function.__name__ == "__new__":
-            return native_new(world, function, args, kwargs)
+    if isinstance(owner, type) and function.__name__ == "__new__":
+        return native_new(world, function, args, kwargs)
     return call_native(world, function, args, kwargs)
 
 

@@ -28,12 +28,12 @@ from minicompile.compat import settings
 from minicompile.compat.inference import mark_inference, version, without_inference_mode
 from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
-from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
+from minicompile.dynamo.guards import SourceCode, apart, guard_rules, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Raised, changed, raised, random_states
 from minicompile.dynamo.reasons import graph_break, refusal
 from minicompile.dynamo.rebuild import Rebuild
-from minicompile.dynamo.recorder import CHECK, Recorder
+from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput
 from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
 from minicompile.dynamo.variables import (
@@ -125,11 +125,9 @@ def capture_frame(
             raise error.with_traceback(None) from error.__cause__
         finally:
             asked |= world.asked_compiling
-            for (
-                one
-            ) in world.frames.exceptions:  # frames in their tracebacks hold them: cycles again
-                if world.tracker(one) is None:
-                    one.__traceback__ = None
+            for raised_here in world.frames.exceptions:  # frames in their tracebacks: cycles again
+                if world.tracker(raised_here) is None:
+                    raised_here.__traceback__ = None
             # it is part of cycles, and what it knows of this call would live until they are collected
             world.__dict__.clear()
 
@@ -145,14 +143,12 @@ def capture_frame(
     except Unsupported as error:
         if request.resume is None:
             raise
-        waiting, tried = list(error.places), list[int]()
-        while waiting and len(tried) < MAX_PLACES:
-            place = waiting.pop(0)
-            if place in tried or not place:
-                continue
-            tried.append(place)
+        waiting = list(error.places)
+        for _ in range(MAX_PLACES):
+            if not waiting:
+                break
             try:
-                captured = capture(place)
+                captured = capture(waiting.pop(0))
             except Unsupported as again:
                 waiting = [*again.places, *waiting]
                 continue
@@ -264,7 +260,6 @@ def finished(
     call = graph_call(recorder, code)
     if recorder.calls:
         acts = bool(stores) or any(step.handler for _, step, *_ in world.frames.log.steps)
-        acts |= any(node.target is CHECK for node in recorder.calls)
         call = or_in_eager(call, recorder, code, parameters, acts)
     end = [f"result = {result}", *stores, *rebuild.positions]
     if traced.change is not None:
@@ -344,11 +339,10 @@ def check_memory(world: World) -> None:
         return
     ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)
     sources = tuple(tracker.source for tracker in ordered)
-    facts = memory_facts(len(mutated), *(tracker.real for tracker in ordered))
-    if not facts[0]:
+    if not apart(len(mutated), *(tracker.real for tracker in ordered)):
         line = world.recorder.written[compat.storage_id(mutated[0].value)]
         raise refusal("shared-memory", "several inputs share memory that is written to", line)
-    world.guard("memory", sources, (len(mutated), facts), "changed by the graph")
+    world.guard("memory", sources, len(mutated), "changed by the graph")
 
 
 def pristine_fakes(world: World) -> dict[VariableTracker, Any]:

@@ -203,7 +203,7 @@ class Dispatcher:
         """
         if self.stopped:
             return MISS
-        tried, dropped = 0, False
+        tried = 0
         while True:
             for entry in self.entries[tried:]:  # other threads may have made one
                 tried += 1
@@ -218,24 +218,10 @@ class Dispatcher:
                 if len(self.entries) > tried:
                     continue
                 with deep_stack(), compat.without_saved_tensor_hooks():
-                    made = self.compile(arguments)
+                    if self.compile(arguments) is None:
+                        return MISS
             finally:
                 _lock.release()
-            if made is None:
-                return MISS
-            found = made.call(*arguments)
-            if found is not MISS:
-                return found
-            failure, _ = made.misfit(self.values(arguments))
-            why: Unsupported = refusal(
-                "guards-changed", f"the guards changed while capturing: {failure}"
-            )
-            self.entries.remove(made)
-            self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=graph_break(why))
-            if dropped:
-                self.refuse(fingerprint(arguments), why)
-                return MISS
-            dropped = True  # the first capture may have filled caches
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function run as it is, while what it calls may be captured."""
@@ -354,9 +340,6 @@ class Dispatcher:
             return None
         except OptionError:
             raise
-        except RecursionError:
-            self.refuse(key, refusal("deep-calls", "Python's stack is nearly full"))
-            return None
         except Exception as error:
             failure = Failure(error)
             if not isinstance(error, BackendError) or isinstance(error, RejectedKernel):

@@ -38,13 +38,12 @@ from minicompile.dynamo.variables import (
     HOOKS,
     IDENTITY_TYPES,
     READERS,
-    builtin_base,
     class_facts,
     find,
     is_constant,
-    keys_of,
     lookup,
     plain_dict,
+    raw_base,
     same_constant,
     same_items,
 )
@@ -91,28 +90,13 @@ def closure_cell(function: types.FunctionType, name: str) -> types.CellType:
     return (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
 
 
-def namespace_of(value: Any) -> dict[str, Any]:
-    found = plain_dict(value)
-    if found is None:
-        raise AttributeError("__dict__")
-    return found
-
-
-def container_base(value: Any) -> Any:
-    base = builtin_base(value)
-    if base is None:
-        raise TypeError("no container")
-    return base
-
-
 def base_length(value: Any) -> int:
-    return int(container_base(value).__len__(value))
+    return int(raw_base(value).__len__(value))
 
 
 def items_of(value: Any) -> tuple[Any, ...]:
     """What a container holds (of a dict, its keys), in order."""
-    base = container_base(value)
-    return keys_of(value) if base is dict else tuple(base.__iter__(value))
+    return tuple(raw_base(value).__iter__(value))
 
 
 def all_different(*values: Any) -> bool:
@@ -130,19 +114,18 @@ def hook_free(module: Any) -> bool:
     return not any(module.__dict__[name] for name in HOOKS)
 
 
-def memory_facts(mutated: int, *tensors: torch.Tensor) -> tuple[bool, tuple[Any, ...]]:
-    """Whether the first tensors, which the graph changes, share memory with no other; how they were made."""
+def apart(mutated: int, *tensors: torch.Tensor) -> bool:
+    """Whether the first tensors, which the graph changes, share memory with no other."""
     memory = list(map(compat.storage_id, tensors))
     changed = set(memory[:mutated])
-    apart = len(changed) == mutated and changed.isdisjoint(memory[mutated:])
-    return apart, tuple(map(compat.how_made, tensors[:mutated]))
+    return len(changed) == mutated and changed.isdisjoint(memory[mutated:])
 
 
 HELPERS: dict[str, Any] = {"math": math} | {
     helper.__name__: helper
     for helper in (
-        *(member, entry, closure_cell, namespace_of, base_length, items_of, same_items),
-        *(hook_free, same_class, all_different, memory_facts, lookup, same_constant, operator.is_),
+        *(member, entry, closure_cell, plain_dict, base_length, items_of, same_items),
+        *(hook_free, same_class, all_different, apart, lookup, same_constant, operator.is_),
     )
 }
 PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)
@@ -221,7 +204,7 @@ class SourceCode:
         if source.kind == "item":
             return self.item(base, cls, source.key)
         plain = cls is not None and has_plain_attributes(cls)
-        namespace = f"{base}.__dict__" if plain else f"namespace_of({base})"
+        namespace = f"{base}.__dict__" if plain else f"plain_dict({base})"
         form = SOURCE_KINDS[source.kind][1]
         return form.format(base=base, namespace=namespace, key=source.key)
 

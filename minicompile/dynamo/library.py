@@ -7,14 +7,10 @@ The real compiler: torch/_dynamo/polyfills/, torch/_dynamo/variables/ (user_defi
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import copy
 import dataclasses
-import functools
 import inspect
 import itertools
-import re
-import sys
 import types
 from typing import Any
 
@@ -28,45 +24,21 @@ from minicompile.dynamo.calls import FIXED_TYPES
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     HOOKS,
-    MISSING,
     OBJECT_NEW,
     is_constant,
     plain_dict,
     words,
 )
 from minicompile.dynamo.world import World, call_rules
-from minicompile.shapes.symnode import SYMBOLIC
 
-means(functools.cached_property)(lambda world, function: functools.cached_property(function))
 means(itertools.chain)(
     lambda world, *parts: itertools.chain(*[world.lazily(part) for part in parts])
 )
 means(itertools.chain.from_iterable)(
     lambda world, parts: (item for part in world.lazily(parts) for item in world.lazily(part))
 )
-means(itertools.starmap)(
-    lambda world, function, rows: (
-        world.call(function, tuple(world.items(row)), {}) for row in world.lazily(rows)
-    )
-)
-
-
 # The fields of a dataclass are fixed when the class is made.
 means(dataclasses.fields)(lambda world, owner: dataclasses.fields(owner))
-
-
-# What a regular expression finds follows from it and the text; the module's cache only saves time.
-means(
-    *(re.compile, re.escape, re.findall, re.finditer, re.fullmatch, re.match, re.search, re.split),
-    *(re.sub, re.subn),
-    named=True,
-)(lambda world, function, *args, **kwargs: world.run_native(function, args, kwargs))
-
-
-@means(sys.exc_info)
-def exc_info(world: World) -> Any:
-    error = world.frame.handling() if world.frame is not None else None
-    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
 @means(inspect.signature)
@@ -114,17 +86,6 @@ def is_plain(value: Any) -> bool:
     cls = type(value)
     defined = any(COPY_HOOKS & owner.__dict__.keys() for owner in cls.__mro__[:-1])
     return plain_dict(value) is not None and not defined and cls.__new__ is OBJECT_NEW
-
-
-@means(contextvars.ContextVar.get)
-def context_get(world: World, variable: Any, *default: Any) -> Any:
-    try:
-        value = variable.get(MISSING) if default else variable.get()
-    except LookupError:
-        value = MISSING
-    if value is MISSING:
-        world.unsupported("context-variable", "a ContextVar without a value is read")
-    return world.below(variable, "context", None, value)
 
 
 # -- torch: modules
@@ -175,25 +136,6 @@ def module_path(world: World, module: torch.nn.Module) -> str:
             parts.append(str(source.key))
         source = source.base
     return ".".join(reversed(parts))
-
-
-# -- classes
-
-
-means(type.__instancecheck__, type.__subclasscheck__, named=True)(
-    lambda world, check, cls, value: (
-        type.__subclasscheck__(cls, world.type_of(value))
-        if isinstance(value, SYMBOLIC)
-        else check(cls, value)
-    )
-)
-
-
-@call_rules(type.__call__)
-def call_class(world: World, args: Any, kwargs: Any) -> Any:
-    """What calling a class does, whatever its metaclass makes of it."""
-    cls, *rest = args
-    return (world.call if cls is type else world.construct)(cls, tuple(rest), kwargs)
 
 
 # -- torch: global state

@@ -168,14 +168,12 @@ def original_of(target: Any) -> Any:
 
 
 def allow_in_graph(target: Any) -> Any:
-    """Put calls of a function (or of each in a list) into graphs as they are, without looking inside.
+    """Put calls of a function into graphs as they are, without looking inside.
 
     It must be pure: tensors in and out as arguments and results, no tensors from elsewhere, nothing else
     read that changes. It runs on fake tensors while capturing; backends that trace see what it does.
     Raises OptionError for anything but Python functions.
     """
-    if isinstance(target, list | tuple):
-        return [allow_in_graph(function) for function in target]
     if not isinstance(target, types.FunctionType):
         kind = type(target).__name__
         raise OptionError(f"allow_in_graph takes Python functions, not a {kind}")

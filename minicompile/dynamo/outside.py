@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.interpreter import DELETED, UNBOUND, Frame, Lazy, set_cell
+from minicompile.dynamo.interpreter import DELETED, Frame, Lazy, set_cell
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.result import computed as computed_source
 from minicompile.dynamo.variables import (
@@ -50,12 +50,6 @@ from minicompile.dynamo.world import World, operation
 from minicompile.shapes.symnode import hint
 
 ABSENT = "looked up and not found"
-
-
-# -- giving up
-
-
-# -- guards
 
 
 # -- sources
@@ -237,10 +231,9 @@ def guard_known(
 def wrap_tensor(world: World, value: torch.Tensor, source: Source) -> Any:
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         world.unsupported_kind("tensor-kind", "the tensor subclass {}", value)
-    if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-        world.unsupported("tensor-kind", f"a tensor of layout {value.layout}")
-    if not compat.has_storage(value):
-        world.unsupported("tensor-kind", "a tensor that outlived its torch.func transform")
+    if value.is_quantized or value.is_nested or not compat.has_storage(value):
+        what = "a tensor that is sparse, quantized or nested, or that outlived its torch.func transform"
+        world.unsupported("tensor-kind", what)
     base = compat.autograd_base(value)
     if base is not value and value.is_leaf and base.requires_grad:
         what = "a view whose base requires grad, made without that"
@@ -427,11 +420,7 @@ def imported_contents(world: World, value: Any, tracker: VariableTracker) -> Any
         world.guard("length", tracker.source, size, "its items are read")
         items = [world.below(value, "item", i, base.__getitem__(value, i)) for i in range(size)]
         items += tracker.appended
-    try:
-        return refilled(value, items)
-    except TypeError:
-        what = "a {}, which C code defines, is read as a whole"
-        return world.unsupported_kind("outside-object", what, value)
+    return refilled(value, items)
 
 
 @operation
@@ -529,10 +518,7 @@ def default(world: World, function: types.FunctionType, index: int) -> Any:
 
 @operation
 def keyword_default(world: World, function: types.FunctionType, name: str) -> Any:
-    values = function.__kwdefaults__ or {}
-    if name not in values:
-        return UNBOUND
-    return world.below(function, "keyword_default", name, values[name])
+    return world.below(function, "keyword_default", name, (function.__kwdefaults__ or {})[name])
 
 
 @operation
@@ -555,8 +541,7 @@ def same(world: World, left: Any, right: Any) -> bool:
 def import_name(world: World, frame: Frame, name: str, fromlist: Any, level: int) -> Any:
     namespace, full = frame.function.__globals__, name
     if level:
-        package = namespace.get("__package__") or namespace["__name__"].rpartition(".")[0]
-        full = importlib.util.resolve_name("." * level + name, package)
+        full = importlib.util.resolve_name("." * level + name, namespace["__package__"])
     if full not in sys.modules:
         what = f"the module {full} is imported for the first time"
         world.unsupported("first-import", what)

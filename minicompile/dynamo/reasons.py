@@ -17,9 +17,6 @@ from minicompile.ops.origin import SourceLine
 if TYPE_CHECKING:
     from minicompile.dynamo.result import GraphBreak
 
-if TYPE_CHECKING:
-    pass
-
 E = TypeVar("E", bound=Unsupported)
 
 
@@ -152,8 +149,6 @@ exception: catch it in the compiled function, or check the condition before the 
 # not the program's doing
 recompile-limit: make what changes a tensor, or raise the limit; mc.explain shows what changes
     Something different at every call made a new capture necessary again and again.
-guards-changed: don't change the objects that the function reads while it is being compiled
-    What was guarded was no longer true when the capture had ended, perhaps because of another thread.
 later-stage: see the message; backend="eager" runs the graph as it was captured
     The frame was captured, but a stage after capture can't compile its graph.
 missing-tool: install it, or use backend="aot_eager"

@@ -195,11 +195,6 @@ class Rebuild:
             (held for held in gc.get_referents(value) if isinstance(held, dict)), _NO_ITEMS
         )
         left = operator.length_hint(value)
-        with contextlib.suppress(StopIteration):
-            try:
-                _ = left or next(value)  # 0 at the end, and where the dict has changed its size
-            except RuntimeError:
-                self.refuse(value)
         view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
         return self.assign(value, f"advanced(iter({view}), {len(owner) - left})")
 

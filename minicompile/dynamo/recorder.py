@@ -28,7 +28,6 @@ from minicompile.dynamo.variables import (
     VariableTracker,
     is_constant,
     is_numpy_scalar,
-    words,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
@@ -38,11 +37,6 @@ from minicompile.shapes.expr import python_number
 from minicompile.shapes.symnode import SYMBOLIC, operation_of
 
 LARGEST_INT64 = 2**63 - 1
-CHECK = torch.ops.aten._assert_async.msg
-PRODUCTS = words("matmul __matmul__ __rmatmul__ mm bmm mv dot addmm baddbmm linear einsum")
-"""Functions that refuse tensors of different dtypes when they run; their fakes don't."""
-DIFFERENCES = words("sub sub_ subtract rsub isub __sub__ __rsub__ __isub__")
-"""Functions that refuse booleans when they run; their fakes don't."""
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -162,11 +156,6 @@ class Recorder:
 
         lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), lift)
         name = target if op == "call_method" else getattr(target, "__name__", None)
-        dtypes = {tensor.dtype for tensor in tensors}
-        if name in PRODUCTS and len(dtypes) > 1 and not compat.any_autocast_enabled():
-            self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
-        if name in DIFFERENCES and (torch.bool in dtypes or bool in map(type, args)):
-            self.refuse("exception", f"{name} of booleans", kind=UserError)
         if kwargs.get("out") is not None:
             self.refuse("tensor-memory", f"{name} writes to an `out`, which it may resize")
         self.mode.written.clear()
@@ -212,13 +201,6 @@ class Recorder:
         self.changes_state = True
         node = self.graph.create_node("call_function", target, args, {})
         self.finish(node, target, None)
-
-    def require(self, condition: torch.Tensor, holds: bool) -> None:
-        """Record a check, which raises where a boolean tensor is not `holds`."""
-        if not holds:
-            condition = self.record("call_method", "logical_not", (condition,), {})
-        args = self.node_of(condition), "a condition of the program does not hold"
-        self.finish(self.graph.call_function(CHECK, args), CHECK, None)
 
     def switch_gradient(self, fake: torch.Tensor, requires_grad: bool = True) -> None:
         """`requires_grad_` of a tensor that the frame made, which makes it a leaf."""

@@ -5,7 +5,6 @@
     Guard     := sources, kind, expected, reason, user line: must hold for the capture to be reused
     Break     := reason, user line, hint: why a frame (or part of it) ran in eager
     Miss      := a call that no version answered: the guard that failed in each, and what was made of it
-    Passage   := a source line, the instructions executed for it, the graph nodes they made
 
 The real compiler: torch/_dynamo/source.py, torch/_guards.py, output_graph.py.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -24,10 +22,10 @@ from typing import Any, NamedTuple
 import torch
 
 from minicompile.errors import refusal_text
-from minicompile.ops.display import Several, Shown, listed
+from minicompile.ops.display import Registered, Shown, listed
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.events import Compilation, Watch
-from minicompile.ops.graph import Graph, call_text
+from minicompile.ops.graph import Graph
 from minicompile.ops.origin import SourceLine
 from minicompile.options import Options
 from minicompile.shapes.expr import python_text
@@ -43,14 +41,13 @@ SOURCE_KINDS: dict[str, tuple[str, str]] = {
     "parameter": ("{base}.{key}", "member({namespace}, '_parameters', {key!r})"),
     "buffer": ("{base}.{key}", "member({namespace}, '_buffers', {key!r})"),
     "submodule": ("{base}.{key}", "member({namespace}, '_modules', {key!r})"),
-    # the base is a cell, a module's globals, a container, a class, an object of a C type, a ContextVar,
+    # the base is a cell, a module's globals, a container, a class, an object of a C type,
     # a weak reference, a tensor, a C function that reads a setting of torch
     "contents": ("{base}", "{base}.cell_contents"),
     "global": ("{base}.{key}", "{base}[{key!r}]"),
     "item": ("{base}[{key}]", "{base}[{key!r}]"),
     "class_attribute": ("{base}.{key}", "lookup({base}, {key!r})"),
     "slot": ("{base}.{key}", "{base}.{key}"),
-    "context": ("{base}.get()", "{base}.get()"),
     "referent": ("{base}()", "{base}()"),
     "size": ("{base}.size({key})", "{base}.size({key})"),
     "setting": ("{base}{key}", "{base}(*{key!r})"),
@@ -175,8 +172,8 @@ GUARD_KINDS = {
     ),
     "memory": GuardKind(
         "what is changed of {all} shares no memory",
-        "memory_facts({e}[0], {all}) == {e}[1]",
-        "memory that is shared, or views made in another way",
+        "apart({e}, {all})",
+        "memory that is shared",
     ),
     "shape": GuardKind("{e}"),
     "number": GuardKind("{e}"),
@@ -350,29 +347,6 @@ class InstructionRecord:
         return f"{self.opname} {self.argument}".rstrip()
 
 
-LONG_FLOW = 300
-"""Flows with more instructions than this show only those that made nodes."""
-
-
-@dataclass(frozen=True)
-class Passage:
-    """Instructions that were executed one after the other for one source line."""
-
-    line: SourceLine | None
-    depth: int
-    """Call depth: 0 in the captured frame, more inside inlined calls."""
-    instructions: tuple[InstructionRecord, ...]
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Names of the graph nodes that they made."""
-        return tuple(name for record in self.instructions for name in record.nodes)
-
-    def __str__(self) -> str:
-        steps = (f"\n    {record}" for record in self.instructions)
-        return "  " * self.depth + f"{self.line or '(no line)'}{''.join(steps)}"
-
-
 @dataclass
 class Capture(Shown):
     """One frame, captured once. `graph` outputs a flat tuple of tensors (and symbolic ints)."""
@@ -401,41 +375,11 @@ class Capture(Shown):
     )
     """Who hears what the rooms make of it."""
 
+    passages, flow = Registered(), Registered()
+    """What the frame executed, line by line."""
+
     def __post_init__(self) -> None:
         listed(self, "inputs", "guards")
-
-    @property
-    def passages(self) -> Several[Passage]:
-        """The executed instructions, by source line, without jumps and those that restore a cut frame."""
-        plumbing = ("JUMP", "NOP", "RESUME")
-        told = (
-            record
-            for record in self.bytecode
-            if record.opname not in plumbing and not record.argument.startswith("__stack")
-        )
-        same_line = itertools.groupby(told, key=lambda r: (r.line, r.depth))
-        return Several(Passage(line, depth, tuple(group)) for (line, depth), group in same_line)
-
-    @property
-    def flow(self) -> str:
-        """The executed instructions with the graph's nodes beside them, and where the frame was cut. A long
-        flow shows only source lines that made nodes."""
-        texts = {node.name: call_text(node) for node in self.graph.nodes}
-        short = len(self.bytecode) <= LONG_FLOW
-        lines: list[str] = []
-        for passage in self.passages:
-            if not short and not passage.nodes:
-                continue
-            indent = "  " * passage.depth
-            lines.append(f"{indent}{passage.line or '(no line)'}")
-            for record in passage.instructions:
-                made = "; ".join(f"{name} = {texts.get(name, '')}" for name in record.nodes)
-                lines.append(
-                    f"{indent}    {record!s:<40}  | {made}" if made else f"{indent}    {record}"
-                )
-        if self.stopped_by is not None:
-            lines.append(f"----- cut here: {self.stopped_by.reason} [{self.stopped_by.id}]")
-        return "\n".join(lines)
 
     @property
     def size_lines(self) -> list[str]:

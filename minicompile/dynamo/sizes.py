@@ -83,10 +83,6 @@ class Dynamic:
         return marked or bool(self.wanted) or (self.wanted is None and bool(self.varied))
 
 
-STATIC = Dynamic()
-"""Only what is marked."""
-
-
 def from_arguments(source: Source) -> bool:
     """Whether a value lies in the call's arguments, in containers at most."""
     while source.kind in ("item", "size") and source.base is not None:
@@ -127,17 +123,14 @@ class Sizes:
 
     def like(self, tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:
         """A fake that stands for the tensor: computed from others if it is, and refusing the same writes."""
-        is_view, leaf = compat.is_view(tensor), tensor.is_leaf
-        cut = is_view and leaf and compat.autograd_base(tensor).requires_grad  # made under no_grad
+        leaf = tensor.is_leaf
         with self.mode, torch.inference_mode(False):  # whatever mode the frame is in
             made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
-            if tensor.requires_grad and (cut or not leaf):
+            if tensor.requires_grad and not leaf:
                 made = made.copy_(torch.empty((), dtype=made.dtype, requires_grad=True))
-            if is_view:
-                with torch.set_grad_enabled(not cut):
-                    made = torch.ops.aten.alias(made)  # view_as may choose strides of size 1
-                compat.set_creation_meta(made, compat.creation_meta(tensor))
-            return made.requires_grad_() if tensor.requires_grad and leaf and not cut else made
+            if compat.is_view(tensor):
+                made = torch.ops.aten.alias(made)  # view_as may choose strides of size 1
+            return made.requires_grad_() if tensor.requires_grad and leaf else made
 
     def size(
         self,

@@ -260,11 +260,8 @@ def find(cls: type, name: str) -> Any:
 
 
 def lookup(cls: type, name: str) -> Any:
-    """`find`, but raises KeyError if nothing is defined."""
-    found = find(cls, name)
-    if found is MISSING:
-        raise KeyError(name)
-    return found
+    """`find`, but raises TypeError if nothing is defined."""
+    return own_attributes(owner_of(cls, name))[name]
 
 
 def owner_of(cls: type, name: str) -> type | None:
@@ -297,9 +294,7 @@ NOT_LOOKED_UP = words("__annotations__ __doc__ __module__ __abstractmethods__ __
 
 def keys_of(value: dict[Any, Any]) -> tuple[Any, ...]:
     """A dict's keys in order, without running code of its class."""
-    if issubclass(type(value), collections.OrderedDict):
-        return tuple(collections.OrderedDict.keys(value))  # type: ignore[arg-type]
-    return tuple(dict.keys(value))
+    return tuple(raw_base(value).keys(value))
 
 
 def plain_dict(value: object) -> dict[str, Any] | None:

@@ -5,8 +5,8 @@
     writes     what the frame did to them, which is replayed after the graph
     recorder   the graph under construction
 
-A meaning is a function `(world, ...)` in the registry `operations`: outside.py, attributes.py, containers.py
-and calls.py hold them. `world.truth(value)` calls the one that is registered as `truth`.
+A meaning is a function `(world, ...)` in the registry `operations`: outside.py, attributes.py, containers.py,
+expressions.py and calls.py hold them. `world.truth(value)` calls the one that is registered as `truth`.
 The real compiler: torch/_dynamo/symbolic_convert.py (InstructionTranslator).
 """
 
@@ -35,7 +35,8 @@ operations: Registry[Callable[..., Any]] = Registry(
     "operation", "name -> what a Python operation means during capture"
 )
 operations.modules += [
-    f"minicompile.dynamo.{name}" for name in ("outside", "attributes", "containers", "calls")
+    f"minicompile.dynamo.{name}"
+    for name in ("outside", "attributes", "containers", "expressions", "calls")
 ]
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
@@ -70,8 +71,6 @@ class InstructionLog(Sequence[InstructionRecord], Shown):
         return "\n".join(f"{'  ' * r.depth}{r.offset:>4} {r}" for r in self)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
         index = range(len(self))[index]
         program, ins, depth, height, count = self.steps[index]
         before = self.steps[index - 1][4] if index else 0
@@ -162,8 +161,6 @@ class World(Interpreter):
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """The operation that is registered under a name."""
-        if name not in operations:
-            raise AttributeError(name)
         meaning = self.__dict__[name] = types.MethodType(operations[name], self)
         return meaning
 

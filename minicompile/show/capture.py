@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from minicompile.debug.flow import LONG_FLOW
 from minicompile.debug.history import Explanation, Timeline
 from minicompile.dynamo.result import (
-    LONG_FLOW,
     Capture,
     GraphBreak,
     GraphInput,
@@ -89,7 +89,7 @@ def flow_table(capture: Capture) -> str:
     where the frame was cut. A long one shows the passages that made nodes."""
     nodes = {node.name: node for node in capture.graph.nodes}
     rows, long = [], len(capture.bytecode) > LONG_FLOW
-    for passage in capture.passages:
+    for passage in capture.passages():
         if long and not passage.nodes:
             continue
         hue = line_colour(passage.line) if passage.line is not None else NEUTRAL

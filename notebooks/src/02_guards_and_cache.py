@@ -224,11 +224,12 @@ print("right:", careful(x, 1).tolist())
 #
 # A compiled function stands in front of yours, so its calls go through the cache. But some functions
 # can't be captured, and run in eager. Who catches the calls below them? CPython lets an extension
-# step in wherever a frame begins: a *frame hook*. Ours is `minicompile/dynamo/frame_hook.c`. It asks a
-# callback about each function that it sees for the first time; the callback may leave it alone.
+# step in wherever a frame begins: a *frame hook*. Ours is
+# `minicompile/plugins/nested_frames/frame_hook.c`. It asks a callback about each function that it sees for
+# the first time; the callback may leave it alone.
 
 # %% name="hook"
-from minicompile.dynamo import hook
+from minicompile.plugins.nested_frames import hook
 
 
 def helper(x):
@@ -608,8 +609,8 @@ def steady(x, step):
 # </details>
 
 # %% name="ex4-setup" tags=["setup"]
-from minicompile.dynamo import hook
 from minicompile.dynamo.variables import is_fixed
+from minicompile.plugins.nested_frames import hook
 
 
 # %% name="ex4-answer" tags=["answer"]
@@ -668,7 +669,7 @@ def decide(function, known, compile_it):
 # - `minicompile/dynamo/guards.py`: each kind's rule, and the reasons of failures.
 # - `minicompile/dynamo/entry.py`: the generated function; `minicompile/plugins/guard_snapshot/facts.py`: how
 #   it sees by pointers that nothing changed. `minicompile/dynamo/dispatch.py`: the cache.
-# - `minicompile/plugins/nested_frames/frames.py`: the callback, which `minicompile/dynamo/frame_hook.c` asks.
+# - `minicompile/plugins/nested_frames/frames.py`: the callback, which `frame_hook.c` beside it asks.
 # - Your answer to exercise 2 takes minus zero for zero. What does `same_constant` of
 #   `minicompile/dynamo/variables.py` do about it, and why?
 # - `torch/_dynamo/guards.py`, `torch/_dynamo/eval_frame.py` and `torch/_dynamo/cache_size.py`.

@@ -314,7 +314,7 @@ compiled = mc.compile(model, dynamic=True, backend="eager")
 (capture,) = mc.explain(compiled)(torch.zeros(3, 7, dtype=torch.long)).captures
 shape_of = {node.name: value_text(node.meta.get("val")) for node in capture.graph.nodes}
 frames = []
-for passage in capture.passages:
+for passage in capture.passages():
     made = [f"{name}: {shape_of[name]}" for name in passage.nodes]
     forced = [
         f"FORCED  {guard.expression}    # {guard.reason}"

@@ -134,5 +134,5 @@ def test_without_torch_triton_compiler_dot_and_home_there_is_a_page():
     assert (done.returncode, done.stderr) == (1, "")
     for subject in ("torch", "C++ compiler"):
         assert f"  lack  {subject} " in done.stdout
-    for subject in ("triton", "GPU", "dot", "frame hook"):
+    for subject in ("triton", "GPU", "dot"):
         assert f"  note  {subject} " in done.stdout

@@ -150,7 +150,7 @@ def property_is_replaced(a):
     return a + warm.kelvin
 
 
-@program(x)
+@program(x, whole=False)
 def property_set_and_deleted(a):
     warm.kelvin = 300
     seen = warm.degrees
@@ -275,12 +275,12 @@ class Double(metaclass=Registry, power=2):
         return a * self.n ** self.options["power"]
 
 
-@program(x, change="Registry.entries['double'] = Scale")
+@program(x, change="Registry.entries['double'] = Scale", whole=False)
 def class_made_by_a_metaclass(a):
     return a * Double(3).n, Double.options, sorted(Registry.entries)
 
 
-@program(x)
+@program(x, whole=False)
 def instance_made_by_a_metaclass(a):
     made = Registry.entries["double"](3)
     return made.run(a), made.tag, len(Double)

@@ -382,7 +382,7 @@ def tensor_attributes(a):
 level = contextvars.ContextVar("level", default=2)
 
 
-@program(x, change="level.set(5)")
+@program(x, change="level.set(5)", whole=False)
 def context_variables(a):
     return a * level.get()
 

@@ -140,7 +140,7 @@ def raises_to_the_caller(a, n):
     return a * n
 
 
-@program(x)
+@program(x, whole=False)
 def exception_variable_is_deleted(a):
     error = 1
     try:
@@ -201,7 +201,9 @@ def assertion(a):
     return a * 2
 
 
-@program(x, {"kind": "scale", "by": 3}, again=(x, {"kind": "shift", "by": 3, "also": 1}))
+@program(
+    x, {"kind": "scale", "by": 3}, again=(x, {"kind": "shift", "by": 3, "also": 1}), whole=False
+)
 def match_mappings(a, step):
     match step:
         case {"kind": "scale", "by": int(k)}:
@@ -212,7 +214,7 @@ def match_mappings(a, step):
             return a
 
 
-@program(x, (1, [2, 3]), again=(x, "text"))
+@program(x, (1, [2, 3]), again=(x, "text"), whole=False)
 def match_sequences(a, item):
     match item:
         case str() | bytes():
@@ -394,7 +396,7 @@ def text_of_a_native_exception(a):
         return a * 2, str(error)
 
 
-@program(x)
+@program(x, whole=False)
 def match_kinds(a):
     r = []
     for o in (1, "s", (1, 2), Refused(3), None):

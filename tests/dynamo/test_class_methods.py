@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.errors import Unsupported
 from tests.dynamo.helpers import compiled, dispatcher, explained, lenient
 
 x = torch.ones(2, 3)
@@ -41,13 +40,6 @@ class Colour(enum.Enum):
     RED = 1
 
 
-class Number:
-    __slots__ = ("value",)
-
-    def __init__(self, value: int = 1) -> None:
-        self.value = value
-
-
 PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "mro": lambda a: a + len(Derived.mro()),
     "mro of an enum": lambda a: a + len(Colour.mro()),
@@ -56,9 +48,6 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "instance check of a size": lambda a: a + int(int.__instancecheck__(a.shape[0])),
     "instance check of a tensor": lambda a: (a + 1, torch.Tensor.__instancecheck__(a)),
     "instance check of an abstract class": lambda a: a + int(Abstract.__instancecheck__(Concrete())),
-    "subclass check": lambda a: a + int(Base.__subclasscheck__(Derived)),
-    "call": lambda a: a + Number.__call__(3).value,
-    "call of type": lambda a: (a + 1, type.__call__(type, 3)),
     "a method is kept and called": lambda a: a + len((lambda read: read())(Base.mro)),
     "a method is returned": lambda a: (a + 1, Base.mro),
     "a method of an object of C is returned": lambda a: (a + 1, [].append, "a".upper),
@@ -109,7 +98,7 @@ def test_a_frame_whose_capture_fills_a_cache_is_captured_again_at_once() -> None
         for _ in range(3):
             torch.testing.assert_close(run(x), function(x))
         found = explained(run)
-        assert (found.graph_count, found.eager_calls, len(found.breaks)) == (1, 0, 0)
+        assert (found.graph_count, found.eager_calls, len(found.breaks)) == (2, 0, 0)
 
 
 counter = [0]
@@ -121,16 +110,16 @@ def count() -> int:
     return 1
 
 
-def test_a_frame_whose_guards_never_hold_is_tried_twice_and_then_runs_in_eager() -> None:
+def test_a_frame_whose_guards_never_hold_runs_in_eager_once_the_limit_is_reached() -> None:
     def function(a: torch.Tensor) -> torch.Tensor:
         return a + counter[0] * 0 + count()
 
-    run = mc.compile(function, backend="eager")
-    for _ in range(5):
+    run = mc.compile(function, backend="eager", options={"recompile_limit": 2})
+    with pytest.warns(UserWarning, match="recompile_limit"):
+        torch.testing.assert_close(run(x), x + 1)
+    for _ in range(4):
         torch.testing.assert_close(run(x), x + 1)
     found = explained(run)
     assert found.eager_calls == 5
-    assert [each.id for each in found.breaks].count("guards-changed") >= 1
-    assert len(dispatcher(run).misses) == 2
-    with pytest.raises(Unsupported, match="guards changed"):
-        compiled(function)(x)
+    assert [each.id for each in found.breaks] == ["recompile-limit"]
+    assert len(dispatcher(run).misses) == 3

@@ -38,23 +38,23 @@ def test_counts_and_operators() -> None:
 
 def test_instructions_stand_beside_the_nodes_that_they_made() -> None:
     first, second = mc.explain(cut_in_two)(x).captures
-    passages = [(p.line.text, p.depth, p.nodes) for p in first.passages if p.line is not None]
+    passages = [(p.line.text, p.depth, p.nodes) for p in first.passages() if p.line is not None]
     assert passages == [
         ("b = scale(a) + 1", 0, ()),
         ("return a * 3", 1, ("mul",)),
         ("b = scale(a) + 1", 0, ("add",)),
         ('print("between")', 0, ()),
     ]
-    lines = first.flow.split("\n")
+    lines = first.flow().split("\n")
     assert any("BINARY_OP *" in line and "| mul = operator.mul(a, 3)" in line for line in lines)
     assert lines[-1] == "----- cut here: print is called [print]"
     assert first.stopped_by is not None and second.stopped_by is None
-    (rest,) = [passage for passage in second.passages if passage.nodes]
+    (rest,) = [passage for passage in second.passages() if passage.nodes]
     assert rest.nodes == ("relu", "add")
-    assert "__stack" not in second.flow and "cut here" not in second.flow
+    assert "__stack" not in second.flow() and "cut here" not in second.flow()
 
 
 def test_every_node_of_a_graph_stands_in_exactly_one_passage() -> None:
     for capture in mc.explain(cut_in_two)(x).captures:
-        made = [name for passage in capture.passages for name in passage.nodes]
+        made = [name for passage in capture.passages() for name in passage.nodes]
         assert made == [node.name for node in capture.graph.nodes if node.op.startswith("call")]

@@ -17,7 +17,7 @@ from minicompile.errors import BackendError
 from tests.dynamo.helpers import explained
 
 ROOM = Path(mc.__file__).parent / "dynamo"
-REFUSING = {"unsupported", "refusal", "refuse"}
+REFUSING = {"unsupported", "unsupported_kind", "refusal", "refuse"}
 TABLES: tuple[tuple[Any, ...], ...] = (FUNCTIONS, OF_TENSORS)
 """What refuses by name: rows that begin with an id."""
 x = torch.randn(3)

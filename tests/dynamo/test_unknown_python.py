@@ -15,7 +15,7 @@ sys.version_info = Version(3, 14, 0, "final", 0)
 """
 RUN = """
 import minicompile as mc
-from minicompile.dynamo import hook
+from minicompile.plugins.nested_frames import hook
 
 def inner(x):
     return torch.relu(x) * 2

@@ -118,7 +118,7 @@ LISTS: dict[str, Find] = {
     "failures": lambda: explained().failures,
     "guards": lambda: traced().capture.guards,
     "graph inputs": lambda: traced().capture.inputs,
-    "passages": lambda: traced().capture.passages,
+    "passages": lambda: traced().capture.passages(),
     "passes": lambda: traced().aot.passes,
     "saved": lambda: traced().aot.partition.saved,
     "recomputed": lambda: traced().aot.partition.recomputed,

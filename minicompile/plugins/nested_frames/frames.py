@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from minicompile.dynamo import hook
 from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.continuation import bind
 from minicompile.dynamo.dispatch import Dispatcher, frame_watchers
 from minicompile.dynamo.entry import MISS
-from minicompile.dynamo.hook import LEAVE, NEVER, QUIET
 from minicompile.dynamo.variables import is_fixed, library_of
+from minicompile.plugins.nested_frames import hook
+from minicompile.plugins.nested_frames.hook import LEAVE, NEVER, QUIET
 
 QUIET_MODULES = (
     *("minicompile", "torch._dynamo", "torch._inductor", "torch._functorch", "torch.func"),

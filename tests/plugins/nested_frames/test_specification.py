@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import minicompile as mc
-from minicompile.dynamo import hook
+from minicompile.plugins.nested_frames import hook
 from minicompile.plugins.nested_frames.frames import MAX_CLOSURES
 from tests.dynamo.helpers import (
     dispatcher,

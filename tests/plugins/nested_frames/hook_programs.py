@@ -17,8 +17,8 @@ from types import FunctionType
 from typing import Any
 
 sys.path.insert(0, sys.argv[1])
-from minicompile.dynamo import hook
-from minicompile.dynamo.hook import LEAVE, NEVER, QUIET
+from minicompile.plugins.nested_frames import hook
+from minicompile.plugins.nested_frames.hook import LEAVE, NEVER, QUIET
 
 
 class Watch:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minicompile.dynamo import hook
+from minicompile.plugins.nested_frames import hook
 from tests.dynamo.test_bytecode import ROOT, VERSIONS, find_python
 
 
