@@ -98,9 +98,9 @@ lint:
 lessons:
 	$(PY) -m notebooks.build --validate
 
-## make fuzz       random programs against eager: SEED=0 MINUTES=5 (or COUNT=100) BACKEND=inductor
+## make fuzz       random programs against eager: KIND=python (or views, sizes, loops, attention) SEED=0 MINUTES=5
 fuzz:
-	$(PY) -m tests.fuzz --seed $(or $(SEED),0) --minutes $(or $(MINUTES),5) $(if $(COUNT),--count $(COUNT)) \
+	$(PY) -m tests.fuzz $(or $(KIND),python) --seed $(or $(SEED),0) --minutes $(or $(MINUTES),5) $(if $(COUNT),--count $(COUNT)) \
 	    --backend $(or $(BACKEND),inductor)
 
 # An environment of its own for each release, so that they can be tried side by side.

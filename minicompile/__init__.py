@@ -21,17 +21,20 @@ FILLED_BY.update(
     backend=("minicompile.debug.register",),
     code_generator=("minicompile.debug.reference",),
     kernel_loader=("minicompile.debug.reference",),
+    around_trace=("minicompile.custom.vjps",),
 )
 RULES_OF_TOOLS = {
     "log_channel": "debug.logs",
     "reduction": "debug.minify",
     "accuracy_stage": "debug.accuracy",
+    "register_pattern": "custom.patterns",
+    "register_vjp": "custom.vjps",
 }
 
 PUBLIC = {
     "compile": "api",
-    "explain": "api",
-    "timeline": "api",
+    "explain": "debug.history",
+    "timeline": "debug.history",
     "trace": "api",
     "what_if": "debug.experiment",
     "accuracy": "debug.accuracy",
@@ -50,8 +53,8 @@ PUBLIC = {
     "load_package": "exporting.load",
     "disable": "api",
     "allow_in_graph": "api",
-    "register_pattern": "passes.patterns",
-    "register_vjp": "extension",
+    "register_pattern": "custom.patterns",
+    "register_vjp": "custom.vjps",
     "without": "extension",
     "scoped": "extension",
     "Options": "options",
@@ -85,8 +88,3 @@ def tool(module: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext minicompile` calls: registers %%stages and %%compile_diff."""
-    tool("show.magics").Magics(shell)

@@ -7,108 +7,52 @@ bench/, lessons/ and exporting/ may be deleted from the package.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import shutil
 import sys
-import webbrowser
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from minicompile import tool
 from minicompile.errors import MinicompileError
-from minicompile.ops.files import why_unsafe
-from minicompile.options import Options
 
 
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: one line of help, what runs it and gives the exit code, what adds its arguments."""
+class Command(NamedTuple):
+    """A subcommand: one line of help, and a module with two functions: what runs the command and gives the
+    exit code, and what adds its arguments."""
 
     help: str
-    run: Callable[[argparse.Namespace], int]
-    arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
-
-
-def elsewhere(help: str, module: str, run: str = "run", adds: str = "add_arguments") -> Command:
-    """A command whose two functions stand in a module, which is imported when one is needed."""
-
-    return Command(
-        help,
-        lambda chosen: int(getattr(tool(module), run)(chosen)),
-        lambda to: getattr(tool(module), adds)(to),
-    )
-
-
-def run_cache(chosen: argparse.Namespace) -> int:
-    """Where compiled code is kept, how much there is; `--clear` empties it."""
-    folder = Options().cache_folder
-    sizes: list[int] = []
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):  # others are at work
-                sizes.append(os.stat(os.path.join(place, name)).st_size)
-    print(f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
-    with contextlib.suppress(FileNotFoundError):
-        if reason := why_unsafe(folder / "cpp"):
-            print(f"compiled kernels are not kept: {reason}")
-    if chosen.clear and folder.is_dir():
-        if Path.home().is_relative_to(folder) or Path.cwd().is_relative_to(folder):
-            reason = "holds your home or working folder, so it is not cleared"
-            raise MinicompileError(f"{folder} {reason}")
-        try:
-            while folder.exists():
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.rmtree(folder)
-        except OSError as error:
-            raise MinicompileError(f"{folder} can't be cleared: {error}") from error
-        print("cleared")
-    return 0
-
-
-def open_site(chosen: argparse.Namespace) -> int:
-    """Open the site's pages in a browser, from the installed package or as `make site` built them."""
-    package = Path(__file__).parent
-    for folder in (package / "pages", package.parent / "build/site/html"):
-        if (page := folder / "index.html").exists():
-            print(page)
-            webbrowser.open(page.as_uri())
-            return 0
-    raise MinicompileError(
-        "the pages are not here: `make site` builds them, `make wheel` packs them"
-    )
+    module: str
+    run: str = "run"
+    adds: str = "add_arguments"
 
 
 COMMANDS = {
-    "doctor": elsewhere("say what this machine and this torch lack, and the cure", "debug.doctor"),
-    "demo": elsewhere("train the lesson model: eager, torch.compile, minicompile", "bench.demo"),
-    "bench": elsewhere(
-        "time patterns and models: eager, torch.compile, minicompile", "bench.speed"
-    ),
-    "plugins": elsewhere("the price list: what each plug-in costs and buys", "bench.prices"),
-    "options": elsewhere(
+    "doctor": Command("say what this machine and this torch lack, and the cure", "debug.doctor"),
+    "demo": Command("train the lesson model: eager, torch.compile, minicompile", "bench.demo"),
+    "bench": Command("time patterns and models: eager, torch.compile, minicompile", "bench.speed"),
+    "plugins": Command("the price list: what each plug-in costs and buys", "bench.prices"),
+    "options": Command(
         "list every option with its value and meaning", "debug.listings", "show_options"
     ),
-    "errors": elsewhere(
+    "errors": Command(
         "list every error and break with cause and cure", "debug.listings", "show_errors"
     ),
-    "rules": elsewhere(
+    "rules": Command(
         "list the registries, or the rules of one", "debug.listings", "show_rules", "add_registry"
     ),
     "cache": Command(
-        "show or clear the folder of compiled code",
-        run_cache,
-        lambda to: to.add_argument("--clear", action="store_true", help="delete all in the folder"),
+        "show or clear the folder of compiled code", "debug.folders", "run_cache", "add_clear"
     ),
-    "trace": elsewhere("run a script and write down all that it compiles", "debug.script"),
-    "bisect": elsewhere("find what in the compiler makes a script fail", "debug.bisect"),
-    "minify": elsewhere(
+    "trace": Command("run a script and write down all that it compiles", "debug.script"),
+    "bisect": Command("find what in the compiler makes a script fail", "debug.bisect"),
+    "minify": Command(
         "find the smallest graph in a script that fails, as a script of its own", "debug.minify"
     ),
-    "lessons": elsewhere("copy the lesson notebooks into a folder of yours", "lessons.copies"),
-    "site": Command("open the pages to read in a browser", open_site),
-    "grade": elsewhere(
+    "lessons": Command("copy the lesson notebooks into a folder of yours", "lessons.copies"),
+    "site": Command(
+        "open the pages to read in a browser", "debug.folders", "open_site", "add_nothing"
+    ),
+    "grade": Command(
         "grade the exercises of lesson notebooks, or of a folder of them", "lessons.grade"
     ),
 }
@@ -125,9 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, command in COMMANDS.items():
             sub = commands.add_parser(name, help=command.help, description=command.help)
             if given[:1] == [name]:  # arguments of the others would only cost imports
-                command.arguments(sub)
+                getattr(tool(command.module), command.adds)(sub)
         chosen = parser.parse_args(given)
-        return COMMANDS[chosen.command].run(chosen)
+        command = COMMANDS[chosen.command]
+        return int(getattr(tool(command.module), command.run)(chosen))
     except MinicompileError as error:
         print(f"minicompile {given[0]}: {error}", file=sys.stderr)
         return 1

@@ -20,18 +20,16 @@ from minicompile.dynamo.dispatch import (
     all_dispatchers,
     plain_backend,
 )
-from minicompile.dynamo.history import Explanation, Timeline
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
 from minicompile.dynamo.result import Capture
 from minicompile.dynamo.sizes import mark_dynamic
 from minicompile.errors import BackendError, OptionError, RejectedKernel, Unsupported, unknown
-from minicompile.ops.display import Several
 from minicompile.ops.registry import Registry
 from minicompile.options import Options, environment, make_options
 from minicompile.pipeline_result import Trace
 
 __all__ = [
-    "allow_in_graph", "backends", "compile", "disable", "explain", "fresh_cache", "mark_dynamic", "reset",
+    "allow_in_graph", "backends", "compile", "disable", "fresh_cache", "mark_dynamic", "reset",
     "trace",
 ]  # fmt: skip
 
@@ -79,8 +77,6 @@ def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -
 
     def compile_with(capture: Capture) -> Callable[[list[Any]], Any]:
         run = function(capture.graph.gm, capture.fakes)
-        if not callable(run):
-            raise OptionError(f"the backend gave a {type(run).__name__}, not a callable")
         return lambda inputs: run(*inputs)
 
     return compile_with
@@ -109,7 +105,7 @@ def compile(
     fullgraph  raise `Unsupported` where the frame would run in eager
     dynamic    None: sizes and numbers that differ between two calls become symbolic, and those given to
                `mark_dynamic`; True: all that can, from the first call; False: none
-    backend    "inductor", "aot_eager", "eager", "torch_inductor", or `(gm, example_inputs) -> callable`
+    backend    "inductor", "aot_eager", "eager", or `(gm, example_inputs) -> callable`
     mode       a preset of options; `options` are fields of `Options`
 
     Raises OptionError for arguments that do not exist.
@@ -117,12 +113,8 @@ def compile(
     compat.warn_if_untested()
     chosen = make_options(mode, options)
     check(chosen)
-    for name, value, kinds in (
-        ("fullgraph", fullgraph, (True, False)),
-        ("dynamic", dynamic, (True, False, None)),
-    ):
-        if not any(value is kind for kind in kinds):
-            raise OptionError(f"{name} must be one of {', '.join(map(repr, kinds))}, not {value!r}")
+    if dynamic not in (True, False, None):
+        raise OptionError(f"dynamic must be one of True, False, None, not {dynamic!r}")
     make = functools.partial(
         Dispatcher,
         backend=find_backend(backend, chosen),
@@ -154,37 +146,6 @@ def settings_of(target: Any) -> tuple[Options, bool | None]:
     """Options and `dynamic` of what was compiled; the defaults for another target."""
     found = dispatcher_of(target)
     return (make_options(), None) if found is None else (found.options, found.dynamic)
-
-
-def explain(
-    target: Any, *, dynamic: bool | None = None, options: Mapping[str, Any] | None = None
-) -> Callable[..., Explanation]:
-    """`explain(fn)(*args)`: run once with the captured graphs as they are, and say what happened.
-
-    What `compile` returned is itself called, and all its calls so far are told: why it was captured again.
-    """
-
-    def run(*args: Any, **kwargs: Any) -> Explanation:
-        known = dispatcher_of(target)
-        if known is not None and dynamic is None and options is None:
-            target(*args, **kwargs)
-            return known.explanation()
-        compiled = compile(original_of(target), dynamic=dynamic, backend="eager", options=options)
-        compiled(*args, **kwargs)
-        found = dispatcher_of(compiled)
-        if found is None:
-            raise OptionError(f"there is nothing to explain: {target!r} is under mc.disable")
-        return found.explanation()
-
-    return run
-
-
-def timeline(target: Any) -> Several[Timeline]:
-    """The calls of what `compile` returned so far; of what goes on after its breaks; of nested frames."""
-    found = dispatcher_of(target)
-    if found is None:
-        raise OptionError(f"{target!r} has no timeline: give what mc.compile returned")
-    return Several(found.explanation().timelines)
 
 
 def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:

@@ -9,10 +9,12 @@
 | `quick_checks(kind)` | a quicker check of all guards on settings, or on held objects | dynamo |
 | `frame_watchers(name)` | what sees the functions that eager code calls | dynamo |
 | `register_vjp(operator)` | an operator's gradient, in training | aot |
+| `around_trace(name)` | a context in which graphs are traced for training | aot |
 | `inverse(view operator)` | how a write through a view reaches what it is a view of | aot |
 | `decompose(operator, to=level)` | an operator in terms of simpler ones | aot |
 | `register_pattern(name, search=, examples=, stage=)` | a rewrite of captured or ATen graphs | aot |
 | `graph_pass(name, stage=)` | any pass over these graphs | aot |
+| `partitioner(name)` | another choice of what the forward saves for the backward | aot |
 | `lowering(operator)` | an operator as a loop | lowering |
 | `fusion_rule("policy")` | a `FusionPolicy`: which loops share a kernel | scheduling |
 | `align_rule(name)` | common loops of two special nests, or why they share no kernel | scheduling |
@@ -49,8 +51,9 @@ from typing import Any
 from minicompile import RULES_OF_TOOLS, tool
 from minicompile.aot.decompositions.registry import decompose
 from minicompile.aot.functionalize import inverse
+from minicompile.aot.joint import around_trace
+from minicompile.aot.partition import partitioner
 from minicompile.aot.passes import known_passes
-from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
 from minicompile.codegen.legalize import LEGALIZE
@@ -68,7 +71,6 @@ from minicompile.ops.gates import gate
 from minicompile.ops.plugins import Plugin, add_plugin
 from minicompile.ops.registry import Registry, scoped, without
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.patterns import register_pattern
 from minicompile.pipeline import around_compile
 from minicompile.runtime.load import allocator, kernel_loader, tuner
 from minicompile.scheduling.fusion import FusionPolicy, align_rule, fusion_rule

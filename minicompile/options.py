@@ -70,13 +70,6 @@ def bisection() -> tuple[str, str]:
     return os.environ.get("MINICOMPILE_BISECT", ""), os.environ.get("MINICOMPILE_BISECT_REPORT", "")
 
 
-def compiler_variables() -> str:
-    """The environment variables that change what a C compiler makes of a source."""
-    paths = ("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH")
-    names = (*paths, "GCC_EXEC_PREFIX", "SDKROOT")
-    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
-
-
 def triton_variables() -> str:
     """The environment variables that change what Triton makes of a kernel."""
     names = (
@@ -103,7 +96,7 @@ class Options:
     plugins: tuple[str, ...] = field(default_factory=default_plugins)
     """`MINICOMPILE_PLUGINS`: "default", "all", "none" or names (`minicompile plugins` lists them)."""
     disable_passes: tuple[str, ...] = ()
-    """Graph passes and patterns to leave out: "cse", "prims.merge_views", "pattern:relu_of_relu"."""
+    """Graph passes and patterns to leave out: "cse", "prims.fold_constants", "pattern:mine"."""
     fallback_random: bool = True
     """Random numbers are eager's: the same seed gives the same ones. False: kernels compute theirs, which
     fuses (ops/philox.py), from seeds that eager's generator draws, if a plug-in knows how."""
@@ -152,9 +145,6 @@ class Options:
         budget = self.memory_budget
         if budget is not None and not (type(budget) in (int, float) and 0 <= budget <= 1):
             raise OptionError(f"option memory_budget can't be {budget!r}: None or from 0 to 1")
-        names = self.disable_passes
-        if not isinstance(names, tuple | list | set | frozenset):
-            raise OptionError(f"option disable_passes can't be {names!r}: a tuple of names")
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {

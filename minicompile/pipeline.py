@@ -60,30 +60,22 @@ class Program:
 
 Compile = Callable[[Capture, Options], Program]
 
-around_compile: Registry[Callable[[Capture, Options, Compile], Program]] = Registry(
+around_compile: Registry[Callable[..., Program]] = Registry(
     "around_compile", "name -> function that stands around the compilation of a capture"
 )
-"""A rule calls what it is given to compile, or doesn't, and may change the program that comes back."""
+"""A rule's third parameter is `compile`: the rule calls it, or doesn't, and may change the program that comes
+back."""
 
 
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     """Every room after capture. `capture.watch` hears what each one made."""
     compile: Compile = compile_program
     for rule in plugins.rules(around_compile, options.plugins).values():
-        compile = partial(_inside, rule, compile)
+        compile = partial(rule, compile=compile)
     program = compile(capture, options)
     forward, backward = [*program.calls, None][:2]
     assert forward is not None
     return assemble(program.metadata, forward, backward, program.backward, capture.name)
-
-
-def _inside(
-    rule: Callable[[Capture, Options, Compile], Program],
-    compile: Compile,
-    capture: Capture,
-    options: Options,
-) -> Program:
-    return rule(capture, options, compile)
 
 
 def compile_program(capture: Capture, options: Options) -> Program:
@@ -155,7 +147,7 @@ def compile_graph(
     kernels = by_position(plans, modules)
     sources = [kernel for group in kernels.values() for kernel in group]
     tell("kernels", sources)
-    wrapper = generate_wrapper(scheduled, kernels, options)
+    wrapper = generate_wrapper(scheduled, kernels)
     tell("wrapper", wrapper)
     finish = partial(load, wrapper, loops.constants)
     stages = CompiledStages(loops, scheduled, list(plans.values()), sources, wrapper)

@@ -9,15 +9,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from minicompile.aot.result import AotResult, Partition
+from minicompile.aot.result import AotResult
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import LoopGraph
-from minicompile.ops.display import Registered, Several, Shown, bytes_text, count_text
+from minicompile.ops.display import Registered, Several, Shown, methods
 from minicompile.ops.events import Event
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import SourceLine, union
@@ -25,24 +25,6 @@ from minicompile.scheduling.schedule import Explained
 
 COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
 """The stages after AOT."""
-
-
-@dataclass(frozen=True)
-class Room:
-    """One stop of the corridor: its stage's name, what it is called, and a count for the strip."""
-
-    stage: str
-    title: str
-    count: str
-
-
-def saving(partition: Partition) -> str:
-    """A partition in one line."""
-    return (
-        f"{partition.method} partition: saves {count_text(len(partition.saved), 'value')}, "
-        f"{bytes_text(partition.saved_bytes)} (backward reads {bytes_text(partition.default_bytes)}), "
-        f"computes {count_text(len(partition.recomputed), 'operation')} again"
-    )
 
 
 @dataclass(eq=False)
@@ -67,22 +49,8 @@ class CompiledStages(Shown):
     def stages(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in COMPILED}
 
-    def rooms(self) -> list[Room]:
-        schedule, externs = self.schedule, len(self.loops.externs)
-        buffers = count_text(len(self.loops.operations) - externs, "buffer")
-        saved = schedule.saved_bytes
-        nodes = f"{len(schedule.before)} → {count_text(len(schedule.nodes), 'node')}"
-        kernels = count_text(len(self.kernels), "kernel")
-        lines = count_text(sum(len(kernel.lines) for kernel in self.kernels), "line")
-        return [
-            Room("loops", "Loops", f"{buffers}, {externs} extern"),
-            Room("schedule", "Schedule", nodes + (f", −{bytes_text(saved)}" if saved else "")),
-            Room("kernels", "Kernels", f"{kernels}, {lines}"),
-            Room("wrapper", "Wrapper", count_text(len(self.wrapper.lines), "line")),
-        ]
-
     def __str__(self) -> str:
-        return "\n".join(f"{room.stage:<10} {room.count}" for room in self.rooms())
+        return "\n".join(f"{name:<10} {stage!r}" for name, stage in self.stages.items())
 
 
 @dataclass(eq=False)
@@ -102,6 +70,8 @@ class Trace(Shown):
     pieces, from_line, save = Registered(), Registered(), Registered()
     """Every object of every stage, with the operations it came from; those of a line of source; a folder of
     pictures and texts."""
+    rooms, overview, eager_bytes = Registered(), Registered(), Registered()
+    """Each stage with a count; the same as text; the most memory that eager would hold at once."""
 
     @classmethod
     def watching(cls, capture: Capture) -> Trace:
@@ -145,36 +115,7 @@ class Trace(Shown):
         origins = union(map(origins_of, self.capture.graph.nodes))
         return sorted({line for origin in origins for line in origin.stack})
 
-    def rooms(self) -> list[Room]:
-        """The corridor with its counts."""
-        aot, graph = self.aot, self.capture.graph
-        out = [
-            Room("source", "Python", count_text(len(self.source_lines()), "line")),
-            Room("bytecode", "Bytecode", f"{len(self.capture.bytecode)} instr"),
-            Room("capture", "Graph", count_text(graph.op_count, "op")),
-        ]
-        if aot is not None:
-            if aot.joint is not None:
-                out.append(Room("joint", "Joint", count_text(aot.joint.op_count, "op")))
-            backward = f" + {aot.backward.op_count} backward" if aot.backward is not None else ""
-            out.append(Room("aot", "ATen", f"{aot.forward.op_count}{backward} ops"))
-        for name, compiled in self.graphs.items():
-            out += [replace(room, stage=f"{name}.{room.stage}") for room in compiled.rooms()]
-        return out
-
     def __str__(self) -> str:
-        lines = [f"trace of {self.name}"]
-        access = {"source": "", "bytecode": "trace.capture.bytecode", "joint": "trace.aot.joint"}
-        for room in self.rooms():
-            path = access.get(room.stage, f"trace.{room.stage.removeprefix('forward.')}")
-            graph, _, stage = room.stage.rpartition(".")
-            if "_" in graph:
-                path = f'trace.graph("{graph}").{stage}'
-            title = room.title + (" (backward)" if room.stage.startswith("backward") else "")
-            lines.append(f"  {title:<20} {room.count:<28} {path}".rstrip())
-        if self.aot is not None and self.aot.partition is not None:
-            lines.append("  " + saving(self.aot.partition))
-        hint = "print a stage to read it; trace.from_line(n) follows a line of source; trace.explore() shows"
-        return "\n".join(
-            [*lines, "", hint + " stages side by side; trace.save(folder) writes everything"]
-        )
+        """The overview of all stages; if the folder `debug` was deleted, the number of graphs."""
+        overview = methods.get((Trace, "overview"))
+        return str(overview(self)) if overview else f"{self.name}: {len(self.graphs)} graphs"

@@ -45,10 +45,33 @@ def copy_of(value: Tensor, storages: dict[int, Any]) -> Tensor:
     return torch._neg_view(new) if value.is_neg() else new
 
 
+def in_double(values: Sequence[Any]) -> list[Any]:
+    """Return detached float64 copies of floating-point tensors, requiring grad as before; others as is."""
+    return [
+        x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
+        for x in values
+    ]
+
+
 def strides_of(value: Tensor) -> list[int]:
     """A tensor's strides, but of dimensions that lead to no other element."""
     sizes = zip(value.shape, value.stride(), strict=True)
     return [step if size > 1 and value.numel() else 0 for size, step in sizes]
+
+
+def alias_pattern(values: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """Which tensors are the same object, which share memory, and where they start in it, in bytes."""
+    objects: dict[int, int] = {}
+    starts: dict[int, tuple[int, int]] = {}
+    pattern = []
+    for i, x in enumerate(values):
+        shared = None
+        if x.layout is torch.strided and x.numel():
+            place = x.storage_offset() * x.element_size()
+            first, start = starts.setdefault(x.untyped_storage()._cdata, (i, place))
+            shared = first, place - start
+        pattern.append((objects.setdefault(id(x), i), shared))
+    return pattern
 
 
 @dataclass
@@ -57,7 +80,11 @@ class Answer:
 
     results: Any = None
     written: list[Tensor] = field(default_factory=list)
+    memory: list[tuple[Any, ...]] = field(default_factory=list)
+    """How arguments and results share it."""
     gradients: list[Tensor | None] = field(default_factory=list)
+    drawn: Tensor | None = None
+    """The random number that comes next."""
     raised: Exception | None = None
 
 
@@ -84,6 +111,7 @@ def answer(
     torch.manual_seed(0)
     try:
         answered.results = fn(*args)
+        answered.memory = alias_pattern([*answered.written, *tensors(answered.results)])
         leaves = [x for x in (*answered.written, *parameters) if x.requires_grad and x.is_leaf]
         outputs = [y for y in tensors(outputs_of(answered.results)) if y.requires_grad]
         if leaves and outputs:
@@ -92,6 +120,7 @@ def answer(
             answered.gradients = list(grads)
     except Exception as error:
         answered.raised = error
+    answered.drawn = torch.rand(1)
     if module:
         answered.written += [buffer.clone() for buffer in module.buffers()]
         module.load_state_dict(state)
@@ -137,12 +166,26 @@ def assert_same(found: Any, expected: Any, strides: bool = True, **tolerance: fl
             assert strides_of(mine) == strides_of(eagers)
 
 
+def assert_near(
+    found: Sequence[Tensor], eager: Sequence[Tensor], exact: Sequence[Tensor], roundings: float = 4
+) -> None:
+    """Check that the error is at most twice eager's, plus `roundings` times the largest number's rounding."""
+    for mine, eagers, right in zip(found, eager, map(Tensor.double, exact), strict=True):
+        assert (mine.dtype, strides_of(mine)) == (eagers.dtype, strides_of(eagers))
+        bound = 2 * (eagers.double() - right).abs().max()
+        bound += roundings * torch.finfo(mine.dtype).eps * right.abs().max()
+        near = {"rtol": 0.0, "atol": float(bound.nan_to_num())}
+        torch.testing.assert_close(mine.double(), right, equal_nan=True, **near)
+
+
 def assert_answer(
     found: Answer, expected: Answer, gradient_strides: bool = False, **tolerance: float
 ) -> None:
     assert_same(found.results, expected.results, **tolerance)
     assert_same(found.written, expected.written, **tolerance)
+    assert found.memory == expected.memory
     assert_same(found.gradients, expected.gradients, gradient_strides, **tolerance)
+    assert found.drawn == expected.drawn
 
 
 def assert_as_eager(
@@ -153,7 +196,8 @@ def assert_as_eager(
     gradient_strides: bool = False,
     **tolerance: float,
 ) -> None:
-    """A compiled call gives eager's results, writes, gradients and types of exceptions.
+    """A compiled call gives eager's results, writes, aliases, gradients and types of exceptions, and draws as
+    many random numbers.
 
     `rtol=0, atol=0` asks for equal bits.
     """
@@ -164,3 +208,17 @@ def assert_as_eager(
         assert isinstance(found.raised, type(expected.raised))
         return
     assert_answer(found, expected, gradient_strides, **tolerance)
+
+
+def assert_scenario(
+    scenario: Callable[[Callable[..., Any]], Any],
+    compile: Callable[..., Any],
+    strides: bool = False,
+    **tolerance: float,
+) -> None:
+    """Check that `scenario(compile)` returns what it returns when `compile` leaves a function as it is."""
+    found = []
+    for compile_with in (compile, lambda function: function):
+        torch.manual_seed(0)
+        found.append(scenario(compile_with))
+    assert_same(*found, strides=strides, **tolerance)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minicompile"
-BESIDE = ("plugins", "show", "debug", "lessons", "exporting", "bench")
+BESIDE = ("plugins", "show", "debug", "lessons", "exporting", "bench", "custom")
 """Folders of the package that don't belong to the core."""
 
 

@@ -3,7 +3,7 @@
 dynamo -> aot -> lowering -> scheduling -> codegen -> runtime
     a room sees earlier rooms only through the modules that hold their results
 ops, shapes, passes           lie under the rooms and import none of them
-show, debug, lessons, bench   stand beside the rooms, which import none of them
+show, debug, lessons, bench, patterns   stand beside the rooms, which import none of them
 show, debug                   register themselves: nothing imports them, and without them all compiles
 files                         no circle in the import graph, typing apart
 compat                        alone uses private API of torch and triton, compat.torch_compiler the
@@ -42,7 +42,7 @@ RESULTS = {
 }
 UNDER = ("ops", "shapes", "passes")
 SHARED = {*UNDER, "errors", "options", "versions", "compat"}
-BESIDE = ("show", "debug", "lessons", "bench")
+BESIDE = ("show", "debug", "lessons", "bench", "custom")
 ABOVE = {"api", "extension", "plugins", "pipeline", "pipeline_result", "__main__", "exporting"}
 """What calls the rooms; no room calls it."""
 
@@ -235,8 +235,9 @@ STANDS_ON = {
 }
 """Folders that may be deleted: what they import beside the public API and the ground."""
 LESSONS_ON_A_ROOM = {
-    "lessons.bugs": {"lowering.rules.common"},
-    "lessons.cache": {"codegen.phases"},
+    "lessons.bugs": {"custom.vjps", "lowering.rules.common"},
+    "lessons.cache": {"plugins.transposed_tiles.choose"},
+    "lessons.levels": {"aot.levels"},
     "lessons.pictures": {"bench.prices"},
     "lessons.replay": {"codegen.generate", "runtime.load", "plugins.cuda_graphs.replay"},
     "lessons.stepping": {"dynamo.interpreter", "dynamo.world"},
@@ -256,7 +257,7 @@ def test_bench_and_lessons_stand_on_the_public_api(part: str):
     assert wrong == []
 
 
-@pytest.mark.parametrize("part", ["bench", "exporting", "lessons"])
+@pytest.mark.parametrize("part", ["bench", "exporting", "lessons", "custom"])
 def test_what_may_be_deleted_is_imported_by_name_alone(part: str):
     """`minicompile/__init__.py` and `__main__.py` load it when it is asked for."""
     users = {
@@ -551,7 +552,7 @@ trace = mc.trace(f, x)
 assert trace.kernels and trace._repr_mimebundle_()["text/html"].startswith("<pre>")
 assert minicompile.__path__[0].startswith({folder!r})
 import minicompile.extension as extension
-asked = ("trace.explore()", "trace.diff('aot')", "mc.bisect", "extension.log_channel")
+asked = ("trace.explore()", "trace.diff('aot')", "mc.bisect", "mc.register_pattern", "extension.log_channel")
 for ask in asked:
     try:
         eval(ask)
@@ -566,7 +567,7 @@ for ask in asked:
 def test_without_the_folders_of_the_tools_everything_compiles(tmp_path: Path):
     """What needs a tool raises an error that names it."""
     package = tmp_path / "minicompile"
-    away = shutil.ignore_patterns(*TOOLS, "__pycache__")
+    away = shutil.ignore_patterns(*TOOLS, "custom", "__pycache__")
     shutil.copytree(ROOT / "minicompile", package, ignore=away)
     printed(WITHOUT_TOOLS.format(folder=str(tmp_path)), tmp_path, PYTHONPATH=str(tmp_path))
 
@@ -577,8 +578,9 @@ from minicompile.ops import registry
 add = registry.Registry.__call__
 
 def watched(self, *keys):
-    for key in keys:
-        if key in self.rules:
+    of_plugin = registry.registering_module().startswith("minicompile.plugins.")
+    for key in () if of_plugin else keys:
+        if key in self.records:
             print(f"{self.name}:{registry.key_name(key)}")
     return add(self, *keys)
 

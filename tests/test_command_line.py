@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -114,18 +113,6 @@ def test_cache_is_shown_and_cleared(
     assert main(["cache", "--clear"]) == 0
     assert not folder.exists()
     assert main(["cache", "--clear"]) == 0
-
-
-def test_a_cache_is_cleared_by_several_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(tmp_path / "cache"))
-    for place in range(200):
-        (tmp_path / "cache" / "cpp" / f"{place}").mkdir(parents=True)
-        (tmp_path / "cache" / "cpp" / f"{place}" / "kernel.so").touch()
-    with ThreadPoolExecutor(8) as pool:
-        assert [*pool.map(main, [["cache", "--clear"]] * 8)] == [0] * 8
-    assert not (tmp_path / "cache").exists()
 
 
 def test_a_cache_folder_that_holds_the_working_folder_is_not_cleared(

@@ -27,6 +27,8 @@ from minicompile.ops.nodes import is_inplace_view
 from minicompile.ops.origin import SourceLine
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
+HIDDEN_WRITES = ("aten::batch_norm_update_stats", "aten::batch_norm_gather_stats")
+"""How names of operators begin that write to running statistics, of which their schemas say nothing."""
 MOVES = {
     f"aten::{name}_" for name in ("index_put", "index_add", "index_copy", "scatter", "scatter_add")
 }
@@ -73,6 +75,8 @@ def admit_operator(func: OpOverload, args: Any, inputs: Collection[int]) -> None
     """An ATen operator before it is recorded; `inputs`: the storages of the graph's inputs."""
     if func._schema.name in STORAGE_SURGERY:
         raise Unsupported(f"{func} changes a tensor's storage")
+    if func._schema.name.startswith(HIDDEN_WRITES):
+        raise Unsupported(f"{func} writes to running statistics")
     if func.namespace == "_c10d_functional":  # all processes call it, or none
         raise Unsupported(f"{func} exchanges tensors with other processes")
     if func.namespace == "aten" and any(a.is_out for a in func._schema.arguments):
@@ -109,12 +113,6 @@ def admit_output(value: torch.Tensor, of_input: bool) -> None:
         raise Unsupported("an output is the conjugate or the negative of what lies in memory")
 
 
-def creation_of(value: torch.Tensor) -> Any:
-    """Return autograd's limit on in-place writes to a view (CreationMeta), or None if it is no view."""
-    differentiable = value.requires_grad or torch.is_grad_enabled()
-    return compat.creation_meta(value) if differentiable and compat.is_view(value) else None
-
-
 def admit_view(view: torch.Tensor, base: torch.Tensor, linked: bool) -> None:
     """An output that is made again as a view of a base. `linked`: other outputs are views of what autograd
     takes this one to be a view of."""
@@ -122,7 +120,7 @@ def admit_view(view: torch.Tensor, base: torch.Tensor, linked: bool) -> None:
         raise Unsupported(f"an output views {base.dtype} memory as {view.dtype}")
     known = compat.autograd_base(view) is compat.autograd_base(base)
     apart = view.requires_grad and view.grad_fn is not base.grad_fn
-    if not known and (apart or linked or creation_of(view) not in (None, compat.VIEW_AS_USUAL)):
+    if not known and (apart or linked):
         raise Unsupported("outputs share memory, but autograd takes them for views of two tensors")
     if view.requires_grad and overlaps(base):  # whose gradients `as_strided` would take the mean of
         raise Unsupported("an output is a view of a tensor whose elements share memory")

@@ -24,7 +24,7 @@ from minicompile.ops.graph import Graph, PassRecord, copied, placeholders
 from minicompile.ops.nodes import bytes_of
 from minicompile.options import Options
 from minicompile.passes.manager import check_names, run_passes
-from minicompile.passes.patterns import Replacement
+from minicompile.passes.replacements import Replacement
 
 
 def ahead_of_time(
@@ -83,7 +83,7 @@ def ahead_of_time(
     run("post_grad", backward)
     inputs = placeholders(backward.gm.graph)[metadata.saved :]
     metadata.tangents = tuple(map(tangent_of, inputs))
-    metadata.sufficient = sufficient(backward, metadata.saved, metadata.sufficient)
+    metadata.sufficient = sufficient(backward, metadata.saved)
     return AotResult(forward, backward, prims, split, metadata, levels, records, graph, recorded)
 
 

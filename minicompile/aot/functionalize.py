@@ -69,14 +69,12 @@ INVERSES: dict[OpOverload, Callable[..., torch.Tensor]] = {
     aten.select.int: aten.select_scatter.default,
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
-    aten.view.dtype: lambda base, new, dtype: new.view(base.dtype),
-    aten.view_as_real.default: lambda base, new: torch.view_as_complex(new),
-    aten.view_as_complex.default: lambda base, new: torch.view_as_real(new),
-    aten._conj.default: lambda base, new: new.conj(),
-    aten._neg_view.default: lambda base, new: -new,
 }
 for _view, _rule in INVERSES.items():
     inverse(_view)(_rule)
+
+IN_MEMORY_ORDER = {aten.bernoulli_, aten.normal_}
+"""Random operators that fill memory from its start; their functional forms go from row to row."""
 
 
 def functional_variant(op: OpOverload) -> OpOverload:
@@ -158,25 +156,19 @@ class Functionalizer:
         return target(base, *args, **kwargs)
 
     def memory(self, node: fx.Node) -> torch.Tensor:
-        """All of the storage that a value lies in, as one row in memory of its own, of the value's type."""
+        """All of the storage that a value lies in, as one row in memory of its own."""
         storage, value = self.storages[node.meta["storage"]], node.meta["val"]
-        root, contents = storage.root.meta["val"], self.read(storage.root)
-        gaps = not is_dense(root)
-        if value.is_conj() or (gaps and (overlaps(root) or node.target is aten.as_strided.default)):
-            reason = f"{node.target} speaks of addresses in memory with gaps, or of conjugates"
+        root = storage.root.meta["val"]
+        if not is_dense(root) or root.dtype is not value.dtype or value.is_conj():
+            reason = f"{node.target} speaks of addresses in memory with gaps, or of another type"
             raise Unsupported(reason, user_line(node))
-        if gaps:
-            row = contents.new_zeros(extent(root) - root.storage_offset())
-            row = row.as_strided_scatter(contents, root.shape, root.stride(), 0)
-        else:
-            row = contents.permute(stride_order(root))
-            row = row.clone(memory_format=torch.contiguous_format).view(-1)
-        return row if root.dtype is value.dtype else row.view(value.dtype)
+        row = self.read(storage.root).permute(stride_order(root))
+        return row.clone(memory_format=torch.contiguous_format).view(-1)
 
     def place(self, row: torch.Tensor, node: fx.Node, new: torch.Tensor | None = None) -> Any:
         """Where a value lies in the row of its storage; with `new`: the row with that written there."""
         old, root = node.meta["val"], self.storages[node.meta["storage"]].root.meta["val"]
-        start = root.storage_offset() * root.element_size() // old.element_size()
+        start = root.storage_offset()
         offset = old.storage_offset() - start
         if old.numel() != 0 and not (offset >= 0 and extent(old) - start <= row.numel()):
             reason = "as_strided reaches memory outside of the tensor it is called on"
@@ -203,11 +195,7 @@ class Functionalizer:
         else:
             old, order = root.meta["val"], stride_order(root.meta["val"])
             row = self.place(self.memory(node), node, new)
-            row = row if row.dtype is old.dtype else row.view(old.dtype)
-            if is_dense(old):
-                new = row.view([old.shape[dim] for dim in order]).permute(inverse_order(order))
-            else:
-                new = row.as_strided(old.shape, old.stride(), 0)
+            new = row.view([old.shape[dim] for dim in order]).permute(inverse_order(order))
         storage.version += 1
         self.values[root] = (with_layout(new, root.meta["val"]), storage.version)
 
@@ -278,19 +266,17 @@ class Functionalizer:
         self.values[node] = (value, storage.version)
 
     def visit_getitem(self, node: fx.Node) -> None:
-        """Part of a result with several tensors: possibly a view."""
+        """Part of a result with several tensors: possibly a view, or an argument that was written to."""
         whole, index = node.args
         assert isinstance(whole, fx.Node) and isinstance(index, int)
         storage = self.storage(node)
-        if storage is not None and whole in self.same_as:  # what an operator wrote
-            self.same_as[node] = self.viewed(whole, node.meta["storage"])
-            return
-        values, _ = self.values[whole]
         if storage is None:
-            self.new_root(node, values[index])
+            self.new_root(node, self.values[whole][0][index])
+        elif whole in self.same_as:
+            self.same_as[node] = self.viewed(whole, node.meta["storage"])
         else:
             self.view_of[node] = self.viewed(whole, node.meta["storage"])
-            self.values[node] = (values[index], storage.version)
+            self.values[node] = (self.values[whole][0][index], storage.version)
 
     # Operators that write
 
@@ -330,10 +316,8 @@ class Functionalizer:
         if op is aten.zero_.default:
             return torch.zeros_like(args[0])
         target: Any = node.args[0]
-        if op.overloadpacket is aten.bernoulli_:
-            return self.bernoulli(target.meta["val"], op, args, kwargs)
-        if op is aten.normal_.default and not is_dense(target.meta["val"]):
-            reason = f"{op} of memory with gaps draws other numbers than of memory without"
+        if op.overloadpacket in IN_MEMORY_ORDER and not target.meta["val"].is_contiguous():
+            reason = f"{op} draws other numbers where elements don't lie in rows"
             raise Unsupported(reason, user_line(node))
         form, given = functional_variant(op), dict[str, Any](kwargs)
         for position, parameter in enumerate(op._schema.arguments):
@@ -345,15 +329,6 @@ class Functionalizer:
         # by name, since the functional form may have another order
         places = [a.name for a in form._schema.arguments if not a.kwarg_only]
         return form(*[given.pop(name) for name in places], **given)
-
-    @staticmethod
-    def bernoulli(old: torch.Tensor, op: OpOverload, args: Any, kwargs: Any) -> torch.Tensor:
-        """`bernoulli_` draws in the order of its target's memory (`old`), `bernoulli` from row to row."""
-        p, order = (args[1] if len(args) > 1 else 0.5), stride_order(old)
-        if isinstance(p, torch.Tensor):
-            p = p.expand(old.shape).permute(order)
-        drawn: torch.Tensor = functional_variant(op)(args[0].permute(order), p, **kwargs)
-        return drawn.permute(inverse_order(order))
 
     # The end of the graph
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,14 +32,18 @@ from minicompile.aot.missing import results_that_reach
 from minicompile.aot.outputs import classify, history
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.vjps import own_gradients
 from minicompile.compat import settings
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.nodes import aten_ops, is_inplace_view, writes
-from minicompile.ops.origin import NO_ORIGINS, Origins, union
+from minicompile.ops.origin import NO_ORIGINS, Origins
+from minicompile.ops.registry import Registry
 from minicompile.ops.writes import written_arguments
 from minicompile.shapes.symnode import hint
+
+around_trace: Registry[Callable[[], contextlib.AbstractContextManager[None]]] = Registry(
+    "around_trace", "name -> a context in which graphs are traced for training"
+)
 
 FACTORIES = aten_ops("zeros_like ones_like full_like new_zeros new_ones new_full")
 """Operators that read of a tensor how it lies in memory, and no element."""
@@ -57,12 +62,8 @@ class JointTracer(Tracer):
         self.written: set[int] = set()
         """Ids of the storages that operators wrote to."""
         self.running = NO_ORIGINS
-        """Origins of the autograd node whose backward is running; none between two nodes, when the engine
-        adds up gradients."""
-        self.readers: dict[Any, Origins] = {}
-        """Edge of the autograd graph -> who read the value in forward and has sent a gradient by now."""
-        self.sent: list[tuple[Any, Any]] = []
-        """Gradients that the last node has sent, and where: (gradient, edge)."""
+        """Origins of the autograd node whose backward runs, or ran last: the engine adds what it sent to
+        other gradients."""
         self.after_tangents: set[fx.Node] = set()
         """The tangents, where there are several, and what is computed from them."""
 
@@ -94,15 +95,8 @@ class JointTracer(Tracer):
             read = [] if several else compat.tree_leaves((args, kwargs))
             admit_write(func, tensors, read, self.inputs)
         if self.phase == "backward":
-            self.origins = self.running or self.adding(compat.tree_leaves((args, kwargs)))
+            self.origins = self.running
         return super().record(func, args, kwargs, value)
-
-    def adding(self, operands: list[Any]) -> Origins:
-        """Origins of a sum of gradients: the readers whose gradients are in it, not who made these first."""
-        edges = [edge for sent, edge in self.sent if any(sent is x for x in operands)]
-        if edges:
-            return union(self.readers[edge] for edge in edges)
-        return union(origins_of(self.argument(x)) for x in filter(self.knows, operands))
 
     def remember_autograd(self, values: Any, origins: Origins) -> None:
         """The autograd nodes that were made since the last call came from `origins`."""
@@ -111,22 +105,17 @@ class JointTracer(Tracer):
         while found:
             node = found.pop()
             if node is not None and node not in self.hooks:
-                leave = partial(self.leave, origins, node.next_functions)
-                self.hooks[node] = [node.register_prehook(enter), node.register_hook(leave)]
+                self.hooks[node] = [node.register_prehook(enter), node.register_hook(self.leave)]
                 found.extend(following for following, _ in node.next_functions)
 
     def enter(self, origins: Origins, gradients: Any) -> None:
         self.running = origins
 
-    def leave(self, origins: Origins, edges: Any, gradients: Any, *_: Any) -> None:
-        self.running = NO_ORIGINS
+    def leave(self, gradients: Any, *_: Any) -> None:
         sent = {self.argument(x) for x in gradients if x is not None and hint(x.numel())}
         if self.after_tangents and not sent <= self.after_tangents:
             # of several results, which may not all be differentiated
             raise Unsupported("a gradient is not computed from the gradient of a result")
-        self.sent = [pair for pair in zip(gradients, edges) if pair[0] is not None]
-        for _, edge in self.sent:
-            self.readers[edge] = self.readers.get(edge, NO_ORIGINS) | origins
 
     def forget_autograd(self) -> None:
         for handles in self.hooks.values():
@@ -163,44 +152,46 @@ def trace(
         with (
             settings.restored_modes(),  # a graph that ends inside of a block leaves its mode
             tracer.active(),
-            own_gradients() if training else contextlib.nullcontext(),
+            contextlib.ExitStack() as around,
             torch.set_grad_enabled(training),
             torch.autograd.set_multithreading_enabled(False),
         ):
+            for context in around_trace.values() if training else ():
+                around.enter_context(context())
             before = {i: history(x) for i, x in tensors.items()}
             of_input = {tracer.argument(x): i for i, x in tensors.items()}
             outputs = CapturedRun(gm, tracer, lost).run(*inputs)
             with refusing("what the graph leaves", None):
-                specs, results, bases = classify(outputs, inputs, of_input, tracer)
+                specs, results = classify(outputs, inputs, of_input, tracer)
             numbers = (n for spec in specs for n in spec.numbers)
             symbolic = dict.fromkeys(n for n in numbers if isinstance(n, sympy.Expr))
             written = {i: x for i, x in tensors.items() if compat.storage_id(x) in tracer.written}
             updated = {i: new_contents(x, before[i]) for i, x in written.items()}
             sizes = [tracer.sizes.env.number(expr) for expr in symbolic]
-            returned = [*results, *bases, *sizes, *updated.values()]
-            results = [value for value in returned if requires_grad(value)]
-            reached, shared = results_that_reach(results, wanted)
-            given = run_backward(results, list(wanted.values()), tracer) if training else []
+            returned = [*results, *sizes, *updated.values()]
+            differentiable = [value for value in returned if requires_grad(value)]
+            reached = results_that_reach(differentiable, wanted)
+            edges = list(wanted.values())
+            given = run_backward(differentiable, edges, tracer) if training else []
             gradients = dict(zip(wanted, given))
     finally:
         tracer.forget_autograd()
     flags = tuple(map(requires_grad, returned))
-    if any(flags) and not wanted:
-        raise Unsupported("only tensors that the graph makes are differentiated")
     # autograd goes on to those inputs alone that eager's would reach: another's graph may be used up
     gradients = {i: x for i, x in gradients.items() if x is not None}
+    if any(flags) and not gradients:
+        raise Unsupported("results require grad, but no input gets a gradient")
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),
         mutated_inputs=tuple(updated),
         before_backward=tuple(filter(None, checks)),
         differentiable_inputs=tuple(gradients),
-        bases=len(bases),
+        results=len(results),
         view_sizes=tuple(symbolic),
-        trains=any(flags) and bool(wanted),
+        trains=any(flags),
         result_requires_grad=flags,
         reached_from=tuple(map(reached.__getitem__, gradients)),
-        sufficient=shared,
     )
     found = tuple(returned), tuple(gradients.values())
     return tracer.finish(found, metadata.graph_name), metadata

@@ -1,11 +1,11 @@
 """Operator levels (full ATen, core ATen, prims): which operators each allows, and the lowering to it.
 
     full   functional ATen operators, whatever autograd used
-    core   those that torch tags as core, and those of `FAMILIES`
-    prims  pointwise operators, their operands of one shape and dtype, and those of `FAMILIES`
+    core   those that torch tags as core, and others that the library computes as a whole
+    prims  pointwise operators with operands of one shape and dtype, reductions, views, and the library's
 
 No operator is left that a rule of its level would replace, unless the rule declined (a half type, an odd
-window). What stands in no family, and a user's own operator, is called as it is, like the library's.
+window). A user's own operator is called as it is, like the library's.
 
 `lower_to` brings a graph down: an operator's rule, if it has one, is traced on the node's fakes; other nodes
 are copied. Each result keeps the dtype and strides of the operator it replaces, so everything after it
@@ -15,11 +15,8 @@ and dtypes (by `convert_element_type`); Python numbers stay numbers.
 
 from __future__ import annotations
 
-import functools
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
 
@@ -32,50 +29,18 @@ from minicompile.aot.decompositions.registry import Decomposition, decomposition
 from minicompile.aot.layout import conform, same_sizes
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import VerifyError
+from minicompile.ops.display import count_text
 from minicompile.ops.gates import allowed, gate
 from minicompile.ops.graph import Graph, statement
 from minicompile.ops.nodes import aten_ops, is_pointwise, is_size, results_of
 from minicompile.ops.origin import Origins, source_lines, union
-from minicompile.ops.philox import PHILOX
-from minicompile.passes.patterns import Replacement
+from minicompile.passes.replacements import Replacement
 from minicompile.shapes.symnode import size_expr
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 Level = Literal["full", "core", "prims"]
-
-FAMILIES = {
-    "cast": "convert_element_type _to_copy complex polar",
-    "reduction": "sum prod amax amin any all argmax argmin var_mean",
-    "scan": "cumsum cumprod cummax cummin logcumsumexp",
-    "view": "view permute expand slice select squeeze unsqueeze as_strided diagonal unfold"
-    " view_as_real view_as_complex _conj",
-    "creation": "full iota arange linspace logspace empty_permuted",
-    "indexing": "index index_* _unsafe_masked_index* gather scatter scatter_* *_scatter put embedding"
-    " masked_scatter* cat _chunk_cat constant_pad_nd flip unfold_backward repeat_interleave",
-    "window": "*pool* *_pad?d* *upsample* im2col col2im",
-    "library": "mm bmm addmm baddbmm addmv addbmm addr vdot dot mv convolution* _scaled_mm"
-    " *attention* *_fft_* linalg_* _linalg_* *cholesky* lu_unpack geqrf ormqr triangular_solve _trilinear"
-    " *_norm_* grid_sampler* *cdist* *pdist* *embedding*"
-    " sort topk kthvalue *median mode searchsorted bucketize isin *hist* *segment_reduce* renorm hash_tensor"
-    " nonzero_static",
-}
-"""Beside pointwise, random and custom operators: family -> names. The library computes as a whole what no
-formula in simpler operators gives as fast, or as exactly."""
-
-
-@functools.cache
-def family(op: OpOverload) -> str | None:
-    """The family of an operator, by its tags and its name."""
-    if op.namespace not in ("aten", "prims"):
-        return "random" if op is PHILOX else "custom"
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        return "random"
-    for name, patterns in FAMILIES.items():
-        if any(fnmatchcase(op.overloadpacket.__name__, pattern) for pattern in patterns.split()):
-            return name
-    return "pointwise" if is_pointwise(op) else None
 
 
 @dataclass
@@ -96,22 +61,11 @@ class LevelGraph(Graph):
         named = ((node, node.target) for node in self.nodes if not is_size(node))
         return [(node, op) for node, op in named if isinstance(op, OpOverload)]
 
-    def family(self, op: OpOverload) -> str:
-        """An operator's family; "fused" for those that only this level and the ones above it have."""
-        above = self.level == "full" or (self.level == "core" and torch.Tag.core in op.tags)
-        return family(op) or ("fused" if above else "extern")
-
-    @property
-    def externs(self) -> Counter[OpOverload]:
-        """The operators that are called as they are, and how often."""
-        kept = ("library", "custom", "extern")
-        return Counter(op for _, op in self.calls if self.family(op) in kept)
-
     @property
     def summary(self) -> str:
-        """How many operations there are, of which families."""
-        counts = Counter(self.family(op) for _, op in self.calls).most_common()
-        return f"{self.op_count} operations: {', '.join(f'{n} {name}' for name, n in counts)}"
+        """How many operations there are, of how many operators."""
+        operators = len({op for _, op in self.calls})
+        return f"{self.op_count} operations of {count_text(operators, 'kind')}"
 
     @property
     def steps(self) -> list[tuple[str, int, str]]:
@@ -139,11 +93,8 @@ def is_uneven(node: fx.Node) -> bool:
     )
 
 
-def verify(
-    graph: LevelGraph, strict: bool = False, rules: Mapping[Any, Decomposition] = decomposition
-) -> None:
-    """Raises VerifyError that names an operator which its graph's level can't hold; `strict`: or which is of
-    no family."""
+def verify(graph: LevelGraph, rules: Mapping[Any, Decomposition] = decomposition) -> None:
+    """Raises VerifyError that names an operator which its graph's level can't hold."""
     for node, op in graph.calls:
         wrong = ""
         if op._schema.is_mutable or compat.is_composite(op):
@@ -157,8 +108,6 @@ def verify(
             continue
         elif graph.level == "prims" and is_pointwise(op) and is_uneven(node):
             wrong = "has operands of several shapes or dtypes"
-        elif strict and graph.family(op) == "extern":
-            wrong = "is of no family"
         if wrong:
             raise VerifyError(f"level {graph.level}: {op} ({node.name}) {wrong}")
 

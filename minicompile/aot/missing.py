@@ -16,9 +16,10 @@ import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge
 
+from minicompile.aot.layout import same_value
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import Graph, copied, output_node, placeholders
-from minicompile.ops.nodes import aten_ops, is_size, is_view
+from minicompile.ops.nodes import aten_ops, is_size, is_view, results_of
 
 aten = torch.ops.aten
 SUMS = aten_ops("add.Tensor")
@@ -27,40 +28,31 @@ ZEROS_OF_ZEROS = aten_ops("clone.default sum.dim_IntList neg.default _to_copy.de
 
 def results_that_reach(
     results: Sequence[torch.Tensor], inputs: Mapping[int, Any]
-) -> tuple[dict[int, tuple[int, ...]], tuple[int, ...]]:
+) -> dict[int, tuple[int, ...]]:
     """For each input (a leaf, or a `GradientEdge`): the results from which autograd goes to it, by number.
-    And the results that share a part of their history with every other one: after one of these eager can't
-    differentiate the others, unless the graph is retained.
 
     Raises Unsupported if not all results reach the same inputs that have a history: autograd would go on
     into another result's history, which may be used up, or run a user's code on zeros.
     """
-    ends = {x.node if isinstance(x, GradientEdge) else id(x): i for i, x in inputs.items()}
+    ends: dict[Any, int] = {
+        x.node if isinstance(x, GradientEdge) else id(x): i for i, x in inputs.items()
+    }
     reached = {number: set[int]() for number in inputs}
-    histories = list[set[Any]]()
     for number, result in enumerate(results):
-        waiting, seen, inner = [result.grad_fn], set[Any](), set[Any]()
+        waiting, seen = list[Any]([result.grad_fn]), set[Any]([None])
         while waiting:
             node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            end = ends.get(node, ends.get(id(getattr(node, "variable", None))))
-            if end is None:
-                inner.add(node)
-                waiting += [following for following, _ in node.next_functions]
-            else:
-                reached[end].add(number)
-        histories.append(inner)
+            if node not in seen:
+                seen.add(node)
+                end = ends.get(node, ends.get(id(getattr(node, "variable", None))))
+                if end is None:
+                    waiting += [following for following, _ in node.next_functions]
+                else:
+                    reached[end].add(number)
     from_elsewhere = [i for i, x in inputs.items() if isinstance(x, GradientEdge)]
     if any(0 < len(reached[i]) < len(results) for i in from_elsewhere):
         raise Unsupported("some results come from an input with a history, and some don't")
-    shared = tuple(
-        i
-        for i, own in enumerate(histories)
-        if not any(own.isdisjoint(other) for other in histories)
-    )
-    return {number: tuple(sorted(those)) for number, those in reached.items()}, shared
+    return {number: tuple(sorted(those)) for number, those in reached.items()}
 
 
 def computed_from(backward: Graph, saved: int, missing: Collection[int]) -> set[fx.Node]:
@@ -74,25 +66,35 @@ def computed_from(backward: Graph, saved: int, missing: Collection[int]) -> set[
     return {n for n, own in tangents.items() if own and own <= set(missing) and n.op != "output"}
 
 
-def sufficient(backward: Graph, saved: int, shared: Collection[int]) -> tuple[int, ...]:
+def sufficient(backward: Graph, saved: int) -> tuple[int, ...]:
     """The tangents, each of which is enough for the compiled graph: zeros for the others change nothing, and
-    its result shares history with the others. A loss is, beside the logits that it was computed from: its
-    gradient is added to theirs."""
+    are added where its own gradient arrives. A loss is, beside the logits that it was computed from.
+
+    A sum doesn't count if only views and sums lead from it to a gradient: results meet there that share an
+    input and no computation, so that one may be differentiated now and another later.
+    """
     tangents, enough = range(len(placeholders(backward.gm.graph)) - saved), list[int]()
-    for i in shared if len(tangents) > 1 else ():
+    ends = set[fx.Node]()
+    for node in reversed([*backward.nodes]):
+        if all(user.op == "output" or (user in ends and keeps_zeros(user)) for user in node.users):
+            ends.add(node)
+    for i in tangents if len(tangents) > 1 else ():
         lost = computed_from(backward, saved, {*tangents} - {i})
-        exact = all(node.op == "placeholder" or keeps_zeros(node, lost) for node in lost)
-        if exact and all(
-            user in lost or user.target in SUMS for node in lost for user in node.users
-        ):
+        zeros = (
+            keeps_zeros(user) and all(x in lost or is_size(x) for x in user.all_input_nodes)
+            if user in lost
+            else user.target in SUMS and user not in ends
+            for node in lost
+            for user in node.users
+        )
+        if all(zeros):
             enough.append(i)
     return tuple(enough)
 
 
-def keeps_zeros(node: fx.Node, zeros: Collection[fx.Node]) -> bool:
-    """Is it zeros if these nodes are, whatever else there is?"""
-    known = is_view(node) or node.target in SUMS | ZEROS_OF_ZEROS
-    return known and all(x in zeros or is_size(x) for x in node.all_input_nodes)
+def keeps_zeros(node: fx.Node) -> bool:
+    """Is it zeros, if what it reads is?"""
+    return is_view(node) or node.target in SUMS | ZEROS_OF_ZEROS
 
 
 def without(
@@ -102,16 +104,13 @@ def without(
     alone, or leaves them out of a sum. Gradients that no other tangent leads to are None: `reached_from`."""
     reduced = copied(backward)
     graph, lost = reduced.gm.graph, computed_from(reduced, saved, missing)
-    output, reached = (
-        output_node(graph),
-        [not {*tangents} <= {*missing} for tangents in reached_from],
-    )
-    results: Any = output.args[0]
-    output.args = (tuple(x if there else None for x, there in zip(results, reached)),)
+    gradients = zip(results_of(graph), reached_from)
+    output_node(graph).args = (tuple(None if {*t} <= {*missing} else x for x, t in gradients),)
     for node in list(graph.nodes):
-        if node.target in SUMS and not node.kwargs and len(node.all_input_nodes) == 2:
-            others = [x for x in node.all_input_nodes if x not in lost]
-            if len(others) == 1 and layout(others[0]) == layout(node):
+        operands = node.all_input_nodes
+        if node.target in SUMS and not node.kwargs and len(operands) == 2:
+            others = [x for x in operands if x not in lost]
+            if len(others) == 1 and same_value(others[0].meta["val"], node.meta["val"]):
                 node.replace_all_uses_with(others[0])
     for node in lost:
         if readers := set(node.users) - lost:
@@ -122,9 +121,3 @@ def without(
                 user.replace_input_with(node, zeros)
     graph.eliminate_dead_code()
     return reduced
-
-
-def layout(node: fx.Node) -> Any:
-    """Attributes in which a sum and its only operand must agree."""
-    value = node.meta["val"]
-    return value.dtype, repr(value.shape), repr(value.stride())

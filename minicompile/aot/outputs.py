@@ -20,13 +20,13 @@ import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.aot.admit import admit_base, admit_output, admit_view, creation_of, refusing
+from minicompile.aot.admit import admit_base, admit_output, admit_view, refusing
 from minicompile.aot.layout import geometry, is_dense
 from minicompile.aot.result import OutputSpec
 from minicompile.aot.tracer import Tracer
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import user_line
-from minicompile.shapes.symnode import hint, size_expr
+from minicompile.shapes.symnode import size_expr
 
 
 def classify(
@@ -34,8 +34,8 @@ def classify(
     inputs: list[Any],
     of_input: Mapping[fx.Node, int],
     tracer: Tracer,
-) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor]]:
-    """Return each output's `OutputSpec`, and what the graph itself must return: fresh results, and bases.
+) -> tuple[list[OutputSpec], list[Any]]:
+    """Return each output's `OutputSpec`, and the results that the graph itself must return.
 
     `of_input`: the nodes of the inputs. Raises Unsupported for an output of another kind.
     """
@@ -49,11 +49,12 @@ def classify(
     first_place = {id(value): i for i, value in reversed([*enumerate(outputs)])}
     specs: list[OutputSpec] = []
     results: list[Any] = []
-    bases: dict[int, torch.Tensor] = {}
+    bases: dict[int, int] = {}
+    """Storage -> the number of the result that its views are made of."""
     for position, value in enumerate(outputs):
         if isinstance(value, torch.SymInt | torch.SymFloat):
+            specs.append(OutputSpec("result", len(results)))
             results.append(value)
-            specs.append(OutputSpec("fresh"))
             continue
         if not isinstance(value, torch.Tensor):
             specs.append(OutputSpec("constant", value=value))
@@ -67,36 +68,31 @@ def classify(
             else:
                 admit_output(value, storage in input_memory)
                 linked = links[id(compat.autograd_base(value))] > 1
-                alone = len(in_storage[storage]) == 1 and is_dense(value)
-                creation = creation_of(value)
                 if storage in input_memory:
                     number = viewed_input(node, of_input)
-                    spec = view_of(OutputSpec("input_view", number), value, inputs[number], linked)
-                elif alone and creation in (None, compat.VIEW_AS_USUAL):
+                    spec = view_of(OutputSpec("input", number), value, inputs[number], linked)
+                elif len(in_storage[storage]) == 1 and is_dense(value):
+                    spec = OutputSpec("result", len(results))
                     results.append(value)
-                    spec = OutputSpec("fresh")
                 else:
-                    # what a custom Function gives is its own base: its gradient is not a view's
-                    own = alone and creation == compat.VIEW_OF_FUNCTION
-                    base = value if own else base_of(in_storage[storage], tracer)
-                    base = bases.setdefault(storage, base)
-                    admit_base(base)
-                    number = list(bases).index(storage)
-                    spec = OutputSpec("base", number)
-                    if value is not base or creation is not None:
-                        spec = view_of(OutputSpec("view", number), value, base, linked)
+                    if storage not in bases:
+                        base = base_of(in_storage[storage], tracer)
+                        admit_base(base)
+                        bases[storage] = len(results)
+                        results.append(base)
+                    spec = OutputSpec("result", bases[storage])
+                    if value is not results[spec.base]:
+                        spec = view_of(spec, value, results[spec.base], linked)
         specs.append(replace(spec, requires_grad=history(value) is not None))
-    return specs, results, list(bases.values())
+    return specs, results
 
 
 def base_of(views: list[torch.Tensor], tracer: Tracer) -> torch.Tensor:
-    """Return the tensor of which all outputs in one storage are made as views: their common base if it covers
-    the whole storage, else the storage's first tensor."""
+    """Return the tensor of which all outputs in one storage are made as views: their common base, or the
+    storage's first tensor."""
     base = compat.autograd_base(views[0])
-    first = tracer.first_in_storage(compat.storage_id(base))
-    whole = hint(base.numel()) == hint(first.numel()) and base.dtype is first.dtype
     common = all(compat.autograd_base(view) is base for view in views) and tracer.knows(base)
-    return base if whole and common and is_dense(base) else first
+    return base if common else tracer.first_in_storage(compat.storage_id(base))
 
 
 def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
@@ -119,7 +115,6 @@ def view_of(spec: OutputSpec, view: torch.Tensor, base: torch.Tensor, linked: bo
         stride=stride,
         offset=size_expr(view.storage_offset() - base.storage_offset()),
         detached=not known and not view.requires_grad,
-        creation=compat.creation_meta(view) if known else None,
     )
 
 

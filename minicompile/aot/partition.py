@@ -3,7 +3,7 @@
 "default" keeps every forward value that the backward reads. "min_cut" keeps the cheapest set of
 values from which the rest can be recomputed: a minimum cut of a network in which each value is an
 edge as wide as its bytes. Edges from the source say "this is never recomputed", edges to the sink
-"the backward reads this". A memory budget forbids recomputation of as many values as fit into it.
+"the backward reads this".
 
 Inside a `torch.utils.checkpoint` region all is recomputed but random numbers, or the mask made of them.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, compress
 from typing import Any
@@ -46,6 +46,8 @@ from minicompile.ops.nodes import (
     results_of,
 )
 from minicompile.ops.philox import PHILOX
+from minicompile.ops.plugins import rules
+from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.shapes.symnode import SizeNodes, hint, size_expr
 
@@ -66,6 +68,11 @@ PRODUCTS = aten_ops("mm bmm addmm baddbmm")
 Saved = dict[fx.Node, str]
 """Values to keep, and the reason for each."""
 
+partitioner: Registry[Callable[[JointParts, Saved, Options], Saved | None]] = Registry(
+    "partitioner", "name -> another choice of what the forward saves, or None"
+)
+"""(the joint graph's nodes, what "default" would save, options) -> what is saved."""
+
 
 def partition(
     joint: Graph,
@@ -83,17 +90,15 @@ def partition(
     inputs = placeholders(joint.gm.graph)
     copy_mutated_inputs(joint.gm, [inputs[i] for i in metadata.mutated_inputs])
     parts = JointParts(joint.gm, fakes, continues)
-    naive, budget, method = save_all(parts), options.memory_budget, options.partitioner
+    naive, method = save_all(parts), options.partitioner
     if method == "min_cut" and not allowed(
         "partitioner", joint.name, partial(", ".join, (n.name for n in naive)), lambda: report
     ):
         method = "default"
-    if method == "default" or budget == 1:
-        reasons = naive
-    elif budget is None:
-        reasons = min_cut(parts)
-    else:
-        reasons = within_budget(parts, naive, budget)
+    reasons: Saved | None = naive if method == "default" else None
+    for choose in rules(partitioner, options.plugins).values():
+        reasons = choose(parts, naive, options) if reasons is None else reasons
+    reasons = min_cut(parts) if reasons is None else reasons
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
     sizes += parts.sizes_of_shapes([*saved, *sizes, *parts.tangents], joint.gm.graph)
@@ -111,8 +116,7 @@ def partition(
         from_saved = ancestors([node], stop=lambda used: used in reasons)
         names = [kept.name for kept in saved if kept in from_saved] or ["numbers"]
         some = ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
-        why = "cheaper than keeping it" if budget is None else f"beyond memory budget {budget}"
-        why = "checkpoint region" if node in parts.inside else why
+        why = "checkpoint region" if node in parts.inside else "cheaper than keeping it"
         why = "a constant" if is_constant(node) else why
         size = size_of(node) if node in naive else 0
         return ForwardValue(node.name, size, f"{why}: {flops(node)} FLOPs, from {some}")
@@ -327,16 +331,6 @@ class Cut:
                 self.network.add_edge((node, "out"), (user, "in"), UNLIMITED)
         self.width, self.side = self.network.minimum_cut("source", "sink")
 
-    def ban(self, node: fx.Node, reason: str, limit: float) -> None:
-        """Keep `node` from being recomputed too, unless the cut would become wider than `limit` bytes."""
-        capacity = [*self.network.capacity, 0, 0]
-        self.network.add_edge("source", (node, "in"), UNLIMITED)
-        more, side = self.network.minimum_cut("source", "sink")
-        if (self.width + more) // ONE_BYTE <= limit:
-            self.width, self.side, self.bans[node] = self.width + more, side, reason
-        else:
-            self.network.capacity = capacity
-
     def saved(self) -> Saved:
         crossing = (n for n in self.bans if (n, "in") in self.side and (n, "out") not in self.side)
         return {node: self.bans[node] or "cheaper than what it is made of" for node in crossing}
@@ -359,29 +353,6 @@ def min_cut(parts: JointParts) -> Saved:
 
     more = {node: extra(node) for node in parts.candidates}
     return Cut(parts, bans, parts.parameters, more).saved()
-
-
-def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
-    """Between the fewest bytes (budget 0) and those of `naive` (budget 1), not counting inputs.
-
-    A knapsack: the values of `naive` with the most work per byte are kept first, each one that fits. More
-    budget never keeps fewer bytes: where two budgets first differ, the smaller found the value too large.
-    """
-
-    def work_per_byte(node: fx.Node) -> float:
-        between = ancestors([node], stop=lambda used: used in naive and used is not node)
-        work = sum(flops(used) for used in between if used is node or used not in naive)
-        return work / max(bytes_of(node), 1)
-
-    bans = {node: why_never_recomputed(node, parts) for node in parts.candidates}
-    cut = Cut(parts, bans, parts.primals, {})
-    least, most = cut.width // ONE_BYTE, sum(map(bytes_of, naive.keys() - set(parts.primals)))
-    limit = least + budget * (most - least)
-    for node in sorted(naive, key=work_per_byte, reverse=True):
-        if not bans[node]:
-            reason = f"fits into the memory budget: {work_per_byte(node):.1f} FLOPs per byte"
-            cut.ban(node, reason, limit)
-    return cut.saved()
 
 
 def why_never_recomputed(node: fx.Node, parts: JointParts) -> str:

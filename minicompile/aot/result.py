@@ -2,8 +2,8 @@
 
     AotResult := forward, backward | None, joint graph | None, Partition | None, RuntimeMetadata,
                  the whole graph by operator level
-    forward   : (primals...) -> (fresh outputs..., bases..., sizes of views..., updated inputs...,
-                                 saved tensors..., saved sizes...)
+    forward   : (primals...) -> (results..., sizes of views..., updated inputs..., saved tensors...,
+                                 saved sizes...)
     backward  : (saved tensors..., saved sizes..., tangents...) -> one gradient (or None) per
                                  differentiable input
     Boxed calls: a compiled graph takes one list of its inputs and may empty it.
@@ -31,42 +31,39 @@ BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 """Takes a list of inputs, which it may empty, and gives the outputs in order. None of these is a view if its
 attribute `owned` is true."""
 
-Kind = Literal["fresh", "input", "input_view", "output", "base", "view", "constant"]
+Kind = Literal["constant", "result", "input", "output"]
 
 
 @dataclass(frozen=True)
 class OutputSpec:
     """How one output of the captured graph is produced at run time.
 
-    kind: "fresh" (its own memory), "input" (it is input `base`), "input_view" (a view of input `base`),
-    "output" (the same object as output `base`), "base" (intermediate base number `base`), "view" (a view of
-    that), "constant" (`value`, known when compiling). Only fresh outputs and bases are returned by the
-    compiled forward. `size`, `stride`, `offset` describe views (ints or sympy expressions); the offset is
-    relative to the base's.
+    It is "constant" (`value`, known when compiling), or number `base` of the forward's results, of the
+    inputs, or of the outputs before it; or, with `size`, a view of that. `size`, `stride`, `offset` describe
+    the view (ints or sympy expressions); the offset is relative to the base's.
     """
 
     kind: Kind
     base: int = -1
     value: Any = None
-    size: tuple[Any, ...] = ()
+    size: tuple[Any, ...] | None = None
     stride: tuple[Any, ...] = ()
     offset: Any = 0
     requires_grad: bool = False
     detached: bool = True
     """A view that requires no grad: autograd does not know it as one."""
-    creation: Any = None
-    """What autograd forbids to be done in place to a view (`torch._C._autograd.CreationMeta`)."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.base}: sizes {list(self.size)}, strides {list(self.stride)}"
+        name = f"{self.kind} {self.base}" if self.base >= 0 else self.kind
+        return f"view of {name}" if self.is_view else name
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        return (*self.size, *self.stride, self.offset)
+        return (*(self.size or ()), *self.stride, self.offset)
 
     @property
     def is_view(self) -> bool:
-        return self.kind in ("view", "input_view")
+        return self.size is not None
 
 
 class Tangent(NamedTuple):
@@ -88,8 +85,8 @@ class RuntimeMetadata(Shown):
     require grad get a new gradient history by that."""
     differentiable_inputs: tuple[int, ...] = ()
     """Inputs that get a gradient from some result."""
-    bases: int = 0
-    """Intermediates that outputs are views of, returned after the fresh outputs."""
+    results: int = 0
+    """How many tensors and numbers the forward returns for outputs to be, or to be views of."""
     saved: int = 0
     """Values the forward returns for the backward, after everything else."""
     saved_sizes: int = 0
@@ -105,7 +102,7 @@ class RuntimeMetadata(Shown):
     before_backward: tuple[Callable[[], None], ...] = ()
     """Checks that raise if what was captured of the backward no longer holds."""
     view_sizes: tuple[Any, ...] = ()
-    """Symbolic sizes, strides and offsets of outputs that are views, returned after the bases."""
+    """Symbolic sizes, strides and offsets of outputs that are views, returned after the results."""
 
     @property
     def graph_name(self) -> str:
@@ -114,8 +111,7 @@ class RuntimeMetadata(Shown):
     @property
     def returned(self) -> int:
         """How many results of the forward serve to make outputs: the first ones."""
-        fresh = sum(spec.kind == "fresh" for spec in self.outputs)
-        return fresh + self.bases + len(self.view_sizes)
+        return self.results + len(self.view_sizes)
 
     @property
     def written_back(self) -> dict[int, int]:
@@ -128,9 +124,7 @@ class RuntimeMetadata(Shown):
     def __str__(self) -> str:
         counts = f"{len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
         lines = [f"runtime metadata: {counts}"]
-        for i, spec in enumerate(self.outputs):
-            of = f" of {spec.base}" if spec.base >= 0 else ""
-            lines.append(f"  output {i}: {spec.kind}{of}")
+        lines += [f"  output {i}: {spec}" for i, spec in enumerate(self.outputs)]
         first = len(self.result_requires_grad) - len(self.mutated_inputs)
         for flag, i in zip(self.result_requires_grad[first:], self.mutated_inputs):
             seen = ", which autograd sees" if flag else ""

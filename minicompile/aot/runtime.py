@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
@@ -114,14 +113,12 @@ def training_call(
     """An autograd.Function around the two graphs; compiled once, applied at every call.
 
     Inputs reach it in their list, so that the forward can let go of them; those that get a gradient are
-    arguments as well. Large tangents, which the engine would hold, are taken from it by a hook.
+    arguments as well.
     """
     first_saved = len(metadata.result_requires_grad)
     first_size = first_saved + metadata.saved - metadata.saved_sizes
     wanted, differentiable = metadata.differentiable_inputs, metadata.result_requires_grad
     constant = [] if all(differentiable) else [not flag for flag in differentiable]
-    large = sum(tangent.bytes for tangent in metadata.tangents) >= LARGE
-    nothing = (None,) * (len(differentiable) + 1)
     owned = getattr(forward, "owned", False)
 
     @cache
@@ -138,14 +135,12 @@ def training_call(
         for check in metadata.before_backward:
             check()
         missing = frozenset(i for i, tangent in enumerate(given) if tangent is None)
-        run, takes = backward, tuple(range(first_size - first_saved))
-        apart = missing and missing.issuperset(metadata.sufficient)
+        run, takes = backward, None
+        apart = bool(missing) and missing.issuperset(metadata.sufficient)
         # under vmap operators know what to do
         if apart or not all(x is None or compat.has_storage(x) for x in given):
             run, takes = interpreted(missing)
-        arguments = saved_values(
-            ctx, first_size - first_saved, takes, bool(missing and run is not backward)
-        )
+        arguments = saved_values(ctx, first_size - first_saved, takes, apart)
         arguments[: len(ctx.strides)] = map(with_strides, arguments, ctx.strides)
         arguments += [*ctx.sizes, *map(fit_tangent, given, ctx.shapes, metadata.tangents)]
         given.clear()
@@ -171,14 +166,6 @@ def training_call(
             saved = [x.detach() if id(x) in returned_ids else x for x in saved]
             ctx.save_for_backward(anchor, *saved)
             ctx.sizes = results[first_size:]
-            if large:
-                ctx.taken = taken = {}
-
-                def take(tangents: tuple[Any, ...]) -> tuple[None, ...]:
-                    taken[threading.get_ident()] = tangents
-                    return nothing
-
-                ctx.register_prehook(take)
             outputs = results[:first_saved] if owned else owners(results[:first_saved])
             ctx.shapes = [value.shape for value in itertools.compress(outputs, differentiable)]
             if constant:
@@ -187,12 +174,11 @@ def training_call(
             return *outputs, anchor
 
         @staticmethod
-        def backward(ctx: Any, *passed: Any) -> Any:
-            tangents = ctx.taken.pop(threading.get_ident()) if large else passed
+        def backward(ctx: Any, *tangents: Any) -> Any:
             given = list(itertools.compress(tangents, differentiable))
 
             def compute() -> tuple[Any, ...]:
-                return None, *(gradients(ctx, given) if wanted else (None,))
+                return None, *gradients(ctx, given)
 
             if torch.is_grad_enabled():
                 return FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
@@ -200,8 +186,6 @@ def training_call(
             return compute()
 
     apply = compat.direct_apply(Compiled)
-    if not wanted:  # results require grad all the same
-        return lambda inputs: apply(inputs, torch.empty(0, requires_grad=True))[:-1]
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
 
 
@@ -225,29 +209,26 @@ class FirstDerivativeOnly(torch.autograd.Function):
         )
 
 
-def saved_values(ctx: Any, count: int, takes: Collection[int], later: bool) -> list[Any]:
-    """The saved tensors that are read. In eager each result has a history of its own: `later`, when another
+def saved_values(ctx: Any, count: int, takes: Collection[int] | None, later: bool) -> list[Any]:
+    """The saved tensors that are read: those that `takes` lists, or all. In eager each result has a history of its own: `later`, when another
     one may be differentiated, the rest is there still. Raises RuntimeError if one was written to since."""
     kept: dict[int, tuple[torch.Tensor, int]] | None = getattr(ctx, "kept", None)
+    if takes is None:
+        if kept is None:
+            return [*ctx.saved_tensors[1:]] if count else []
+        takes = range(count)
     if kept is not None:
         if any(i not in kept or kept[i][0]._version != kept[i][1] for i in takes):
             raise RuntimeError("a tensor that was saved for the backward was written to since")
         return [kept[i][0] if i in takes else None for i in range(count)]
-    if len(takes) == count and not later:  # without any, the backward may run again
-        return list(ctx.saved_tensors[1:]) if count else []
     saved = compat.saved_tensors(ctx, [i + 1 for i in takes])
-    values = [saved.get(i + 1) if i in takes else None for i in range(count)]
     if later:
         ctx.kept = {}
         for i in range(count):
             with contextlib.suppress(RuntimeError):
                 value = compat.saved_tensors(ctx, [i + 1])[i + 1]
                 ctx.kept[i] = value.detach(), value._version
-    return values
-
-
-LARGE = 1 << 20
-"""Bytes of tangents from which on it pays to let go of them when they are used."""
+    return [saved.get(i + 1) for i in range(count)]
 
 
 def fit_tangent(tangent: torch.Tensor | None, shape: Any, expected: Tangent) -> torch.Tensor:
@@ -276,35 +257,23 @@ def owners(values: Sequence[Any]) -> list[Any]:
 # Around autograd: mutated inputs, outputs that the graph doesn't compute ---------------------------
 
 
-PLACES = {"input": 0, "input_view": 0, "fresh": 1, "base": 1, "view": 1, "output": 2}
-"""Where an output comes from: inputs, results of the graph, outputs so far."""
-
-
 def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCallable:
-    """Afterwards write new contents into inputs, and make the outputs that are inputs, views of inputs or of
-    bases, or constants.
-
-    Each output is constant, an element of one of three lists (`PLACES`), or a view of it.
-    """
+    """Afterwards write new contents into inputs, and gather the outputs: constants, elements of three lists
+    (inputs, results of the graph, outputs so far), and views of these."""
     returned, mutated, specs = metadata.returned, metadata.mutated_inputs, metadata.outputs
     histories = metadata.result_requires_grad[returned:]
-    if all(spec.kind == "fresh" for spec in specs) and not mutated:
+    if all(spec.kind == "result" and not spec.is_view for spec in specs) and not mutated:
         return compute
-    first_size = returned - len(metadata.view_sizes)
-    positions = {size: first_size + i for i, size in enumerate(metadata.view_sizes)}
-    fresh = itertools.count()
+    positions = {size: metadata.results + i for i, size in enumerate(metadata.view_sizes)}
     constants = [spec.value for spec in specs]
-    plan = []
-    for number, spec in enumerate(specs):
-        if spec.kind == "constant":
-            continue
-        index = next(fresh) if spec.kind == "fresh" else spec.base
-        if spec.kind in ("base", "view"):
-            index += first_size - metadata.bases
-        view = view_maker(spec, positions) if spec.is_view else None
-        plan.append((number, PLACES[spec.kind], index, view))
+    lists = ("input", "result", "output")
+    plan = [
+        (number, lists.index(spec.kind), spec.base, view_maker(spec, positions))
+        for number, spec in enumerate(specs)
+        if spec.kind != "constant"
+    ]
     plan.sort(key=lambda step: step[1])  # an output that is another one comes last
-    used = {*mutated, *(index for _, place, index, _ in plan if place == 0)}
+    used = {*mutated, *(spec.base for spec in specs if spec.kind == "input")}
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         kept = {i: inputs[i] for i in used}
@@ -322,27 +291,23 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
     return run
 
 
-def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor]:
-    """Return a function of (base, results of the graph) that makes the view which `spec` describes.
+def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor] | None:
+    """Return a function of (base, results of the graph) that makes the view which `spec` describes, if it
+    does.
 
     `positions`: where among the results the symbolic sizes, strides and offsets are.
     """
-    rank, numbers = len(spec.size), spec.numbers
+    if not spec.is_view:
+        return None
+    rank, numbers = len(spec.stride), spec.numbers
 
     def make(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
         found: Sequence[Any] = numbers
         if positions:
             found = [results[positions[n]] if n in positions else n for n in numbers]
-        creation = spec.creation
-        if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
-            creation = compat.creation_meta(base)
-        with torch.set_grad_enabled(spec.requires_grad):
+        # a view without a history, of a tensor with one, was made without grad mode
+        with torch.set_grad_enabled(spec.requires_grad or not base.requires_grad):
             view = base.as_strided(found[:rank], found[rank:-1], base.storage_offset() + found[-1])
-            view = view.detach() if spec.detached else view
-        # in inference mode torch notes that on views, or the view is none to autograd
-        plain = compat.is_view(view) and not torch.is_inference_mode_enabled()
-        if creation is not None and plain and compat.creation_meta(view) != creation:
-            compat.set_creation_meta(view, creation)
-        return view
+            return view.detach() if spec.detached else view
 
     return make

@@ -35,27 +35,15 @@ from minicompile.shapes.symnode import SizeNodes
 
 aten = torch.ops.aten
 
-POSITIONS = {
-    aten.select.int: (1, 2),
-    aten.select_scatter.default: (2, 3),
-    aten.slice.Tensor: (1, 2, 3),
-    aten.slice_scatter.default: (2, 3, 4),
-}
-"""Which argument is the dimension, and which are numbers that count from its end if negative."""
+POSITIONS = aten_ops("select.int select_scatter.default slice.Tensor slice_scatter.default")
+"""Their positions count from the end if negative."""
 
 
-def counted_from_start(func: Any, args: Any) -> Any:
-    """Arguments in which symbolic positions aren't negative: kernels don't know a symbol's sign."""
+def signs_known(func: Any, args: Any) -> Any:
+    """Arguments in which negative positions are numbers: kernels don't know a symbol's sign."""
     if func not in POSITIONS:
         return args
-    found = list(args)
-    dim, *places = POSITIONS[func]
-    for place in places:
-        if isinstance((found + [None] * 5)[place], torch.SymInt) and found[place] < 0:
-            found[place] += found[0].shape[found[dim]]
-            if found[place] < 0:
-                found[place] = 0
-    return tuple(found)
+    return tuple(int(x) if isinstance(x, torch.SymInt) and x < 0 else x for x in args)
 
 
 SPLITS = aten_ops("unbind split split_with_sizes")
@@ -214,7 +202,7 @@ class Tracer(compat.TorchDispatchMode):
     # Recording
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = counted_from_start(func, args), kwargs or {}
+        args, kwargs = signs_known(func, args), kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
         if func is aten._efficientzerotensor.default:  # a view of it would leave the trace

@@ -74,32 +74,36 @@ class Subject:
         """Call `fn`, the subject's own or a compiled one: outputs, gradients, what the inputs are then."""
         torch.manual_seed(0)
         outputs = self.outputs(fn, inputs)
-        return [*outputs, *self.gradients(inputs, outputs, factors(outputs)), *held(inputs)]
+        return [*outputs, *gradients(trained(inputs), outputs, factors(outputs)), *held(inputs)]
 
     def outputs(self, fn: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
         with torch.set_grad_enabled(self.training):
             return [leaf for leaf in tree_leaves(fn(*inputs)) if isinstance(leaf, Tensor)]
 
-    def gradients(
-        self, inputs: list[Any], outputs: list[Tensor], down: list[Tensor]
-    ) -> list[Tensor]:
-        """The gradients of all that requires one, given those of the outputs."""
-        wanted, sources = [x for x in held(inputs) if x.requires_grad], differentiable(outputs)
-        if not sources or not wanted:
-            return []
-        found = torch.autograd.grad(sources, wanted, down, allow_unused=True)
-        return [gradient for gradient in found if gradient is not None]
-
     def step(self, fn: Callable[..., Any], inputs: list[Any]) -> Callable[[], object]:
         """What is timed: a call, in training with the backward; its results are dropped."""
-        down = factors(self.outputs(fn, inputs))
-        return lambda: self.gradients(inputs, self.outputs(fn, inputs), down)
+        down, wanted = factors(self.outputs(fn, inputs)), trained(inputs)
+        return lambda: gradients(wanted, self.outputs(fn, inputs), down)
 
 
 def held(inputs: list[Any]) -> list[Tensor]:
     """The tensors among inputs, those of modules included."""
     own = ([*x.parameters(), *x.buffers()] if isinstance(x, nn.Module) else [x] for x in inputs)
     return list(itertools.chain(*own))
+
+
+def trained(inputs: list[Any]) -> list[Tensor]:
+    """The tensors among inputs and their parameters that get a gradient."""
+    return [tensor for tensor in held(inputs) if tensor.requires_grad]
+
+
+def gradients(wanted: list[Tensor], outputs: list[Tensor], down: list[Tensor]) -> list[Tensor]:
+    """The gradients of what is `wanted`, given those of the outputs."""
+    sources = differentiable(outputs)
+    if not sources or not wanted:
+        return []
+    results = torch.autograd.grad(sources, wanted, down, allow_unused=True)
+    return [gradient for gradient in results if gradient is not None]
 
 
 def differentiable(outputs: list[Tensor]) -> list[Tensor]:
@@ -187,9 +191,6 @@ register(
     lambda x: F.relu(F.interpolate(x, scale_factor=2.0)),
     "N C Y X",
     training=True,
-)
-register(
-    "upsample_bilinear", lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), "B C Y X"
 )
 register("transposed_add", lambda x, y: x.t() + 2 * y, "G G", "G G")
 register("cumsum", lambda x: torch.cumsum(x * x, -1), "B T D")
@@ -312,6 +313,27 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 register("argmax", argmax, "T V")
 
 
+class SwiGLU(torch.autograd.Function):
+    """SwiGLU that computes silu(gate) again in its backward instead of keeping it."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (gradient,), (gate, up) = gradients, ctx.saved_tensors
+        s = torch.sigmoid(gate)
+        return gradient * up * s * (1 + gate * (1 - s)), gradient * gate * s
+
+
+# its backward is written by hand, as in libraries of fused operators
+register(
+    "swiglu_function", lambda gate, up: SwiGLU.apply(gate, up), *(2 * ["B T F"]), training=True
+)
+
+
 def checkpointed_gelu(x: Tensor, bias: Tensor) -> Any:
     """Activations that the backward computes again."""
     return checkpoint(lambda x: F.gelu(F.gelu(x + bias) + bias), x, use_reentrant=False)
@@ -327,3 +349,15 @@ def dropout_residual(x: Tensor, residual: Tensor) -> Tensor:
 
 
 register("dropout_residual", dropout_residual, *(2 * ["B T D"]), training=True)
+
+
+def mapped_norm(x: Tensor, weight: Tensor) -> Any:
+    """RMSNorm written for one row, and mapped over all."""
+
+    def one(row: Tensor) -> Tensor:
+        return row * torch.rsqrt((row * row).mean() + 1e-6) * weight
+
+    return torch.vmap(torch.vmap(one))(x)
+
+
+register("mapped_norm", mapped_norm, "B T D", "D", training=True)

@@ -2,7 +2,7 @@
 
 Every loop operation is one line that carries its origins, with constants in place; gcc and clang do the rest:
 `omp parallel for` shares outer loops among threads, `omp simd` vectorises inner ones. A kernel returns 0, or
-the bits of `INDEX_ERROR` and `ZERO_DIVISION`.
+`INDEX_ERROR`.
 The real compiler: torch/_inductor/codegen/cpp.py (CppKernel, CppVecKernel, LoopNest).
 """
 

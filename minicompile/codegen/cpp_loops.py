@@ -1,28 +1,24 @@
 """The loop nests of C kernels: one inner loop in vectors, along x or along r, and what stands around it.
 
     pointwise   loops over x, the innermost in vectors
-    squares     the same by squares of two x, so that loads that jump can be turned in the cache
     rows        for each x: loops over r in vectors, one per phase, scratch rows between them
-    columns     for each tile of x: loops over r, inside them a loop over the tile in vectors
 
-The first two are here, after what all have in common; those with reductions are in `cpp_reductions.py`
-and `plugins/column_reductions`.
+The first is here, after what both have in common; rows are in `cpp_reductions.py`. Plug-ins have more:
+squares of two x (`plugins/transposed_tiles`), tiles of columns (`plugins/column_reductions`).
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import sympy
 
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
-from minicompile.codegen.phases import is_update, owns, separates, transposed
+from minicompile.codegen.phases import is_update, separates
 from minicompile.codegen.plan import CppPlan, count
 from minicompile.ops.table import POSITIONS
-from minicompile.scheduling.body import LoopBody, Value, iterate_indices, varying
-from minicompile.shapes.expr import coefficient_of
+from minicompile.scheduling.body import Value, iterate_indices, varying
 
 OUTER_ITERATIONS = 8
 """Outer loops with fewer iterations leave threads idle: then the inner loop is shared."""
@@ -134,92 +130,29 @@ class PointwisePrinter(LoopPrinter):
     """Loops over x alone."""
 
     def nest(self) -> None:
-        if self.plan.tiles:
-            self._squares(self.plan.body.values)
-        else:
-            self.nest_of(self.plan.body, self.x_loops)
-
-    def nest_of(self, body: LoopBody, loops: Sequence[Loop], shared: bool = False) -> None:
-        """A body in its loops, the innermost in vectors; `shared`: threads share a loop around these."""
-        values = body.values
-        if not loops:
+        values = self.plan.body.values
+        if not self.x_loops:
             self.compute(values)
             return
-        *outer, inner = loops
-        moving = varying(values, {inner.var})
-        inside = [v for v in values if v in moving or v.op == "store"]
-        if any(map(is_update, body.stores)):
-            self._scatter(outer, inner, inside)
-            return
-        simd, around = self._simd(inside, inner.var), ""
-        if self.enough(outer):
-            around = self._parallel(len(outer)) * (not shared)
-        elif not shared and self._parallel():
-            simd = self._parallel(simd=bool(simd))
-        elif not shared:
-            around = self._parallel(len(outer))
+        *outer, inner = self.x_loops
+        inside, simd = self.inside(inner)
+        around = self._parallel(len(outer))
+        if not self.enough(outer) and self._parallel():
+            simd, around = self._parallel(simd=bool(simd)), ""
         with self.loops(outer, around):
             self.compute(v for v in values if v not in inside)
             self._inner(inner, inside, simd)
 
+    def inside(self, inner: Loop) -> tuple[list[Value], str]:
+        """Return the values of the innermost loop, and what makes vectors of it."""
+        body = self.plan.body
+        moving = varying(body.values, {inner.var})
+        values = [v for v in body.values if v in moving or v.op == "store"]
+        return values, self._simd(values, inner.var)
+
     def enough(self, outer: Sequence[Loop]) -> bool:
         """Iterations for all threads."""
         return count((loop.size for loop in outer), self.plan.hints) >= OUTER_ITERATIONS
-
-    def _scatter(self, outer: Sequence[Loop], inner: Loop, inside: Sequence[Value]) -> None:
-        """Threads share loops in which they can't meet: outer ones, or columns. Each element sees its updates
-        in order, however many threads there are."""
-        body, simd, parallel = self.plan.body, self._simd(inside, inner.var), self.plan.parallel
-        updates = [store for store in body.stores if is_update(store)]
-        alone = [all(owns(v, loop.var, body) for v in updates) for loop in (*outer, inner)]
-        nest = next((n for n, own in enumerate(alone) if not own), len(outer))
-        with contextlib.ExitStack() as stack:
-            if parallel and alone[-1] and not self.enough(outer[:nest]):
-                self.line(f"const int64_t share = mc_share({self.index(inner.size)});")
-                columns = Loop(f"{inner.var}_start", inner.size, step="share")
-                stack.enter_context(self.loop(columns, "parallel for" + "".join(self._shared(1))))
-                self._end(inner.var, f"{inner.var}_start", "share", self.index(inner.size))
-                inner, nest = Loop(inner.var, 0, f"{inner.var}_start", f"{inner.var}_end"), 0
-            pragma = "parallel for" + "".join(self._shared(nest)) if parallel and nest else ""
-            stack.enter_context(self.loops(outer, pragma))
-            self.compute(v for v in body.values if v not in inside)
-            self._inner(inner, inside, simd)
-
-    def _squares(self, values: Sequence[Value]) -> None:
-        """Loads that jump along the inner loop fill squares of scratch first."""
-        sides = [loop for loop in self.x_loops if str(loop.var) in self.plan.tiles]
-        outer = [loop for loop in self.x_loops if loop not in sides]
-        across, inner = (loop.var for loop in sides)
-        tile = self.plan.tiles[str(inner)]
-        starts = [Loop(f"{var}_start", size, step=tile) for var, size, *_ in sides]
-        with self.loops([*outer, *starts], self._parallel(len(self.x_loops))):
-            for var, size, *_ in sides:
-                self._end(var, f"{var}_start", tile, self.index(size))
-            place = f"{tile}*({across} - {across}_start) + {inner} - {inner}_start"
-            squares: dict[Value, str] = {}
-            for value in values:
-                if transposed(value, inner, across):
-                    self._turn(value, across, inner, tile)
-                    squares[value] = f"{self.names[value]}_square[{place}]"
-            rows, columns = (Loop(v, 0, f"{v}_start", f"{v}_end") for v in (across, inner))
-            simd = self._simd(values, inner)
-            with self.loop(rows):
-                self._inner(columns, [v for v in values if v not in squares], simd, squares)
-
-    def _turn(self, value: Value, across: sympy.Symbol, inner: sympy.Symbol, tile: int) -> None:
-        """Copy the square of a load, turned, into scratch."""
-        assert value.index is not None
-        corner = {
-            var: sympy.Symbol(f"{var}_start", integer=True, nonnegative=True)
-            for var in (across, inner)
-        }
-        self._scratch([value], "_square", tile * tile)
-        source = f"{self.arguments[value.buffer].name} + {self.index(value.index.xreplace(corner))}"
-        jump = self.index(coefficient_of(value.index, inner))
-        counts = f"{inner}_end - {inner}_start, {across}_end - {across}_start"
-        target = f"{self.names[value]}_square, {tile}"
-        call = f"mc_transpose_{value.dtype.itemsize}({source}, {jump}, {target}, {counts})"
-        self.line(f"{call};", value.origins)
 
 
 def operands(values: Iterable[Value]) -> set[Value]:

@@ -47,7 +47,7 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     elif value == -(2**63):
         return "INT64_MIN"
     else:
-        text = str(int(value)) + ("LL" if not -(2**31) < value < 2**31 else "")
+        text = str(int(value))
     return f"({text})" if text.startswith("-") else text
 
 

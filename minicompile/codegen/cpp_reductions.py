@@ -1,23 +1,20 @@
-"""C kernels with reductions and scans: loops over r, the reduced dimensions, accumulators, shares of threads.
+"""C kernels with reductions and scans of rows: loops over r, the reduced dimensions, and their accumulators.
 
-`ReductionPrinter` has what kernels of rows and kernels of columns (see cpp_loops.py) have in common. They
-differ in the innermost loop, and in what accumulates: a reduction has one accumulator in a kernel of rows,
-and an array of them, one for each column of a tile, in a kernel of columns (plugins/column_reductions).
-
-In both, threads can share chunks of the outermost r: partial results are combined in the order of the chunks.
-A scan is accumulated likewise, and is what has been accumulated so far: its loop along r is neither in
-vectors nor shared.
+A scan is accumulated as a reduction is, and is what has been accumulated so far: its loop along r is not in
+vectors. Float sums of long rows go in blocks, so that rounding errors don't pile up: each block sums for
+itself, and the sums are added up as doubles. Columns, and rows that threads share, are printed by
+plugins/column_reductions.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import sympy
 import torch
 
-from minicompile.codegen.cpp_loops import LoopPrinter, least
+from minicompile.codegen.cpp_loops import LoopPrinter
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import Loop
 from minicompile.codegen.phases import cone, float_sums
@@ -27,7 +24,7 @@ from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
 
 LONG_ROW = 8192
-"""Float sums over longer rows are summed in blocks, so that rounding errors don't pile up."""
+"""Float sums over longer rows are summed in blocks, even by a helper."""
 
 BLOCK = 2048
 
@@ -38,249 +35,87 @@ quicker than the loop that computes them."""
 MANY = 256
 """So many short sums are sums of floats: doubles would take longer."""
 
-STACK_BYTES = 128 * 1024
-"""Scratch rows that have more bytes together lie on the heap."""
 
+class RowPrinter(LoopPrinter):
+    """For each x: loops over r in vectors, one for each phase."""
 
-class ReductionPrinter(LoopPrinter):
-    """Sweeps and accumulators. A lane is a column of a tile, or the only row."""
-
-    lanes = 1
-    summed = BLOCK
+    block_length = BLOCK
     """Iterations after which the sum of a long row goes into its total."""
-    fewest = 1
-    """Iterations of the inner loop from which each of the outer one adds to totals."""
 
     def __init__(self, plan: CppPlan) -> None:
         super().__init__(plan)
-        self.split = "r" in plan.tiles
-        """Threads share chunks of r."""
         self.started: set[Value] = set()
         """Scans whose accumulators are declared."""
         r_loops = [Loop(var, size) for var, size in plan.reduction_ranges.items()]
         self.r_loops = [loop for loop in r_loops if loop.size != 1] or r_loops[:1]
+        self.kept: set[Value] = set()
+        """Values that have a place outside of the loops over a row."""
 
-    def innermost(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
-        """The innermost loop over r, or a block of it: the most iterations it can have, and whether it is the
-        whole reduction, so that nothing has been accumulated before."""
-        raise NotImplementedError
+    def nest(self) -> None:
+        self.rows(len(self.x_loops))
 
-    def in_blocks(self, values: Sequence[Value]) -> bool:
-        """Are rows so long that their sums are summed in blocks?"""
-        raise NotImplementedError
-
-    def by_row(self, value: Value) -> bool:
-        """Does a helper reduce a whole row at once?"""
-        return False
-
-    def in_fours(self, values: Sequence[Value]) -> bool:
-        """Are four iterations summed at once?"""
-        return False
-
-    def _fours(self, values: Sequence[Value], loop: Loop) -> Loop | None:
-        """Add up four iterations at a time, each four into the totals. Gives the loop over what is left."""
-        raise NotImplementedError
+    def rows(self, shared: int) -> None:
+        """All rows; threads share the outermost loops over x, `shared` in number."""
+        with self.loops(self.x_loops, self._parallel(shared)):
+            self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
+            for phase in self.plan.phases:
+                if phase.level == "row":
+                    self.compute(phase.values)
+                else:
+                    self.sweep(phase.values)
 
     # ---- loops over r
 
-    def _loop_phase(self, values: Sequence[Value]) -> None:
-        """One sweep over r; or threads share it, and their results are combined in order."""
-        if not self.split:
-            self._sweep(values)
-            return
-        reductions = [v for v in values if v.op == "reduction"]
-        parts = [(v, *found) for v in reductions for found in self.accumulators(v)]
-        size = self.index(self.r_loops[0].size)
-        most = self.plan.tiles["chunks"]
-        for value, suffix, ctype, _ in parts:
-            room = f"{self.names[value]}{suffix}_parts[{most * self.lanes}]"
-            self.line(f"{ctype} {room};", value.origins)
-        self.pragma(self._parallel())
-        with self.braces("for (int64_t c = 0; c < chunks; c++)"):
-            self.line(f"const int64_t end = {least('(c + 1) * chunk', size)};")
-            self._sweep(values, "c * chunk", "end")
-            for value, suffix, _, _ in parts:
-                with self.each_lane():
-                    result = self.accumulator(value, suffix)
-                    self.line(f"{self._part(value, suffix)} = {result};", value.origins)
-        if reductions:
-            self._divided(reductions)
-
-    def _chunks(self) -> None:
-        """Declare how many chunks of the outermost r threads share, and how long they are."""
-        if not self.split:
-            return
-        size = self.r_loops[0].size
-        chunk, most, text = self.plan.tiles["r"], self.plan.tiles["chunks"], self.index(size)
-        if isinstance(size, int):
-            self.line(f"const int64_t chunk = {chunk}, chunks = {-(-size // chunk)};")
-        else:
-            fair = f"({text} + {most - 1}) / {most}"
-            self.line(f"const int64_t chunk = {fair} > {chunk} ? {fair} : {chunk};")
-            self.line(f"const int64_t chunks = ({text} + chunk - 1) / chunk;")
-
-    def _combine(self, reductions: Sequence[Value]) -> None:
-        """What the chunks found, in their order, in the lane at hand."""
-        for value in reductions:
-            for suffix, ctype, initial in self.accumulators(value):
-                self._set(value, suffix, ctype, initial)
-        with self.braces("for (int64_t c = 0; c < chunks; c++)"):
-            for value in reductions:
-                best = self._part(value, "_best" if value.kind in POSITIONS else "")
-                self._take(value, best, self._part(value))
-
-    def _sweep(self, values: Sequence[Value], start: str = "0", stop: str = "") -> None:
-        """Loops over r with their accumulators; `start` and `stop` bound the outermost variable.
-
-        Long float sums go in blocks: each block sums for itself, and the sums are added up as doubles
-        (`mc_row_sum` does that itself).
-        """
+    def sweep(self, values: Sequence[Value], start: str = "0", stop: str = "") -> None:
+        """Loops over r with their accumulators; `start` and `stop` bound the outermost variable."""
         *outer, last = self.r_loops
         inner, size = last.var, last.size
-        reductions = [v for v in values if v.op == "reduction"]
-        in_fours = self.in_fours(values)
-        in_blocks = not in_fours and self.in_blocks(values)
-        often = outer and size_hint(size, self.plan.hints) >= self.fewest
-        at_times = in_fours or in_blocks or often
-        totals = float_sums(values) if at_times else []
+        in_blocks, totals = self.in_blocks(values), self.totals(values)
         at_once = not outer and not in_blocks
         for value in values:
-            if value.op == "scan" or (value in reductions and not (at_once and self.by_row(value))):
+            reduced = value.op == "reduction" and not (at_once and self.by_row(value))
+            if value.op == "scan" or reduced:
                 self._start(value)
             if value in totals:
-                self._declare_accumulator(value, "_total", "double", "0.0")
+                self.set_accumulator(value, "_total", "double", "0.0")
         with contextlib.ExitStack() as stack:
             for loop in outer:
                 stack.enter_context(self.loop(loop._replace(start=start, stop=stop)))
                 start, stop = "0", ""
             if in_blocks:
                 block = f"{inner}_block"
-                stack.enter_context(self.loop(Loop(block, size, start, stop, self.summed)))
-                self._end(inner, block, self.summed, stop or self.index(size))
+                stack.enter_context(self.loop(Loop(block, size, start, stop, self.block_length)))
+                self._end(inner, block, self.block_length, stop or self.index(size))
                 start, stop = block, f"{inner}_end"
             loop = Loop(inner, size, start, stop or self.index(size))
-            left = self._fours(values, loop) if in_fours else loop
-            if left is not None:
-                self._for_each(totals, "{0} = 0;")
-                self.innermost(values, left, self.summed if in_blocks else size, at_once)
-                self._for_each(totals, "{1} += {0};")
-        self._for_each(totals, "{0} = {1};")
-
-    # ---- accumulators
-
-    def accumulator(self, value: Value, suffix: str = "") -> str:
-        """The accumulator of a reduction in the lane at hand."""
-        return self.names[value] + suffix
-
-    @contextlib.contextmanager
-    def each_lane(self) -> Iterator[None]:
-        """What follows is done for each lane."""
-        yield
-
-    def _part(self, value: Value, suffix: str = "") -> str:
-        """The result of chunk c in the lane at hand."""
-        return f"{self.names[value]}{suffix}_parts[c]"
-
-    def _divided(self, reductions: Sequence[Value]) -> None:
-        """Each chunk has found its part: combine them, now or in the loop that comes next."""
-        self._combine(reductions)
-
-    def _for_each(self, values: Iterable[Value], text: str) -> None:
-        """A line for each accumulator, {0}, and its total, {1}."""
-        for value in values:
-            with self.each_lane():
-                places = self.accumulator(value), self.accumulator(value, "_total")
-                self.line(text.format(*places), value.origins)
-
-    def _start(self, value: Value) -> None:
-        again = value in self.started  # by an earlier loop, which computed the scan as well
-        for suffix, ctype, initial in self.accumulators(value):
-            self._declare_accumulator(value, suffix, "" if again else ctype, initial)
-        if value.op == "scan":
-            self.started.add(value)
-
-    def _declare_accumulator(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
-        self._set(value, suffix, ctype, initial)
-
-    def _set(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
-        text = f"{ctype} {self.accumulator(value, suffix)} = {initial};"
-        self.line(text.lstrip(), value.origins)
-
-    def accumulate(self, value: Value) -> None:
-        self._take(value, self.ref(value.inputs[0]), self.index(self.place()))
-        if value.op == "scan":
-            self.declare(value, self.accumulator(value, "_so_far"))
-
-    def _take(self, value: Value, source: str, position: str) -> None:
-        """One more element, or the result of a chunk, into the accumulator."""
-        total = self.accumulator(value, self.accumulators(value)[0][0])
-        self.line(f"{total} = {self.combine(value, total, source)};", value.origins)
-
-
-class RowPrinter(ReductionPrinter):
-    """For each x: loops over r in vectors."""
-
-    def __init__(self, plan: CppPlan) -> None:
-        super().__init__(plan)
-        self.kept: set[Value] = set()
-        """Values that have a place outside of the loops over a row."""
-
-    def nest(self) -> None:
-        self._chunks()
-        nest = 0 if self.split else len(self.x_loops)
-        with self._heap_rows(nest) as pragma, self.loops(self.x_loops, pragma):
-            if not self._on_heap():
-                self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
-            for phase in self.plan.phases:
-                if phase.level == "row":
-                    self.compute(phase.values)
-                else:
-                    self._loop_phase(phase.values)
-
-    @contextlib.contextmanager
-    def _heap_rows(self, nest: int) -> Iterator[str]:
-        """Scratch rows that are long, or whose length varies, lie on the heap, one for each thread.
-
-        Gives the loops' pragma.
-        """
-        length, inner = product(self.plan.reduction_ranges.values()), self.r_loops[-1].size
-        kept = self.in_order(self.plan.stashed) if self._on_heap() else []
-        rows = {f"{self.names[v]}_row": (v, length) for v in kept}
-        for phase in self.plan.phases:
-            short = isinstance(inner, int) or self.in_blocks(phase.values)
-            if phase.level == "loop" and not short:
-                rows |= {f"{self.names[v]}_part": (v, inner) for v in self._filled(phase.values)}
-        if not rows:
-            yield self._parallel(nest)
-            return
-        (region, share), shared = self._shared(nest), self._threads(nest)
-        self.pragma(f"parallel{region}" * shared)
-        with self.block("{", "}"):
-            for name, (value, size) in rows.items():
-                ctype, count = CTYPES[value.dtype], self.index.within(size)
-                text = f"({ctype}*)mc_scratch({value.dtype.itemsize}*{count})"
-                self.line(f"{ctype}* __restrict {name} = {text};", value.origins)
-            yield f"for nowait{share}" * shared
-            for name, (value, _) in rows.items():
-                self.line(f"mc_release({name});", value.origins)
-
-    def _on_heap(self) -> bool:
-        """Scratch rows that vary in length, or are too large for the stack of a thread."""
-        size = self.plan.row_length * sum(v.dtype.itemsize for v in self.plan.stashed)
-        known = all(isinstance(size, int) for size in self.plan.reduction_ranges.values())
-        return not known or size > STACK_BYTES
+            self.piece(values, loop, totals, self.block_length if in_blocks else size, at_once)
+        self.for_each(totals, "{0} = {1};")
 
     def in_blocks(self, values: Sequence[Value]) -> bool:
-        """Rows known to be long; and others whose sums no helper takes care of."""
-        size, sums = self.r_loops[-1].size, float_sums(values)
-        known = isinstance(size, int)
-        if not all(map(self.by_row, sums)):
-            return not known or size > BLOCK
-        long = size_hint(size, self.plan.hints) > LONG_ROW or (self.split and not known)
-        return long and any(v.op == "reduction" and self.by_row(v) for v in values)
+        """Rows that are long or may be, for sums that no helper takes care of or what helpers read."""
+        size = self.r_loops[-1].size
+        by_row = [v for v in values if v.op == "reduction" and self.by_row(v)]
+        most = LONG_ROW if set(float_sums(values)) <= {*by_row} else BLOCK
+        long = not isinstance(size, int) or size > most
+        return long and (most == BLOCK or bool(by_row))
+
+    def totals(self, values: Sequence[Value]) -> list[Value]:
+        """Float sums that are added up from those of blocks, or of innermost loops."""
+        return float_sums(values) if self.r_loops[1:] or self.in_blocks(values) else []
+
+    def piece(
+        self, values: Sequence[Value], loop: Loop, totals: list[Value], most: Size, at_once: bool
+    ) -> None:
+        """The innermost loop over r, or a block of it, whose sums go into the totals.
+
+        `most`: iterations it can have; `at_once`: it is the whole reduction, nothing was accumulated before.
+        """
+        self.for_each(totals, "{0} = 0;")
+        self.innermost(values, loop, most, at_once)
+        self.for_each(totals, "{1} += {0};")
 
     def innermost(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
-        """The innermost loop: values, stores, what row reductions will read, other reductions."""
+        """Values, stores, what row reductions will read, other reductions."""
         by_row = [v for v in values if v.op == "reduction" and self.by_row(v)]
         stashed, index = self.plan.stashed, self.index(self.place())
         scratch = {v: f"{self.names[v]}_row[{index}]" for v in self.in_order(stashed)}
@@ -290,7 +125,8 @@ class RowPrinter(ReductionPrinter):
         for value in filled:
             scratch[value] = f"{self.names[value]}_part[{inner}{before}]"
         wanted = [v for v in values if v.op in ("store", "reduction") or v.check or v in scratch]
-        if isinstance(most, int):
+        if filled:
+            assert isinstance(most, int)
             self._scratch([v for v in filled if v not in self.kept], "_part", most)
             self.kept.update(filled if at_once else ())
         elsewhere = scratch.keys() - set(values)
@@ -300,9 +136,40 @@ class RowPrinter(ReductionPrinter):
         for value in by_row:
             self._reduce_row(value, loop, at_once)
 
-    def _take(self, value: Value, source: str, position: str) -> None:
+    # ---- accumulators
+
+    def accumulator(self, value: Value, suffix: str = "") -> str:
+        """The accumulator of a reduction."""
+        return self.names[value] + suffix
+
+    def for_each(self, values: Iterable[Value], text: str) -> None:
+        """A line for each accumulator, {0}, and its total, {1}."""
+        for value in values:
+            places = self.accumulator(value), self.accumulator(value, "_total")
+            self.line(text.format(*places), value.origins)
+
+    def _start(self, value: Value) -> None:
+        again = value in self.started  # by an earlier loop, which computed the scan as well
+        for suffix, ctype, initial in self.accumulators(value):
+            self.set_accumulator(value, suffix, "" if again else ctype, initial)
+        if value.op == "scan":
+            self.started.add(value)
+
+    def set_accumulator(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
+        """Give an accumulator a value, and declare it if it has a type."""
+        text = f"{ctype} {self.accumulator(value, suffix)} = {initial};"
+        self.line(text.lstrip(), value.origins)
+
+    def accumulate(self, value: Value) -> None:
+        self.take(value, self.ref(value.inputs[0]), self.index(self.place()))
+        if value.op == "scan":
+            self.declare(value, self.accumulator(value, "_so_far"))
+
+    def take(self, value: Value, source: str, position: str) -> None:
+        """One more element, or a partial result, into the accumulator."""
         if value.kind not in POSITIONS:
-            super()._take(value, source, position)
+            total = self.accumulator(value, self.accumulators(value)[0][0])
+            self.line(f"{total} = {self.combine(value, total, source)};", value.origins)
             return
         best = self.accumulator(value, "_best")
         better = self.better(value, source, best)
@@ -323,7 +190,12 @@ class RowPrinter(ReductionPrinter):
         extremum = value.kind in ("max", "min") and source.dtype.is_floating_point
         summed = value.kind == "sum" and self._helper(source) != ""
         known = extremum or (single and (value.kind in POSITIONS or summed))
-        return known and source in self.plan.loop and self.plan.vector_width > 1
+        return (
+            value.op == "reduction"
+            and known
+            and source in self.plan.loop
+            and self.plan.vector_width > 1
+        )
 
     def _helper(self, source: Value) -> str:
         """What sums a row of this, or "" where a loop that computes it is as quick."""
@@ -362,7 +234,7 @@ class RowPrinter(ReductionPrinter):
             if at_once:
                 self.line(f"int64_t {name} = {first};", value.origins)
             else:
-                self._take(value, found, first)
+                self.take(value, found, first)
         elif not at_once:
             self.line(f"{name} = {self.combine(value, name, found)};", value.origins)
 

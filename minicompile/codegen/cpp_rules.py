@@ -1,31 +1,26 @@
-"""What a C++ kernel's plan decides: vector axis, tiles, scratch rows, threads."""
+"""What a C++ kernel's plan decides: vector axis, scratch rows, threads."""
 
 from __future__ import annotations
 
-from minicompile.codegen.phases import choose_stashed, turned
+import sys
+
+from minicompile.codegen.phases import choose_stashed
 from minicompile.codegen.plan import CppPlan, count, plan_rule
 from minicompile.options import Options
-from minicompile.shapes.expr import size_hint
 
 PARALLEL_NANOSECONDS = 8_000
 """Estimated time below which waking other threads costs more than it saves."""
 
-STASH_BYTES, NEAR_BYTES = 512 * 1024, 16 * 1024
-"""Most bytes of scratch rows per thread; up to so many they stay in the nearest cache."""
+STASH_BYTES = 512 * 1024 if sys.platform == "linux" else 128 * 1024
+"""Most bytes of scratch rows, which lie on a thread's stack: small on other systems."""
+
+NEAR_BYTES = 16 * 1024
+"""Up to so many bytes they stay in the nearest cache."""
 
 NEAR_COST, FAR_COST = 3, 12
 """Loop values cheaper than this are computed again, rather than kept in a near or a far scratch row."""
 
 VECTOR_BYTES = 64
-
-FEW_ROWS, LONG_ROW = 8, 32768
-"""Fewer rows than this, each at least this long, are shared by threads in chunks of r."""
-
-CHUNK, MOST_CHUNKS = 16384, 256
-"""Least elements of such a chunk, and most chunks."""
-
-SQUARE, TURNED, MOST_SQUARES = 64, 16, 4
-"""Side of a square that is turned in the cache, extent from which that pays, and squares at a time."""
 
 
 @plan_rule("cpp:vector")
@@ -43,43 +38,15 @@ def choose_vector(plan: CppPlan, options: Options) -> str:
     return f"{VECTOR_BYTES} bytes of the widest dtype, along the innermost loop"
 
 
-@plan_rule("cpp:tiles")
-def choose_tiles(plan: CppPlan, options: Options) -> str | None:
-    """The chunks of long rows that threads share, or the squares of a transposition."""
-    if plan.tiles:
-        return None
-    if plan.reduction_ranges:
-        if not plan.body.scans and plan.rows < FEW_ROWS and plan.row_length >= LONG_ROW:
-            plan.tiles = chunks(plan, CHUNK, MOST_CHUNKS)
-        return f"threads share {plan.rows} rows of {plan.row_length} elements"
-    _choose_squares(plan)
-    return "loads that jump along the inner loop are turned in the cache"
-
-
-def _choose_squares(plan: CppPlan) -> None:
-    """Loads that jump along the inner loop are read in squares, which fit into the cache, and turned."""
-    found = turned(plan.body, plan.hints, TURNED)
-    if found is not None and found[2] <= MOST_SQUARES:
-        plan.tiles = {str(var): SQUARE for var in found[:2]}
-
-
-def chunks(plan: CppPlan, least: int, most: int) -> dict[str, int]:
-    """Chunks of the outermost r: at most `most`, of at least `least` elements of the row."""
-    outermost = size_hint(next(iter(plan.reduction_ranges.values())), plan.hints)
-    inside = max(plan.row_length // max(outermost, 1), 1)
-    return {"r": max(-(-least // inside), -(-outermost // most)), "chunks": most}
-
-
 @plan_rule("cpp:stash")
 def choose_stash(plan: CppPlan, options: Options) -> None:
-    """Keep dear loop values in scratch rows, as long as the rows are short."""
-    if plan.vector_axis != "r" or not plan.reduction_ranges or "r" in plan.tiles:
+    """Keep dear loop values in scratch rows, where rows are short: they lie on a thread's stack."""
+    known = all(isinstance(size, int) for size in plan.reduction_ranges.values())
+    if plan.reduction != "looped" or not known:
         return
     length = max(plan.row_length, 1)
     worth = NEAR_COST if length * 4 <= NEAR_BYTES else FAR_COST
     plan.stashed = choose_stashed(plan.body, plan.loop, STASH_BYTES // length, worth)
-    if not plan.stashed and choose_stashed(plan.body, plan.loop, 8, worth):
-        plan.reject("scratch rows", f"{length} elements are more than the scratch space holds")
 
 
 def nanoseconds(plan: CppPlan) -> float:

@@ -17,7 +17,7 @@ from minicompile.codegen.cpp_ops import (
     conversion,
     literal,
 )
-from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, CppPlan
+from minicompile.codegen.plan import INDEX_ERROR, CppPlan
 from minicompile.codegen.printing import LinePrinter
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.table import POSITIONS, reduction_identity
@@ -112,10 +112,6 @@ class ValuePrinter(LinePrinter):
             elif value.op == "indirect":
                 self._indirect(value)
             elif value.op != "constant":
-                if value.check:
-                    divisor = value.inputs[1]
-                    bit = f"{self.ref(divisor)} == 0 ? {ZERO_DIVISION} : 0"
-                    self.line(f"error |= {bit};", value.origins)
                 self.declare(value, self._expression(value))
 
     def _expression(self, value: Value) -> str:

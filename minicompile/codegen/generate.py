@@ -126,6 +126,7 @@ def make_plan(
     dtypes = schedule.dtypes
     merged, every = merge(node, schedule.memory.internal, dtypes)
     in_place = schedule.memory.in_place(position)
+    cost = cost_of(merged, every, schedule)
     take_over(merged, in_place)
     legal = legalize(merged, dtypes)
     body = legal.body
@@ -143,7 +144,7 @@ def make_plan(
         loop=loop_level(body, {legal.new[v] for v in every}),
         in_place=in_place,
         hints=dict(schedule.graph.size_hints),
-        cost=cost_of(node, schedule),
+        cost=cost,
     )
     decide(plan, options, whole=True)
     plan.rivals = tuple(rivals(plan, schedule, options, position))

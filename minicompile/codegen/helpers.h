@@ -369,22 +369,6 @@ static inline int64_t mc_share(int64_t n) {
     return (n + 16 * threads - 1) / (16 * threads) * 16;
 }
 
-// memory for a row whose length isn't known when compiling; before it stands what malloc gave, which is
-// quicker than aligned_alloc
-#include <stdlib.h>
-static inline void* mc_scratch(int64_t bytes) {
-    char* given = (char*)malloc(bytes + 128);
-    if (given == NULL) abort();
-    char* row = given + 128 - ((uintptr_t)given & 63);
-    memcpy(row - sizeof given, &given, sizeof given);
-    return row;
-}
-static inline void mc_release(void* row) {
-    char* given;
-    memcpy(&given, (char*)row - sizeof given, sizeof given);
-    free(given);
-}
-
 // a reduction of n floats that lie side by side, in 64 lanes
 #define MC_ROW(start, both, next) \
     mc_lanes a = (mc_lanes){0} + start, b = a, c = a, d = a; \

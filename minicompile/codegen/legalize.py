@@ -14,7 +14,6 @@ After `legalize`, a printer only prints:
 - an `index_expr` is int64, or int32 where its bounds prove that it fits; then it converts, unless it is
   only compared with others that fit. One that is a float known at run time is float64;
 - a reduction's source has the accumulator's dtype, and so has its result;
-- `check` says whether a kernel must report a value: an index out of range, an integer divided by zero;
 - nothing is read from or written to a dimension of size 0.
 
 Each of these is a rule of the table `LEGALIZE`. Print it; or a `Legalizer`, which tells which rules fired.
@@ -32,7 +31,7 @@ import torch
 
 from minicompile.codegen.printing import index_dtype
 from minicompile.codegen.rewrite import SIMPLIFY, Rewriter, Rules
-from minicompile.ops.dtypes import HALF_TYPES, computation_dtype, is_int
+from minicompile.ops.dtypes import HALF_TYPES, computation_dtype
 from minicompile.ops.table import BOOL_AS_LOGIC, POINTWISE, POSITIONS
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
 from minicompile.shapes.expr import is_float
@@ -61,7 +60,6 @@ def legalize(body: LoopBody, dtypes: Mapping[str, torch.dtype]) -> Legalizer:
     legalizer = Legalizer(LEGALIZE, body.name, body.ranges, body.reduction_ranges, dtypes)
     legalizer.rewrite(body)
     drop_dead(legalizer.body)
-    settle_checks(legalizer.body)
     return legalizer
 
 
@@ -92,32 +90,6 @@ class Legalizer(Rewriter):
         if stays or value not in self.unrounded:
             return self.new[value]
         return convert(self, self.new[value], value.dtype)
-
-
-def settle_checks(body: LoopBody) -> None:
-    """Keep the checks of indices; divisions report a zero divisor, as eager does.
-
-    A divisor that depends on a masked load, where nothing has chosen by that mask yet, can be 0 in lanes that
-    nobody looks at: it isn't reported. (Rules keep such divisions out of masks: lowering/rules/pointwise.py.)
-    """
-    needs: dict[Value, frozenset[Value]] = {}  # the masks under which a value is what it says
-    for value in body.values:
-        needs[value] = frozenset().union(*(needs[v] for v in value.operands))
-        if value.op == "load" and value.mask is not None:
-            needs[value] |= conditions(value.mask)
-        elif value.op == "where":
-            chosen, a, b = value.inputs
-            needs[value] = needs[chosen] | (needs[a] - conditions(chosen)) | needs[b]
-        if value.op in ("truncdiv", "fmod") and is_int(value.dtype):
-            divisor = value.inputs[1]
-            constant = divisor.op == "constant" and divisor.constant != 0
-            value.check = not needs[divisor] and not constant
-
-
-def conditions(mask: Value) -> frozenset[Value]:
-    """The conditions that must all hold where `mask` does."""
-    both = mask.inputs if mask.op == "logical_and" else ()
-    return frozenset({mask}).union(*(conditions(v) for v in both))
 
 
 def convert(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:

@@ -23,13 +23,7 @@ from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users, varying
 from minicompile.shapes.expr import (
-    bounds,
     coefficient_of,
-    contiguous_strides,
-    exact_quotient,
-    is_nonnegative,
-    same,
-    size_hint,
 )
 
 NO_RIDERS: Mapping[Value, Value] = {}
@@ -153,7 +147,7 @@ def loop_needs(
     for value in body.values:
         if value.op == "reduction" and value not in riders:
             roots.setdefault(stage[value] - 1, []).append(value)
-        elif value in loop and (value.op == "store" or (value.op == "indirect" and value.check)):
+        elif value in loop and (value.op == "store" or value.check):
             roots.setdefault(stage[value], []).append(value)
     found: dict[int, frozenset[Value]] = {}
     kept: set[Value] = set()
@@ -233,50 +227,3 @@ def separates(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:
     """Different values of `var` go to different elements, all else being equal."""
     step = coefficient_of(store.index, var)
     return step not in (None, 0) and varying(body.values, {var}).isdisjoint(store.indirect)
-
-
-def owns(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:
-    """Different values of `var` go to different elements, whatever the other loops and loaded indices are."""
-    index, size = sympy.expand(store.index), body.all_ranges[var]
-    step = coefficient_of(index, var)
-    if step is None or not step.is_positive or size == 0:
-        return False
-    others = sympy.Add.make_args(index - step * var)
-    near = [
-        t for t in others if t.free_symbols and exact_quotient(t, sympy.expand(step * size)) is None
-    ]
-    ranges = {**body.all_ranges, **{v.symbol: v.size for v in store.indirect if v.symbol}}
-    ends = bounds(sympy.Add(*near), ranges)
-    return ends is not None and is_nonnegative(step - 1 - ends[1] + ends[0])
-
-
-def along_rows(value: Value, body: LoopBody) -> bool:
-    """The access goes through all rows, one after the other: its index is that of the iteration."""
-    if value.op not in ("load", "store") or value.mask is not None or value.indirect:
-        return False
-    ranges = body.all_ranges
-    steps = zip(ranges, contiguous_strides(list(ranges.values())), strict=True)
-    return bool(same(value.index, sum((var * step for var, step in steps), sympy.Integer(0))))
-
-
-def transposed(load: Value, inner: sympy.Symbol, across: sympy.Symbol) -> bool:
-    """A load that jumps along `inner` while its elements lie side by side along `across`."""
-    if load.op != "load" or load.mask is not None or load.indirect:
-        return False
-    jump = coefficient_of(load.index, inner)
-    return jump not in (None, 0, 1) and coefficient_of(load.index, across) == 1
-
-
-def turned(
-    body: LoopBody, hints: Mapping[sympy.Symbol, int], least: int
-) -> tuple[sympy.Symbol, sympy.Symbol, int] | None:
-    """The loop along which most loads are contiguous that jump along the innermost one, that one, and how
-    many do; both make at least `least` steps."""
-    loops = [var for var, size in body.ranges.items() if size != 1]
-    long = [var for var in loops if size_hint(body.ranges[var], hints) >= least]
-    if len(long) < 2 or long[-1] is not loops[-1] or any(map(is_update, body.stores)):
-        return None
-    *others, inner = long
-    found = {var: sum(transposed(v, inner, var) for v in body.loads) for var in others}
-    across = max(found, key=found.__getitem__)
-    return (across, inner, found[across]) if found[across] else None

@@ -13,7 +13,6 @@ printers only print. The real compiler: torch/_inductor/codegen/{common,simd,tri
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody, Value, numbers, ranges_text
+from minicompile.scheduling.body import LoopBody, Value, ranges_text
 from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import ExternKernelSchedulerNode, FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import (
@@ -39,7 +38,6 @@ from minicompile.shapes.expr import (
     is_float,
     product,
     size_hint,
-    size_symbol,
 )
 
 Language = str
@@ -51,8 +49,8 @@ REFERENCE = "reference"
 
 INT32_END = 2**31
 
-INDEX_ERROR, ZERO_DIVISION = 1, 2
-"""Bits that a C kernel returns; runtime/cpp.py raises what they stand for."""
+INDEX_ERROR = 1
+"""What a C kernel returns where a loaded index is out of range; runtime/cpp.py raises it."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,7 @@ class KernelPlan(Shown):
     @property
     def checked(self) -> list[Value]:
         """Loaded indices that the kernel looks at before it uses them."""
-        return [v for v in self.body.values if v.op == "indirect" and v.check]
+        return [v for v in self.body.values if v.check]
 
     @property
     def rows(self) -> int:
@@ -272,14 +270,9 @@ class TritonPlan(KernelPlan):
     `tiles` has "y", "x" and "r", elements per program, and "stages", tiles on their way at once.
     """
 
-    granule: int = 1
-    """Rows begin anywhere, and tiles where so many elements, a wide load's, begin. With sizes that
-    vary, this is for the launches whose rows do."""
     side_by_side: bool = False
     """Threads have so few registers that two programs fit into a multiprocessor's: one loads while
     the other computes."""
-    rows_cached: bool = False
-    """Rows that are read again are kept in the cache until then."""
     num_warps: int = 4
     index_dtype: torch.dtype = torch.int64
     index_reach: tuple[Size, ...] = ()
@@ -314,35 +307,6 @@ class TritonPlan(KernelPlan):
         """That isn't known before the launch."""
         return not isinstance(self.length, int)
 
-    @property
-    def granule_varies(self) -> bool:
-        """Where tiles begin isn't known before the launch."""
-        known = all(isinstance(size, int) for size in self.body.all_ranges.values())
-        return self.granule > 1 and not known
-
-    @functools.cached_property
-    def derived(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """Numbers that each launch computes from the sizes, by name.
-
-        Quotients and remainders; and products that 16 divides, at the hints, but none of their factors: loads
-        are wide where the compiler knows it.
-        """
-        sizes, hints = set(self.sizes), self.hints
-        found: set[sympy.Expr] = set()
-        for size in numbers(self.body):
-            parts = sympy.preorder_traversal(sympy.sympify(size))
-            for part in parts:
-                if isinstance(part, FloorDiv | ModularIndexing) and part.free_symbols <= sizes:
-                    found.add(part)
-                    parts.skip()
-                elif part.is_Mul or part.is_Pow:
-                    factors = [f for f in sympy.Mul.make_args(part) if f.as_base_exp()[0] in sizes]
-                    whole, each = sympy.Mul(*factors), (s.as_base_exp()[0] for s in factors)
-                    alone = any(size_hint(s, hints) % 16 == 0 for s in each)
-                    if not alone and size_hint(whole, hints) % 16 == 0:
-                        found.add(whole)
-        return {size_symbol(f"size{i}"): part for i, part in enumerate(sorted(found, key=str))}
-
 
 PLANS: Mapping[Language, type[KernelPlan]] = {"triton": TritonPlan}
 """The plans of a language. A new language has C++'s."""
@@ -368,16 +332,16 @@ class PlanRules(Registry[PlanStep]):
         if before:
             self.load()
         register = super().__call__(*keys)
-        new = [key for key in keys if key not in self.rules]
+        new = [key for key in keys if key not in self.records]
         self.whole.update(keys if whole else ())
         self.needed.update(keys if needed else ())
 
         def add(rule: PlanStep) -> PlanStep:
             register(rule)
-            order = list(self.rules)
+            order = list(self.records)
             for key in order[order.index(before) :] if before in order and new else ():
                 if key not in new:
-                    self.rules[key] = self.rules.pop(key)
+                    self.records[key] = self.records.pop(key)
             return rule
 
         return add
@@ -509,12 +473,6 @@ def count(sizes: Iterable[Size], hints: Mapping[sympy.Symbol, int]) -> int:
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n (and at least 1)."""
     return 1 << max(n - 1, 0).bit_length()
-
-
-def granule_of(wide: int, rows: int, length: int) -> int:
-    """Where rows of a length begin anywhere: the elements of a wide load, at which tiles begin then; else 1.
-    The tensor's end must be one of a wide load: none goes beyond it."""
-    return wide if length % wide != 0 == rows * length % wide else 1
 
 
 def size_text(size: Size) -> str:

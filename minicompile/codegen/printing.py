@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -22,7 +21,6 @@ from minicompile.shapes.expr import (
     Ranges,
     Size,
     bounds,
-    exact_quotient,
     is_nonnegative,
 )
 
@@ -131,10 +129,8 @@ class IndexPrinter:
         self,
         ranges: Ranges,
         symbol: Callable[[sympy.Symbol], str] = str,
-        given: Mapping[Expr, sympy.Symbol] = MappingProxyType({}),
     ) -> None:
-        """`given`: expressions that have names."""
-        self.ranges, self.symbol, self.given = ranges, symbol, given
+        self.ranges, self.symbol = ranges, symbol
         self.known: dict[Expr, str] = {}
 
     def __call__(self, expr: Expr | Size) -> str:
@@ -150,8 +146,8 @@ class IndexPrinter:
         return text if own >= level else f"({text})"
 
     def _print(self, expr: Expr) -> tuple[str, int]:
-        if expr.is_Symbol or expr in self.given:
-            return self.symbol(self.given.get(expr, expr)), _ATOM
+        if expr.is_Symbol:
+            return self.symbol(expr), _ATOM
         if expr.is_Integer:
             return str(expr), _ATOM if expr >= 0 else _SUM
         if isinstance(expr, sympy.Add):
@@ -163,10 +159,6 @@ class IndexPrinter:
                 text += f" {sign} {self.within(size, _QUOTIENT)}"
             return text, _SUM
         if isinstance(expr, sympy.Mul):
-            for known in self.given:
-                rest = exact_quotient(expr, known) if known.is_Mul or known.is_Pow else None
-                if rest is not None:
-                    return self._print(self.given[known] * rest)
             return "*".join(map(self.within, expr.as_ordered_factors())), _PRODUCT
         if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
             return "*".join([self.within(expr.base)] * int(expr.exp)), _PRODUCT

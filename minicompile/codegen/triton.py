@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from minicompile.codegen.phases import (
-    along_rows,
     is_share,
     middle,
     only_narrowed,
@@ -108,8 +107,6 @@ class TilePrinter(AddressPrinter):
         """What the GPU's own exponential is good enough for."""
         self.unsynced: set[str] = set()
         """Buffers stored since the last barrier."""
-        self.later: set[Value] = set()
-        """Values that loops after this one compute, too."""
 
     # Structure ---------------------------------------------------------------------------------------
 
@@ -117,10 +114,7 @@ class TilePrinter(AddressPrinter):
         """All lines of the function."""
         plan = self.plan
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
-        parameters += [str(s) for s in plan.derived]
         parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
-        parameters += ["WHOLE: tl.constexpr"] * plan.varying
-        parameters += ["WIDE: tl.constexpr"] * plan.granule_varies
         self.line("@triton.jit")
         with self.block(f"def {plan.name}({', '.join(parameters)}):"):
             self.program()
@@ -132,7 +126,7 @@ class TilePrinter(AddressPrinter):
 
     def _phases(self) -> None:
         for phase in self.plan.phases:
-            if phase.level == "loop" and self.plan.reduction == "looped":
+            if phase.level == "loop" and self.plan.reduction not in ("none", "persistent"):
                 self._loop(phase)
             else:
                 for value in phase.values:
@@ -141,15 +135,12 @@ class TilePrinter(AddressPrinter):
     def _loop(self, phase: Phase) -> None:
         """One sweep over the row: accumulators before, their reduction to one value after."""
         reductions = [v for v in phase.values if v.op == "reduction"]
-        place = self.plan.phases.index(phase)
-        self.later = {v for after in self.plan.phases[place + 1 :] for v in after.values}
         for reduction in reductions:
             self._accumulator(reduction)
         for scan in (v for v in phase.values if v.op == "scan"):
             self._full(scan, "[XBLOCK, 1]")
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
-        more = f" + {self._below_granule()}" if self.anywhere else ""
-        with self.block(f"for roffset in range(0, rnumel{more}, RBLOCK):"):
+        with self.block(f"for roffset in range(0, {self.row_end}, RBLOCK):"):
             if self.plan.varying:
                 self.line("tl.assume(roffset >= 0)")
             self._row_index("roffset + ")
@@ -182,11 +173,6 @@ class TilePrinter(AddressPrinter):
         elif value.op == "scan":
             self._scan(value)
         else:
-            if value.check and self.plan.device.type == "cpu":  # on a GPU eager doesn't look either
-                divisor = value.inputs[1]
-                mask = self._masks(self.axes[divisor], None)
-                check = f'tl.device_assert({self.ref(divisor)} != 0, "division by zero", {mask})'
-                self.line(check, value.origins)
             self.line(f"{self.names[value]} = {self._expression(value)}", value.origins)
 
     def _expression(self, value: Value) -> str:
@@ -218,21 +204,19 @@ class TilePrinter(AddressPrinter):
         self._synchronise([value.buffer])
         axes = self.axes[value]
         pointer = self._pointer(value, axes)
-        mask, more = self._masks(axes, value.mask), self._eviction(value)
-        if self.anywhere and along_rows(value, self.plan.body):
-            # lanes that differ from rmask's hold what nobody uses
-            inside = "((rplace < rlimit) | WHOLE)" if self.plan.varying else "(rplace < rlimit)"
-            mask = f"xmask & {inside}"
+        mask, more = self.load_mask(value), self.cache_hint(value)
         if not mask:
             return f"tl.load({pointer}{more})"
         other = "0.0" if value.dtype.is_floating_point else "0"
         return f"tl.load({pointer}, {mask}, other={other}{more})"
 
-    def _eviction(self, value: Value) -> str:
-        """Rows that a later loop reads again are the last to leave the cache."""
-        if not self.plan.rows_cached or self.axes[value] != {"x", "r"}:
-            return ""
-        return f', eviction_policy="evict_{"last" if value in self.later else "first"}"'
+    def load_mask(self, value: Value) -> str:
+        """The condition that a lane of a load has an element."""
+        return self._masks(self.axes[value], value.mask)
+
+    def cache_hint(self, value: Value) -> str:
+        """A further argument of a load or store: how long the cache is to keep its elements."""
+        return ""
 
     def _store(self, value: Value, level: str) -> None:
         every = level == "loop" or not self.plan.reduction_ranges
@@ -246,22 +230,11 @@ class TilePrinter(AddressPrinter):
                 raise Unsupported(f"no atomic addition of {value.dtype} in Triton")
             self.line(f'tl.atomic_add({pointer}, {text}, {mask}, sem="relaxed")', value.origins)
             return
-        if not self.anywhere or not along_rows(value, self.plan.body):
-            more = self._eviction(value) if every else ""
-            self.line(f"tl.store({pointer}, {text}, {mask}{more})", value.origins)
-            return
-        wide = self.granule
-        first, last = (
-            f"(xshift + {n}) // {wide} * {wide}" for n in (self._below_granule(), "rnumel")
-        )
-        inner = f"(rplace >= {first}) & (rplace < {last})" + " | WHOLE" * self.plan.varying
-        self.line(f"whole = {inner}", value.origins, scaffold=True)
-        self.line(f"tl.store({pointer}, {text}, xmask & whole)", value.origins)
-        ends = f"(roffset == 0) | (roffset + RBLOCK + {wide} > rnumel)"
-        if self.plan.granule_varies:
-            ends = f"{wide} > 1 and ({ends})"
-        with self.block(f"if {ends}:"):
-            self.line(f"tl.store({pointer}, {text}, {mask} & ~whole)", value.origins)
+        self.store_lanes(value, f"{pointer}, {text}", mask)
+
+    def store_lanes(self, value: Value, place: str, mask: str) -> None:
+        """Print a store; `place`: the lanes' addresses, and what goes there."""
+        self.line(f"tl.store({place}, {mask}{self.cache_hint(value)})", value.origins)
 
     def _indirect(self, value: Value) -> None:
         """A loaded index: negative ones count from the end, others out of range are errors."""
@@ -298,12 +271,13 @@ class TilePrinter(AddressPrinter):
         dtype = TRITON_DTYPES[value.inputs[0].dtype]
         self._full(value, "[XBLOCK, 1]" if riding else TILE)
         if value.kind in POSITIONS:
-            first = f"{self._lanes('r')}{self.cast}"
-            if self.anywhere:
-                first = f"tl.where({first} < xshift, RBLOCK, 0) + {first} - xshift"
-            self.line(f"{name}_at = tl.broadcast_to({first}, {TILE})", value.origins)
+            self.line(f"{name}_at = tl.broadcast_to({self.first_places()}, {TILE})", value.origins)
         for rider in riding:
             self.line(f"_{self.names[rider]} = tl.full({TILE}, 0.0, {dtype})", rider.origins)
+
+    def first_places(self) -> str:
+        """The first position in the row that each lane has."""
+        return f"{self._lanes('r')}{self.cast}"
 
     def _full(self, value: Value, shape: str) -> None:
         """Print the start of an accumulator: the identity of its reduction."""
@@ -363,5 +337,3 @@ class TilePrinter(AddressPrinter):
         places = f"tl.broadcast_to({self.position}, {TILE})"
         last = f"tl.reduce(({name}, {places}), 1, latest_combine)[0][:, None]"
         self.line(f"_{name} = {last}", value.origins)
-
-    # Indices -----------------------------------------------------------------------------------------

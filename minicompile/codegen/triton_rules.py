@@ -14,24 +14,19 @@ import torch
 from sympy import sympify
 
 from minicompile.codegen.phases import (
-    along_rows,
     contiguous_uses,
-    loop_needs,
     riders,
-    turned,
 )
 from minicompile.codegen.plan import (
     INT32_END,
-    Tiling,
     TritonPlan,
-    granule_of,
     plan_rule,
     power_of_two,
 )
 from minicompile.codegen.printing import reach
 from minicompile.ops.device import Gpu, gpu_of
 from minicompile.options import Options
-from minicompile.scheduling.body import Value, iterate_indices
+from minicompile.scheduling.body import Value, numbers
 from minicompile.shapes.expr import Expr, is_float, product
 
 LARGEST_BLOCK = 2**20
@@ -83,12 +78,12 @@ def choose_index_dtype(plan: TritonPlan, options: Options) -> str | None:
     body = plan.body
     flat = (product(plan.ranges.values()), product(plan.reduction_ranges.values()))
     ends: set[Expr] = {sympify(n) + LARGEST_BLOCK for n in flat}
-    ends |= {*plan.integers, *plan.derived.values()}
+    ends |= {*plan.integers}
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
-    for index in iterate_indices(body):
-        found = set() if is_float(index) else reach(index, ranges)
+    for number in dict.fromkeys(map(sympify, numbers(body))):
+        found = set() if is_float(number) else reach(number, ranges)
         if found is None or any(end.is_Integer and end >= INT32_END for end in found):
-            plan.reject("int32 indices", f"{index} may not fit")
+            plan.reject("int32 indices", f"{number} may not fit")
             return None
         ends |= found
     if any(end.is_Integer and end >= INT32_END for end in ends):
@@ -136,7 +131,8 @@ def choose_tiles(plan: TritonPlan, options: Options) -> None:
     gpu = gpu_of(plan.device)
     programs = busy(gpu)
     if plan.reduction == "none":
-        _choose_block(plan, programs)
+        block = clamp(power_of_two(plan.rows // programs), 128, 1024)
+        plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)
         return
     length = power_of_two(plan.row_length)
     # rows per program that still leave enough programs
@@ -153,11 +149,7 @@ def choose_tiles(plan: TritonPlan, options: Options) -> None:
         # the longest rows that are held need the registers of two programs
         longest = longest_persistent(plan, gpu) // 2
         plan.side_by_side = along_r and plan.tiles["x"] * length <= longest
-    elif along_r and (cached := rows_to_cache(plan, gpu)) and stores_rows(plan):
-        plan.granule, plan.rows_cached, plan.side_by_side = granule(plan), True, cached > 1
-        plan.tiles = {"x": 1, "r": min(length, 16384 // cached)}
     elif along_r:
-        plan.granule, plan.rows_cached = granule(plan), cached > 0
         aligned = plan.row_length % 8 == 0  # else loads are narrow, or many are computed from
         r = min(length, 2048 if not aligned else 8192 if alone else 4096)
         plan.tiles = {"x": clamp(1024 // r, 1, spare), "r": r}
@@ -174,47 +166,5 @@ def stores_rows(plan: TritonPlan) -> bool:
     return any(v in plan.loop for v in plan.body.stores)
 
 
-def rows_to_cache(plan: TritonPlan, gpu: Gpu) -> int:
-    """How many rows, one or two, each multiprocessor may have in work so that a second sweep finds all of
-    them in the cache; 0 where no row is swept twice."""
-    sweeps = loop_needs(plan.body, plan.loop, riders=plan.riders).values()
-    again = [v for v in plan.body.loads if v in plan.loop and sum(v in s for s in sweeps) > 1]
-    row = plan.row_length * sum(v.dtype.itemsize for v in again)
-    return min(3 * gpu.l2_bytes // 4 // (gpu.multiprocessors * row), 2) if row else 0
-
-
-WIDE = 16
-"""Bytes of a thread's widest load."""
-
-
-def granule(plan: TritonPlan) -> int:
-    """Where rows begin anywhere in memory: the elements of a wide load, in which a tile then begins. 1 where
-    that doesn't help, at the hints."""
-    body = plan.body
-    along = [v for v in (*body.loads, *body.stores) if along_rows(v, body)]
-    if not along or body.scans:
-        return 1
-    found = WIDE // min(v.dtype.itemsize for v in along)
-    known = all(isinstance(size, int) for size in body.all_ranges.values())
-    return granule_of(found, plan.rows if known else found, plan.row_length)
-
-
 LONG_ROW = 4096
 """Elements from which on a thread that holds part of a row has many: fewer threads wait for each other."""
-
-SQUARE = 32
-"""From which extent on tiles are squares where loads and stores run along different loops."""
-
-
-def _choose_block(plan: TritonPlan, programs: int) -> None:
-    """A block of consecutive elements, or a square where loads and stores run along different loops."""
-    if found := turned(plan.body, plan.hints, SQUARE):
-        large = plan.rows >= programs * 2**14
-        loops = list(plan.ranges.items())
-        inner = list(plan.ranges).index(found[0]) + 1
-        plan.tiling = Tiling({"y": dict(loops[:inner]), "x": dict(loops[inner:])}, {})
-        plan.num_warps = 8 if large else 4
-        plan.tiles = {"y": 128, "x": 64} if large else {"y": SQUARE, "x": SQUARE}
-        return
-    block = clamp(power_of_two(plan.rows // programs), 128, 1024)
-    plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)

@@ -7,10 +7,6 @@ mention: [XBLOCK, 1] for one value a row, [1, RBLOCK] for one that all rows shar
     an axis       `xindex` numbers the elements of all its loops as one; `xmask` says which lanes have one
     its loops     digits of that number, where an index needs them apart: `x0 = xindex % 64`
     an index      its formula in these, printed (`_index`), and a block of addresses (`_pointer`)
-
-Rows of a length that no wide load divides begin anywhere in memory. Their tiles then begin before them,
-where a wide load does: `rplace` counts from there, and the lanes before and behind the row are masked. Both
-ends are stored apart.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from __future__ import annotations
 import sympy
 import torch
 
-from minicompile.codegen.phases import along_rows
 from minicompile.codegen.plan import TritonPlan, power_of_two
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import TritonIndex, operand
@@ -55,8 +50,7 @@ class AddressPrinter(LinePrinter):
         self.cast = f".to({width})" * bool(width)
         """What makes an index as wide as it must be: as wide as a launch passes sizes."""
         self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
-        self.given = {expr: name for name, expr in plan.derived.items()}
-        self.sizes = TritonIndex({}, given=self.given)
+        self.sizes = TritonIndex({})
         self.axes: dict[Value, Axes] = {}
         for value in plan.body.values:
             across = (self.axes[operand] for operand in value.operands)
@@ -67,9 +61,8 @@ class AddressPrinter(LinePrinter):
         whole = bool(self.length == power_of_two(plan.row_length))
         self.full_row = plan.reduction == "persistent" and whole
         """No lane is left over."""
-        self.anywhere = plan.reduction == "looped" and plan.granule > 1
-        """Rows begin anywhere, or may."""
-        self.granule = "WIDE" if plan.granule_varies else str(plan.granule)
+        self.row_end = "rnumel"
+        """Where a sweep over a row ends."""
 
     # Lanes and loops ---------------------------------------------------------------------------------
 
@@ -94,11 +87,6 @@ class AddressPrinter(LinePrinter):
         self.line(f"rnumel = {self.sizes(self.length)}")
         if plan.varying and is_nonnegative(self.length - 1):
             self.line("tl.assume(rnumel > 0)")
-        if self.anywhere:
-            wide = self.granule
-            self.line(f"xstart = xindex * rnumel // {wide} * {wide}")
-            self.line("xshift = xindex * rnumel - xstart")
-            self.line(f"rlimit = (xshift + rnumel + {self._below_granule()}) // {wide} * {wide}")
         if plan.reduction == "persistent":
             self._row_index("")
 
@@ -111,26 +99,15 @@ class AddressPrinter(LinePrinter):
 
     def _row_index(self, start: str) -> None:
         """Which r the tile holds."""
-        place = "rplace" if self.anywhere else "rindex"
-        self.line(f"{place} = {start}{self._lanes('r')}{self.cast}")
-        if self.anywhere:
-            self.line("rindex = rplace - xshift")
-            if self.plan.varying:
-                self.line("rmask = (rindex >= 0) & (rindex < rnumel) | WHOLE")
-            else:
-                width = 64 if self.wide else 32  # as one of them, a number below 0 is no small one
-                self.line(f"rmask = rindex.to(tl.uint{width}) < rnumel")
-        elif not self.full_row:
+        self.line(f"rindex = {start}{self._lanes('r')}{self.cast}")
+        if not self.full_row:
             tile = self.plan.tiles.get("r", 1)
             even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
-            even = even or self.may_be_even
-            # known when compiling: then no lane is masked
-            whole = " | WHOLE" if self.plan.varying else " | (rnumel % RBLOCK == 0)" * bool(even)
-            self.line(f"rmask = (rindex < rnumel){whole}" if whole else "rmask = rindex < rnumel")
+            if even or self.may_be_even:  # known when compiling: then no lane is masked
+                self.line("rmask = (rindex < rnumel) | (rnumel % RBLOCK == 0)")
+            else:
+                self.line("rmask = rindex < rnumel")
         self._digits(self.plan.reduction_ranges, "rindex")
-
-    def _below_granule(self) -> str:
-        return f"({self.granule} - 1)" if self.plan.granule_varies else str(self.plan.granule - 1)
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
         """Each loop variable that an index mentions, as a digit of the flattened index."""
@@ -170,7 +147,7 @@ class AddressPrinter(LinePrinter):
         loaded = {v.symbol: self.names[v] for v in value.indirect}
         ranges = self.plan.body.all_ranges
         flat = {loop_symbol(f"{a}index"): product(r.values()) for a, r in self.plan.axes.items()}
-        names = TritonIndex({**ranges, **flat}, lambda s: loaded.get(s, str(s)), self.given)
+        names = TritonIndex({**ranges, **flat}, lambda s: loaded.get(s, str(s)))
         return names(self._flat(value.index))
 
     def _index_axes(self, value: Value) -> Axes:
@@ -197,9 +174,7 @@ class AddressPrinter(LinePrinter):
         """The addresses of a load or store, as a block over `axes`."""
         assert value.index is not None
         index = self._index(value)
-        if self.anywhere and along_rows(value, self.plan.body):
-            index = "xstart + rplace"
-        elif self._index_axes(value) != axes:
+        if self._index_axes(value) != axes:
             index = f"tl.full({self._shape(axes)}, 0, tl.int32) + {index}"
         return f"{self.arguments[value.buffer].name} + ({index})"
 

@@ -34,7 +34,6 @@ from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, Layout, View
 from minicompile.ops.display import count_text
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
-from minicompile.options import Options
 from minicompile.scheduling.nodes import (
     LARGE,
     Allocation,
@@ -55,20 +54,18 @@ RESERVED = HELPERS | {"aten", "torch", "args", "call", "results", "min", "max", 
 
 
 def generate_wrapper(
-    schedule: Schedule, kernels: Mapping[int, Sequence[KernelSource]], options: Options
+    schedule: Schedule, kernels: Mapping[int, Sequence[KernelSource]]
 ) -> WrapperSource:
     """Python for a schedule. `kernels` has those of each fused node by its position in `schedule.nodes`.
 
     Raises Unsupported for sizes that no input gives and arguments that have no text.
     """
-    return _Writer(schedule, kernels, options).write()
+    return _Writer(schedule, kernels).write()
 
 
 class _Writer:
-    def __init__(
-        self, schedule: Schedule, kernels: Mapping[int, Sequence[KernelSource]], options: Options
-    ) -> None:
-        self.schedule, self.kernels, self.options = schedule, kernels, options
+    def __init__(self, schedule: Schedule, kernels: Mapping[int, Sequence[KernelSource]]) -> None:
+        self.schedule, self.kernels = schedule, kernels
         self.graph, self.memory = schedule.graph, schedule.memory
         self.inputs = [b for b in self.graph.inputs if isinstance(b, InputBuffer)]
         self.used: set[sympy.Symbol] = set()
@@ -122,14 +119,11 @@ class _Writer:
         return [*lines, "", "", "def call(args):"]
 
     def _start(self, inputs: list[str]) -> None:
-        """Take the arguments, find the sizes, check what was assumed if asked to, drop what isn't needed."""
+        """Take the arguments, find the sizes, drop what isn't needed."""
         if inputs:
             self._line(f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
         self._line("args.clear()")
-        checks = [self._check(b) for b in self.inputs] if self.options.verify else []
         self._find_sizes({symbol for symbol in self.used if str(symbol) not in inputs})
-        for text in checks:
-            self._line(text)
         needed = {o.buffer for o in self.graph.outputs if isinstance(o, View)} | self.handed_on
         for node in self.schedule.nodes:
             needed.update(d.buffer for d in node.reads)
@@ -179,16 +173,6 @@ class _Writer:
                     if found := solved(size, symbol, text):
                         return found
         raise Unsupported(f"no input tells what {symbol} is")
-
-    def _check(self, buffer: InputBuffer) -> str:
-        name, layout = self.names[buffer.name], buffer.layout
-        tests = [f"{name}.size() == {self._sizes(layout.size)}", f"{name}.dtype is {layout.dtype}"]
-        tests += [
-            f"{name}.stride({axis}) == {self._size(stride)}"
-            for axis, (size, stride) in enumerate(zip(layout.size, layout.stride, strict=True))
-            if size not in (0, 1) and 0 not in layout.size
-        ]
-        return f'assert {" and ".join(tests)}, "{name} must be {layout}"'
 
     # -- steps
 
@@ -299,10 +283,7 @@ class _Writer:
             self._expect(self._name(output.name), output.layout, origins)
 
     def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
-        """What a library returns must lie as kernels expect it. The rest `verify` makes sure of."""
-        if self.options.verify:
-            self._line(f"assert {name}.dtype is {layout.dtype}", origins)
-            self._line(f"assert {name}.size() == {self._sizes(layout.size)}", origins)
+        """What a library returns must lie as kernels expect it."""
         if not layout.size or 0 in layout.size:
             return
         self._line(f"if {name}.stride() != {self._sizes(layout.stride)}:", origins)

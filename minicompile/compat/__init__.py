@@ -22,7 +22,6 @@ from minicompile.compat.autograd import (
 )
 from minicompile.compat.dispatch import (
     TorchDispatchMode,
-    adds_products_in_float32,
     autograd_kernels,
     below_autograd,
     is_composite,
@@ -33,7 +32,6 @@ from minicompile.compat.dispatch import (
     torch_decompositions,
     torch_kernels_as_in_eager,
 )
-from minicompile.compat.distributed import COLLECTIVES
 from minicompile.compat.fakes import (
     FAKE_LIMITS,
     FakeTensor,
@@ -72,7 +70,6 @@ from minicompile.compat.memory import (
     storage_id,
     storage_pointer,
     storage_uses,
-    tensor_on,
 )
 from minicompile.compat.private import PART_GONE, PARTS, require
 from minicompile.compat.settings import AUTOCAST_DEVICES, any_autocast_enabled, without_autocast
@@ -82,7 +79,6 @@ from minicompile.compat.views import (
     VIEW_OF_FUNCTION,
     autograd_base,
     creation_meta,
-    has_forgotten_history,
     how_made,
     is_view,
     set_creation_meta,

@@ -72,7 +72,7 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 
 UNPACKS_ONE = relies_on(
     "torch._C._FunctionBase._raw_saved_tensors", "speed", replaced=True
-) & relies_on(f"{AUTOGRAD}.SavedTensor.unpack", "speed", replaced=True, since="2.12")
+) & relies_on(f"{AUTOGRAD}.SavedTensor.unpack", "speed", replaced=True)
 """Can one saved tensor be had without the others?"""
 
 
@@ -98,14 +98,14 @@ def clear_saved_tensors(ctx: Any) -> None:
         clear()
 
 
+def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return `function.apply` for where no transform of torch.func is active: 2 microseconds less."""
+    return getattr(super(torch.autograd.Function, function), "apply", function.apply)
+
+
 BackwardCFunction: Any = take("torch.autograd.function.BackwardCFunction", "training")
 
 
 _APPLY: Any = vars(torch.autograd.Function).get("apply", torch.autograd.Function.apply)
 function_apply: Callable[..., Any] = getattr(_APPLY, "__func__", _APPLY)
 """The function that `Fn.apply(...)` calls with the class `Fn` first: in Python, and in C from torch 2.14."""
-
-
-def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return `function.apply` for where no transform of torch.func is active: 2 microseconds less."""
-    return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]

@@ -144,15 +144,3 @@ def onednn_linear() -> Any:
     """Return the operator x @ weight.t() + bias of oneDNN; None where torch was built without it."""
     packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     return packet and packet.default
-
-
-@functools.cache
-def adds_products_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Can a product of half types be added to a float32 matrix in place, without rounding it?"""
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return False
-    with no_dispatch_modes(), contextlib.suppress(RuntimeError, TypeError):
-        total, factor = (torch.ones(16, 16, device=device, dtype=d) for d in (torch.float32, dtype))
-        torch.addmm(total, factor, factor, torch.float32, out=total)  # type: ignore[call-overload]
-        return bool((total == 17).all())
-    return False

@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from minicompile.compat.dispatch import Unwrapped, no_dispatch_modes
+from minicompile.compat.dispatch import Unwrapped
 from minicompile.compat.graphs import tree_leaves
 from minicompile.compat.memory import storage_id
 from minicompile.compat.private import lookup, relies_on, take
 from minicompile.errors import Unsupported
-from minicompile.ops.eager_checks import check_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
     as_row_major_view,
     convolved,
     has_open_batch,
     laid_out_as_eager,
-    upsampled_gradient,
+    refuse_wrong_fakes,
 )
-from minicompile.ops.writes import WRITES_STATISTICS, written_arguments
+from minicompile.ops.writes import written_arguments
 from minicompile.shapes.symnode import size_expr
 from minicompile.versions import release
 
@@ -83,7 +82,7 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         if func is torch.ops.prim.device.default and self.is_our_fake(args[0]):
             return args[0].fake_device
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
-        if func._schema.is_mutable or func in WRITES_STATISTICS:
+        if func._schema.is_mutable:
             self.note_writes(written_arguments(func, args, kwargs or {}))
             return self.computed(func, types, args, kwargs)
         key = self.key(func, args, kwargs)
@@ -145,22 +144,25 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         return found
 
     def computed(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Return a call's results as torch's fake kernels have them, with eager's errors and layouts."""
-        check_arguments(func, args, kwargs, no_dispatch_modes)
-        run = super().dispatch
-        if not self.static_shapes:
-            if func is torch.ops.aten.slice.Tensor and SLICES_NEED_ENV:
+        """Return a call's results as torch's fake kernels have them, with eager's layouts."""
+        refuse_wrong_fakes(func, args)
+        if not self.static_shapes and SLICES_NEED_ENV:
+            if func is torch.ops.aten.select.int:
+                check_selected(*args)
+            if func is torch.ops.aten.slice.Tensor:
                 return slice_of(*args, **(kwargs or {}))
-            if func in UPSAMPLED_GRADIENTS:
-                return upsampled_gradient(func, args[0], args[2])
+        if not self.static_shapes and func in UPSAMPLED_GRADIENTS and args[0].is_contiguous():
+            return args[0].new_empty(args[2])
+        if not self.static_shapes:
             if has_open_batch(func, args):
+                run = super().dispatch
                 return convolved(func, args, lambda args: run(func, types, args, kwargs))
             func, args = as_row_major_view(func, args)
         if func is torch.ops.aten._unique.default:  # torch 2.11 fakes it with a size of 1
             raise DynamicOutputShape(func)
         if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor
             return torch.empty_like(args[0])
-        return laid_out_as_eager(func, args, run(func, types, args, kwargs))
+        return laid_out_as_eager(func, args, super().dispatch(func, types, args, kwargs))
 
 
 MOST_LAYOUTS = 8192
@@ -216,6 +218,12 @@ SLICES_NEED_ENV = release(torch.__version__) < (2, 13)
 if SLICES_NEED_ENV and relies_on("torch._meta_registrations.div_rtn", "speed", replaced=True):
     # The sizes that pooling gives: its rounding down asks for the sign of a remainder, `//` does not.
     lookup("torch._meta_registrations").div_rtn = operator.floordiv
+
+
+def check_selected(x: torch.Tensor, dim: int, position: Any) -> None:
+    """Refuse positions outside of a dimension, which torch 2.11's symbolic fakes allow."""
+    if x.dim() and not -x.shape[dim] <= position < x.shape[dim]:
+        raise IndexError(f"select(): index {position} out of range for dimension {dim}")
 
 
 def slice_of(

@@ -17,12 +17,11 @@ TensorGuards: Any = take("torch._C._dynamo.guards.TensorGuards", "speed", otherw
 def tensor_guards(
     tensors: Sequence[torch.Tensor],
     free: Mapping[int, Collection[int]] = {},
-    native: bool = True,
     different: bool = True,
 ) -> Callable[..., bool]:
     """Return a check of many tensors: each has the same `tensor_facts`, and all are different objects.
 
-    In C++ where torch has TensorGuards, else (or with `native=False`) in Python. `free` gives, by tensor
+    In C++ where torch has TensorGuards, else in Python. `free` gives, by tensor
     number, the dimensions of any size; the strides of such a tensor are not checked.
     """
 
@@ -30,7 +29,7 @@ def tensor_guards(
         pairs = ((t, free.get(i, ())) for i, t in enumerate(given))
         return [isinstance(t, torch.Tensor) and tensor_facts(t, dims) for t, dims in pairs]
 
-    if TensorGuards is None or not native or not different:
+    if TensorGuards is None or not different:
         expected = facts(tensors)
         return lambda *given: (
             (not different or len(set(map(id, given))) == len(given)) and facts(given) == expected

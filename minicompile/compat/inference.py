@@ -16,8 +16,6 @@ plain_fakes: Any = take(
     "recognition",
     otherwise=contextlib.nullcontext,
 )
-InferenceMode: Any = take("torch._C._InferenceMode", "capture")
-"""The context manager in C++ behind `torch.inference_mode`."""
 relies_on("torch.Tensor._version", "capture")
 
 

@@ -40,10 +40,3 @@ def has_storage(tensor: torch.Tensor) -> bool:
     except (NotImplementedError, RuntimeError):
         return False
     return True
-
-
-def tensor_on(
-    storage: torch.UntypedStorage, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-) -> torch.Tensor:
-    """Return a tensor that begins where a storage on the CPU does, and is a view of no other tensor."""
-    return empty_strided_cpu((0,), (1,), dtype).set_(storage, 0, size, stride)

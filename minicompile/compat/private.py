@@ -32,11 +32,10 @@ PARTS = {
     "differentiation": "graphs are captured but not compiled: every call runs in eager",
     "training": "calls whose results need gradients run in eager",
     "speed": "calls are slower; a plain Python equivalent takes its place",
-    "wording": "a message is less exact",
     "recognition": "calls of some torch functions end a graph",
     "gpu": "kernels for a GPU are not launched: such calls run in eager",
     "triton": "Triton kernels are neither compiled nor interpreted",
-    "comparison": "`torch_inductor`, `compare_with_torch` and the bridge to torch.compile refuse",
+    "comparison": "`compare_with_torch` refuses",
 }
 """By part: what its loss means to a user."""
 
@@ -50,8 +49,6 @@ class PrivateName:
 
     path: str
     part: str
-    since: str
-    """The first release that has it; "" if all supported ones do."""
     replaced: bool
     """Whether an equivalent takes its place where it is gone."""
     present: bool | None = None
@@ -95,9 +92,9 @@ def lookup(path: str) -> Any:
     return here
 
 
-def take(path: str, part: str, otherwise: Any = REFUSE, since: str = "") -> Any:
+def take(path: str, part: str, otherwise: Any = REFUSE) -> Any:
     """Return the object at a path, `otherwise` where this release lacks it, or else a `Gone`."""
-    name = NAMES.setdefault(path, PrivateName(path, part, since, otherwise is not REFUSE))
+    name = NAMES.setdefault(path, PrivateName(path, part, otherwise is not REFUSE))
     try:
         value = lookup(path)
     except (AttributeError, ImportError):
@@ -107,16 +104,16 @@ def take(path: str, part: str, otherwise: Any = REFUSE, since: str = "") -> Any:
     return value
 
 
-def relies_on(paths: str, part: str, replaced: bool = False, since: str = "") -> bool:
+def relies_on(paths: str, part: str, replaced: bool = False) -> bool:
     """Note that code reads these attributes from objects like those at the paths. Are all there?"""
     for path in paths.split():
-        take(path, part, None if replaced else REFUSE, since)
+        take(path, part, None if replaced else REFUSE)
     return all(NAMES[path].present for path in paths.split())
 
 
 def later(path: str, part: str) -> Callable[[], Any]:
     """Return a function that takes a path: what is slow to import is imported when it is first needed."""
-    NAMES.setdefault(path, PrivateName(path, part, "", False))
+    NAMES.setdefault(path, PrivateName(path, part, False))
     return lambda: take(path, part)
 
 

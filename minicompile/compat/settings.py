@@ -6,8 +6,7 @@ Capture guards those that a graph relies on.
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.autograd import forward_ad
 
 from minicompile.compat.private import relies_on, take
 
-AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla", "ipu", "maia")
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps")
 
 any_autocast_enabled: Callable[[], bool] = take("torch._C._is_any_autocast_enabled", "capture")
 without_autocast: Any = take("torch._C._DisableAutocast", "capture")
@@ -84,18 +83,6 @@ def active_modes() -> dict[str, int]:
     return {what: depth for what, depth in depths.items() if depth}
 
 
-function_mode_stack = take(
-    "torch.overrides._get_current_function_mode_stack", "wording", otherwise=list
-)
-DeviceContext = take("torch.utils._device.DeviceContext", "wording", otherwise=None)
-
-
-def default_device() -> torch.device | None:
-    """Return the device that the innermost function mode on this thread is a default for, if it is one."""
-    modes = function_mode_stack()[-1:]
-    return next((mode.device for mode in modes if type(mode) is DeviceContext), None)
-
-
 read_precision = take("torch._C._get_fp32_precision_getter", "speed", otherwise=None)
 
 
@@ -107,12 +94,6 @@ def matmul_precision() -> Any:
     if read_precision is None:
         return torch.get_float32_matmul_precision()
     return tuple(read_precision(backend, "matmul") for backend in ("cuda", "mkldnn"))
-
-
-def multiplies_in_tf32() -> bool:
-    """Whether float32 matrix products on a GPU round their factors to TF32."""
-    found = matmul_precision()
-    return found[0] == "tf32" if isinstance(found, tuple) else found != "highest"
 
 
 set_grad_enabled: Any = take("torch._C._set_grad_enabled", "capture")
@@ -173,29 +154,6 @@ SETTING_READERS = [
 ]
 """torch functions that read other settings; a frame that asks gets a guard on the answer."""
 
-_SDP_KERNELS = "math flash mem_efficient cudnn overrideable"
-SETTINGS: dict[Any, Any] = dict(
-    zip(
-        _present("torch._C", " ".join(f"_set_sdp_use_{n}" for n in _SDP_KERNELS.split())),
-        _present("torch._C", " ".join(f"_get_{n}_sdp_enabled" for n in _SDP_KERNELS.split())),
-    )
-)
-"""Functions that set other settings, and those that read them: which kernels `sdpa_kernel` allows."""
-
-
-def compiling_predicates() -> list[Any]:
-    """Functions by which a program asks whether it is being compiled."""
-    # torch._dynamo has some too: asked only if the program imported it
-    modules = map(sys.modules.get, ("torch._dynamo", "torch._dynamo.external_utils"))
-    found = [getattr(module, "is_compiling", None) for module in modules]
-    found += [torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling]
-    return [predicate for predicate in found if predicate is not None]
-
-
-_jit: Any = torch.jit
-TRACING_PREDICATES: list[Any] = [_jit.is_tracing, _jit.is_scripting, torch.compiler.is_exporting]
-"""Functions by which a program asks whether another tracer is at work."""
-
 
 @dataclass(frozen=True)
 class Modes:
@@ -231,17 +189,10 @@ class Modes:
 
 
 @contextlib.contextmanager
-def restored_modes(setters: Iterable[Any] = SETTINGS) -> Iterator[None]:
-    """Grad mode, autocast and what some of `SETTINGS` set as before, whatever happens inside."""
-    before, values = Modes.now(), settings_now(setters)
+def restored_modes() -> Iterator[None]:
+    """Grad mode and autocast as before, whatever happens inside."""
+    before = Modes.now()
     try:
         yield
     finally:
         before.set(before.nesting)
-        for setter, value in values.items():
-            setter(value)
-
-
-def settings_now(setters: Iterable[Any] = SETTINGS) -> dict[Any, Any]:
-    """What setters of `SETTINGS` would have to be called with to change nothing."""
-    return {setter: SETTINGS[setter]() for setter in setters}

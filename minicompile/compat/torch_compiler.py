@@ -1,4 +1,4 @@
-"""torch's own compiler, which ours is compared with and whose halves it can replace.
+"""torch's own compiler, which ours is compared with.
 
 Each function takes what it needs when it is called: importing torch._dynamo and torch._inductor takes more
 than a second. A part that is gone is a reason why there is no comparison.
@@ -7,55 +7,24 @@ than a second. A part that is gone is a reason why there is no comparison.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import fx
 
-from minicompile.compat.fakes import FakeTensor, FakeTensorMode
-from minicompile.compat.private import later, take
+from minicompile.compat.private import later
 
-HigherOrderOperator = take("torch._ops.HigherOrderOperator", "comparison")
-
-symbolic_env = later("torch.fx.experimental.symbolic_shapes.ShapeEnv", "comparison")
-tracing_context = later("torch._guards.TracingContext.try_get", "comparison")
 compile_fx = later("torch._inductor.compile_fx.compile_fx", "comparison")
+"""Compiles a graph of torch functions by torch's AOT autograd and Inductor, which may change it."""
 inductor_config = later("torch._inductor.config", "comparison")
 functorch_config = later("torch._functorch.config", "comparison")
 graph_lowering = later("torch._inductor.graph.GraphLowering", "comparison")
 dynamo_counters = later("torch._dynamo.utils.counters", "comparison")
+"""torch.compile's counters: by kind, how often what happened."""
 dynamo_config = later("torch._dynamo.config", "comparison")
 
 Tell = Callable[[str, Any, str], None]
 """Takes a stage, its graph, its code: ("joint", fx.GraphModule, "") or ("lowered", GraphLowering, text)."""
-
-
-def torch_fake_mode() -> Any:
-    """Return a FakeTensorMode as torch's compiler works with."""
-    return FakeTensorMode(shape_env=symbolic_env()(), allow_non_fake_inputs=True)
-
-
-def backend_fakes(inputs: Sequence[Any]) -> list[Any]:
-    """Return fakes with Dynamo's symbols for real tensors that it gives a backend, as before its graph ran.
-
-    Outside of Dynamo the inputs are returned as they are.
-    """
-    context = tracing_context()()
-    if context is None or context.fake_mode is None:
-        return list(inputs)
-    convert, known = context.fake_mode.from_tensor, context.tensor_to_context
-    tensors = (isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor) for x in inputs)
-    return [
-        convert(x, static_shapes=x not in known) if real else x for x, real in zip(inputs, tensors)
-    ]
-
-
-def inductor(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-    """A graph of torch functions compiled by torch's AOT autograd and Inductor, which may change it."""
-    compiled: Callable[..., Any] = compile_fx()(gm, inputs)
-    return compiled
 
 
 @contextlib.contextmanager
@@ -93,44 +62,23 @@ def inductor_told(tell: Tell, **settings: Any) -> Iterator[list[str]]:
             setattr(lowering, name, value)
 
 
-def inductor_kernels(lowering: Any) -> tuple[int, int]:
-    """(fused groups of loops, library calls) of a GraphLowering that is compiled."""
-    calls = [node.node for node in lowering.scheduler.nodes if node.is_extern()]
-    loops = [node for node in lowering.scheduler.nodes if not node.is_extern()]
-    nothing = sum(type(node).__name__ == "NopKernelSchedulerNode" for node in loops)
-    return len(loops) - nothing, sum(type(call).__name__ != "MultiOutput" for call in calls)
-
-
-def torch_counters() -> Any:
-    """Return torch.compile's counters: by kind, how often what happened."""
-    return dynamo_counters()
-
-
-def frame_evaluator() -> tuple[Callable[[], int], Callable[[int], None]]:
-    """What evaluates the interpreter's frames (PEP 523): how to read it, how to put it back. torch.compile
-    leaves its own in place when it raises (2.11 to 2.15), and then no other, such as ours, can be used.
-    """
-    api = ctypes.pythonapi
-    current = api.PyInterpreterState_Get
-    current.restype = ctypes.c_void_p
-    get, put = api._PyInterpreterState_GetEvalFrameFunc, api._PyInterpreterState_SetEvalFrameFunc
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    put.restype, put.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
-    return lambda: int(get(current())), lambda evaluator: put(current(), evaluator)
+def inductor_kernels(lowering: Any) -> int:
+    """Count the fused groups of loops of a GraphLowering that is compiled."""
+    nodes = lowering.scheduler.nodes
+    return sum(
+        not node.is_extern() and type(node).__name__ != "NopKernelSchedulerNode" for node in nodes
+    )
 
 
 @contextlib.contextmanager
 def torch_compile_anew() -> Iterator[None]:
     """Inside, torch.compile has compiled nothing and seen no sizes, and raises its errors. Afterwards it has
-    forgotten all, and what evaluates frames is as before."""
-    read, put = frame_evaluator()
-    evaluator = read()
+    forgotten all."""
     torch.compiler.reset()
     try:
         with dynamo_config().patch(suppress_errors=False):
             yield
     finally:
-        put(evaluator)
         torch.compiler.reset()
 
 

@@ -27,23 +27,4 @@ def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
 
 def how_made(tensor: torch.Tensor) -> Any:
     """Return what autograd lets be done in place to a view, comparable with `==`; None if it is no view."""
-    return (creation_meta(tensor), has_forgotten_history(tensor)) if is_view(tensor) else None
-
-
-def has_forgotten_history(view: torch.Tensor) -> bool:
-    """Has a view's base come to require grad since the view was made?
-
-    Autograd then takes the view for a leaf, and refuses writes, until somebody asks for its history. So this
-    function asks by a write that can't be carried out: of a tensor whose shape doesn't fit.
-    """
-    if not is_view(view) or creation_meta(view) != VIEW_AS_USUAL:
-        return False
-    base = autograd_base(view)
-    if base.is_leaf or not base.requires_grad:
-        return base.requires_grad and view.is_leaf  # a view of a leaf may never be written to
-    try:
-        with torch.enable_grad():
-            view.add_(torch.empty(()).expand(2, *[1] * view.dim()))
-    except RuntimeError as error:
-        return str(error).startswith("a leaf Variable")
-    return False
+    return creation_meta(tensor) if is_view(tensor) else None

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from minicompile.codegen.plan import Code, CodeLine
 from minicompile.debug import provenance
 from minicompile.debug.provenance import Piece
+from minicompile.debug.why import asks
 from minicompile.dynamo.result import Guard
 from minicompile.errors import OptionError
 from minicompile.lowering.ir import LoopGraph
@@ -166,7 +167,7 @@ def of_schedule(stage: str, schedule: Schedule) -> Iterator[Piece]:
         parts = node.nodes if isinstance(node, FusedSchedulerNode) else [node]
         yield pieces[parts[0].name]
         for part in parts[1:]:
-            joined = [d for d in schedule.fused if d.asks([part.name], [parts[0].name])]
+            joined = [d for d in schedule.fused if asks(d, [part.name], [parts[0].name])]
             text = f"{pieces[part.name].text}  # in the kernel of {parts[0].name}"
             yield replace(pieces[part.name], text=text, why=tuple(map(str, joined)))
     yield pieces["output"]

@@ -1,19 +1,17 @@
 """`mc.what_if(fn, *args).run(...)`: compiled for real with something changed, beside the unchanged one.
 
     Experiment := target, arguments, the unchanged Knobs
-    Knobs      := fuse, forbid, tiles, backend, dynamic, options
+    Knobs      := fuse, forbid, backend, dynamic, options
     Side       := Knobs -> traces, accuracy against eager, a call to time, refusals
     Outcome    := before, after: Sides; seconds of calls; of each graph a WhatIf and the code that differs
 
-Wishes enter through the fusion policy that is registered, tiles through a plan rule that runs after all
-others. What can't be done is refused with the reason; every answer is compared with eager's.
+Wishes enter through the fusion policy that is registered. What can't be done is refused with the reason;
+every answer is compared with eager's. For other tiles register a plan rule (docs/extending.md).
 """
 
 from __future__ import annotations
 
-import copy
 import io
-import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -22,10 +20,9 @@ from typing import Any
 
 from minicompile import api
 from minicompile import extension as _extension  # noqa: F401  registers every built-in rule
-from minicompile.codegen import triton_rules
-from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule, power_of_two
+from minicompile.codegen.plan import KernelSource
 from minicompile.debug.variant import Case, Run, timed
-from minicompile.debug.why import WhatIf, only, wishes_of
+from minicompile.debug.why import WhatIf, Wishes, WishPolicy, only, wishes_of
 from minicompile.dynamo.result import Capture
 from minicompile.errors import OptionError
 from minicompile.ops.display import Registered, Shown, aligned
@@ -33,32 +30,19 @@ from minicompile.ops.events import Event
 from minicompile.ops.registry import scoped
 from minicompile.options import Options, make_options
 from minicompile.pipeline_result import CompiledStages, Trace
-from minicompile.scheduling.fusion import FusionPolicy, Wishes, fusion_rule
+from minicompile.scheduling.fusion import FusionPolicy, fusion_rule
 from minicompile.scheduling.nodes import Pair
 
-MOST_OF_A_THREAD = 256
-"""Elements of a Triton block that a thread may hold."""
-
-WIDEST = 2048
-"""Most columns of a C++ kernel's tile."""
-
-SQUARES = range(16, 128 + 1, 16)
-"""Sides of a square of a transposition: its elements lie on the stack."""
-
-HINT = """Change something: .run(forbid=[("buf0", "buf1")], fuse=[...], tiles={"x": 64}, backend="aot_eager",
-dynamic=True, inline="never"), or any other option. The stages are in .run(...).after.traces."""
+HINT = """Change something: .run(forbid=[("buf0", "buf1")], fuse=[...], backend="aot_eager", dynamic=True,
+inline="never"), or any other option. The stages are in .run(...).after.traces."""
 
 
 @dataclass(frozen=True)
 class Knobs:
-    """What a compilation can be told. Pairs are names as in `schedule.why`, of `graph` of the first capture.
-
-    `tiles` are sizes by axis ("x", "r", "square"), of all kernels that have it.
-    """
+    """What a compilation can be told. Pairs are as in `schedule.why`, of the first capture's `graph`."""
 
     fuse: Sequence[Pair] = ()
     forbid: Sequence[Pair] = ()
-    tiles: Mapping[str, int] = field(default_factory=dict)
     graph: str = "forward"
     backend: str = "inductor"
     dynamic: bool | None = None
@@ -75,44 +59,17 @@ class Knobs:
         return new
 
 
-def tile_refusal(plan: Any, axis: str, size: int) -> str:
-    """Why a kernel that has such a tile can't have one of that size; empty where it can."""
-    if type(size) is not int or size < 1:
-        return "a tile has at least one element"
-    block = math.prod({**plan.tiles, axis: size}.values())
-    warps = getattr(plan, "num_warps", 1)
-    most = min(triton_rules.LARGEST_BLOCK, MOST_OF_A_THREAD * 32 * warps)
-    length = next((n for n in plan.reduction_ranges.values() if n != 1), 1)
-    chunks = isinstance(length, int) and -(-length // size) > plan.tiles.get("chunks", 0)
-    limits = {
-        "triton": [
-            (plan.device.type == "cpu", "the Triton interpreter takes tiles of its own"),
-            (size != power_of_two(size), "Triton's tiles are powers of two"),
-            (axis == "r" and plan.reduction == "persistent", "the kernel holds whole rows"),
-            (block > most, f"its {warps} warps hold at most {most} elements"),
-        ],
-        "cpp": [
-            (axis == "square" and size not in SQUARES, f"multiples of 16, up to {SQUARES[-1]}"),
-            (axis == "x" and size > WIDEST, f"columns lie on the stack, {WIDEST} at most"),
-            (axis == "r" and chunks, f"there is room for {plan.tiles.get('chunks')} chunks"),
-        ],
-    }
-    unknown = [(True, f"what {plan.language} kernels can take is not known here")]
-    return next((why for wrong, why in limits.get(plan.language, unknown) if wrong), "")
-
-
 class Side:
     """The target compiled once with these knobs, in a scope with their rules, and compared with eager."""
 
     def __init__(self, knobs: Knobs, case: Case) -> None:
-        self.knobs, self.traces, self.refused = knobs, list[Trace](), list[str]()
-        self.graph, self.unheard, self.compiling = "", {*knobs.tiles}, True
+        self.knobs, self.traces = knobs, list[Trace]()
+        self.graph, self.compiling = "", True
         changed = replace(case, dynamic=knobs.dynamic, options=knobs.options)
         self.backend = api.find_backend(knobs.backend, knobs.options)
         self.run = Run(changed, replace(changed.by(self.compile), rules=self.rules))
         self.compiling = False  # from here on it is only timed
         [*_, self.accuracy] = case.compare({"what if": self.run})
-        self.refused += [f"tile {asked}: no kernel has one" for asked in sorted(self.unheard)]
 
     @property
     def graphs(self) -> dict[str, CompiledStages]:
@@ -136,7 +93,6 @@ class Side:
             make = fusion_rule.get("policy")
             if make is not None and (self.knobs.fuse or self.knobs.forbid):
                 fusion_rule("policy")(lambda: self.policy(make))
-            plan_rule("any:what if")(self.set_tiles)
             yield
 
     def wishes(self, graph: str) -> Wishes:
@@ -145,23 +101,8 @@ class Side:
 
     def policy(self, make: Callable[[], FusionPolicy]) -> FusionPolicy:
         """The registered policy, with the wishes in the graph that they are about."""
-        policy = copy.copy(make())
-        if len(self.traces) == 1:
-            policy.wishes = self.wishes(self.graph)
-        return policy
-
-    def set_tiles(self, plan: KernelPlan, options: Options) -> None:
-        """The plan rule: a size goes to all kernels that have such a tile."""
-        axes: dict[str, tuple[str, ...]] = {a: (a,) for a in plan.tiles if a != "chunks"}
-        if plan.tiles and plan.language == "cpp" and not plan.reduction_ranges:
-            axes = {"square": tuple(axes)}
-        for axis in self.knobs.tiles.keys() & axes.keys():
-            self.unheard.discard(axis)
-            size = self.knobs.tiles[axis]
-            if why := tile_refusal(plan, axis, size):
-                self.refused.append(f"{plan.name}: tile {axis} = {size}: {why}")
-            else:
-                plan.tiles = {**plan.tiles, **dict.fromkeys(axes[axis], size)}
+        first = len(self.traces) == 1
+        return WishPolicy(make(), self.wishes(self.graph)) if first else make()
 
 
 def changed_code(
@@ -200,8 +141,7 @@ class Outcome(Shown):
     @property
     def refused(self) -> list[str]:
         """What was asked for and not done, and why."""
-        wishes = [answer.headline for costs, _ in self.graphs.values() for answer in costs.refused]
-        return [*wishes, *self.after.refused]
+        return [answer.headline for costs, _ in self.graphs.values() for answer in costs.refused]
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -213,7 +153,6 @@ class Outcome(Shown):
 
     def __str__(self) -> str:
         lines = [self.title, *aligned([("", "before", "after"), *self.rows])]
-        lines += [f"refused: {why}" for why in self.after.refused]
         for graph, (costs, code) in self.graphs.items():
             names = (", ".join(kernel.name for kernel in side) or "none" for side in code)
             lines.append(f"{graph}: code that differs: before {next(names)}; after {next(names)}")

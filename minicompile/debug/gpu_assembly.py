@@ -26,7 +26,6 @@ from minicompile.runtime.gpu_kernel import (
     planned_tiles,
 )
 from minicompile.runtime.triton import compile_kernel, require_triton
-from minicompile.shapes.expr import size_hint
 
 BINARIES = ("cubin", "hsaco")
 
@@ -108,9 +107,7 @@ def cross_compile(
 
 def planned_divisible(plan: TritonPlan) -> list[str]:
     """Numbers that are multiples of 16, at the hints."""
-    sizes = expected_sizes(plan)
-    numbers = {symbol: symbol for symbol in sizes} | plan.derived
-    return [str(s) for s, expr in numbers.items() if size_hint(expr, sizes) % ALIGNMENT == 0]
+    return [str(s) for s, size in expected_sizes(plan).items() if size % ALIGNMENT == 0]
 
 
 @method(Trace, "assembly")

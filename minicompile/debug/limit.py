@@ -130,7 +130,7 @@ def obey() -> None:
     if not text:
         return
     counting = Counting(Limit(*json.loads(text)))
-    backends.rules["inductor"] = backends.rules[counting.limit.backend]
+    backends.records["inductor"] = backends.records[counting.limit.backend]
 
     def write() -> None:
         report = counting.report()

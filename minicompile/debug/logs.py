@@ -23,13 +23,13 @@ from typing import NamedTuple, TextIO
 
 from minicompile.api import option_check
 from minicompile.debug import stages
-from minicompile.dynamo.history import failure_lines
+from minicompile.debug.overview import saving
+from minicompile.dynamo.result import failure_lines
 from minicompile.errors import OptionError
 from minicompile.ops.display import count_text
 from minicompile.ops.events import CALLED, KINDS, Event, observer
 from minicompile.ops.graph import Listing
 from minicompile.ops.registry import Registry
-from minicompile.pipeline_result import saving
 
 Text = Callable[[Event, bool], str]
 """(event, verbose) -> lines to print; "" for none."""

@@ -13,11 +13,13 @@ from minicompile.debug import (  # noqa: F401
     diff,
     dump,
     gpu_assembly,
+    history,
     limit,
     logs,
+    overview,
     provenance,
     roofline,
-    torch_bridge,
+    verify,
     why,
 )
 from minicompile.ops.display import method

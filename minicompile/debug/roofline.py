@@ -17,6 +17,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from minicompile import compat
+from minicompile.codegen.merge import merge
 from minicompile.errors import OptionError
 from minicompile.lowering.ir import Buffer, ExternKernel, Layout, View
 from minicompile.ops.device import memory_bandwidth
@@ -131,8 +132,9 @@ class Roofline(Shown):
 
 def costs_of(schedule: Schedule) -> list[Cost]:
     """Return what each node of a schedule moves and computes, in running order."""
+    internal, dtypes = schedule.memory.internal, schedule.dtypes
     return [
-        cost_of(node, schedule)
+        cost_of(*merge(node, internal, dtypes), schedule)
         if isinstance(node, FusedSchedulerNode)
         else cost_of_call(node, schedule)
         for node in schedule.nodes

@@ -76,7 +76,7 @@ def decision_text(decision: FusionDecision, numbers: bool) -> str:
         lines.append(f"✓ {decision.kind.replace('_', ' ').title()} fusion: {decision.reason}")
     else:
         lines.append(f"✗ Cannot fuse: {decision.reason}")
-    lines += [f"  {decision.numbers}"] if numbers else []
+    lines += [f"  {decision.numbers()}"] if numbers else []
     verdict = "Fused into 1 kernel" if decision.fused else "Separate kernels"
     return "\n".join([*lines, f"→ {verdict}{places(decision.origins)}"])
 

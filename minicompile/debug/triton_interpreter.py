@@ -27,8 +27,6 @@ import torch
 import triton.language as tl
 
 from minicompile.codegen.plan import (
-    INDEX_ERROR,
-    ZERO_DIVISION,
     KernelSource,
     TemplatePlan,
     TritonPlan,
@@ -39,7 +37,7 @@ from minicompile.runtime.cpp import fail
 from minicompile.runtime.gpu_kernel import (
     Tiles,
     base_name,
-    constants,
+    blocks,
     execute,
     for_row,
     module_text,
@@ -90,17 +88,15 @@ class InterpretedKernel:
             tiles = for_row(tiles, power_of_two(length))
         # bools are bytes in memory, and kernels read them as such
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
-        sizes = [*known.values(), *(size_hint(n, known) for n in plan.derived.values())]
-        numbers = [scalar(n, needs_int64(plan, known)) for n in sizes]
-        given = constants(plan, tiles, rows, length)
+        wide = needs_int64(plan, known)
+        numbers = [scalar(n, wide) for n in known.values()]
         grid = (size_hint(programs(plan, tiles), known), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):
-                self.kernel[grid](*tensors, *numbers, **given)
+                self.kernel[grid](*tensors, *numbers, **blocks(plan, tiles))
         except interpreter.InterpreterError as error:
-            division = "division" in str(error.__cause__)
-            if isinstance(error.__cause__, AssertionError) and (division or plan.checked):
-                fail(plan, ZERO_DIVISION if division else INDEX_ERROR)
+            if isinstance(error.__cause__, AssertionError) and plan.checked:
+                fail(plan)
             raise
 
 
@@ -124,7 +120,7 @@ def interpreter_tiles(plan: TritonPlan, known: Any, rows: int, length: int) -> T
     if "y" in plan.axes:
         return Tiles(LANES // whole("y", LANES), y=whole("y", LANES))
     r = power_of_two(length)
-    if plan.reduction == "looped":
+    if plan.reduction != "persistent":
         r = min(r, LANES)
     return Tiles(max(min(power_of_two(rows), LANES // r), 1), r)
 

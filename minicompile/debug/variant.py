@@ -6,7 +6,7 @@
     StageAccuracy := a run's errors against float64, beside those of eager, and a verdict
 
 `mc.accuracy` compares the stages of the compiler, `mc.bisect` and `mc.minify` limits of it, `mc.what_if`
-other options and wishes, `mc.compare_with_torch` the halves of two compilers. Each run works on copies, from
+other options and wishes, `mc.compare_with_torch` two compilers. Each run works on copies, from
 the same random state. The real compiler: torch/_dynamo/debug_utils.py (same_two_models).
 """
 
@@ -196,7 +196,7 @@ class Run:
         with scoped(), warnings.catch_warnings(), self.variant.rules():
             if self.variant.limit is not None:
                 warnings.simplefilter("ignore")
-                observer.rules.pop("dump", None)  # an error that is looked for needs no report
+                observer.records.pop("dump", None)  # an error that is looked for needs no report
                 gate("variant")(self.counting)
                 observer("variant")(self.counting.listen)
             yield

@@ -9,7 +9,8 @@ Nothing is lowered again: fusion starts from the recorded nodes, or is asked abo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -18,7 +19,8 @@ from minicompile.errors import OptionError
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, method
 from minicompile.ops.origin import source_lines
 from minicompile.pipeline_result import Trace
-from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, Wishes
+from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, FusionPolicy
+from minicompile.scheduling.nest import LoopNest
 from minicompile.scheduling.nodes import (
     Cause,
     FusedSchedulerNode,
@@ -27,9 +29,67 @@ from minicompile.scheduling.nodes import (
     Schedule,
     SingleNode,
 )
+from minicompile.scheduling.reasons import Verdict
 from minicompile.scheduling.schedule import Explained, finish
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Pairs of nodes that a learner wants in one kernel, or in two."""
+
+    fuse: tuple[Pair, ...] = ()
+    forbid: tuple[Pair, ...] = ()
+
+
+@method(FusionDecision, "numbers")
+def numbers(decision: FusionDecision) -> str:
+    """`would save 64 KiB (buf4 64 KiB), distance 3, 12 operations`."""
+    parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in decision.saved)
+    saved = f"{bytes_text(decision.score)} ({parts})" if decision.saved else "nothing"
+    count = decision.operations
+    size = "" if count is None else f", {count_text(count, 'operation')}"
+    verb = "saves" if decision.fused else "would save"
+    return f"{verb} {saved}, distance {decision.distance}{size}"
+
+
+def asks(decision: FusionDecision, one: Iterable[str], other: Iterable[str]) -> bool:
+    """Is a node of one on this side of the question and a node of the other on that side?"""
+    producers, consumers = (
+        {n.name for n in group} for group in (decision.producers, decision.consumers)
+    )
+    ways = ((producers, consumers), (consumers, producers))
+    return any(not a.isdisjoint(one) and not b.isdisjoint(other) for a, b in ways)
+
+
+class WishPolicy(FusionPolicy):
+    """A policy that grants wishes, and asks another policy about all other pairs."""
+
+    def __init__(self, policy: FusionPolicy, pairs: Wishes) -> None:
+        self.policy, self.pairs, self.wishes = policy, pairs, (*pairs.fuse, *policy.wishes)
+
+    @staticmethod
+    def wished(pairs: Sequence[Pair], one: LoopNest, other: LoopNest) -> Pair | None:
+        """The first of the pairs that has a node in either nest."""
+        names, others = ({node.name for node in nest.nodes} for nest in (one, other))
+        return next((p for p in pairs if names & {*p} and others & {*p}), None)
+
+    def can_fuse(
+        self, producer: LoopNest, consumer: LoopNest, context: FusionContext
+    ) -> Verdict | tuple[bool, str]:
+        if (pair := self.wished(self.pairs.forbid, producer, consumer)) is not None:
+            return Verdict(False, f"what_if keeps {' and '.join(pair)} apart", "wish")
+        if self.wished(self.pairs.fuse, producer, consumer) is not None:
+            return Verdict(True, "what_if asks for it", "wish")
+        return self.policy.can_fuse(producer, consumer, context)
+
+    def score(
+        self, producer: LoopNest, consumer: LoopNest, context: FusionContext
+    ) -> int | tuple[int, ...]:
+        if self.wished(self.pairs.fuse, producer, consumer) is not None:
+            return sys.maxsize
+        return self.policy.score(producer, consumer, context)
 
 
 @dataclass(frozen=True)
@@ -64,7 +124,7 @@ class Answer(Shown):
         return f"both touch {', '.join(self.common)}" if self.common else "no buffer in common"
 
     def __str__(self) -> str:
-        lines = [self.shared, f"numbers: {self.decision.numbers}"]
+        lines = [self.shared, f"numbers: {numbers(self.decision)}"]
         lines += [f"decision {i}: {decision}" for i, decision in self.asked]
         lines += [f"from {line}" for line in source_lines(self.decision.origins)]
         return "\n  ".join([self.headline, *lines])
@@ -103,7 +163,7 @@ class FusionSteps(Several[FusionDecision]):
         return f"{asked}: {count_text(kernels, 'kernel')}, {saved} less memory traffic"
 
     def __str__(self) -> str:
-        lines = [f"{i:>4}  {d}\n      {d.numbers}" for i, d in enumerate(self)]
+        lines = [f"{i:>4}  {d}\n      {numbers(d)}" for i, d in enumerate(self)]
         return "\n".join([f"{self.title}: {self.counts}", *lines])
 
 
@@ -188,7 +248,7 @@ def why(schedule: Explained, a: str, b: str) -> Answer:
     first, second = (tuple(node.name for node in nodes) for nodes in (one, other))
     touched = ({d.buffer for n in nodes for d in (*n.reads, *n.writes)} for nodes in (one, other))
     common = tuple(sorted(set.intersection(*touched)))
-    asked = tuple((i, d) for i, d in enumerate(schedule.decisions) if d.asks(first, second))
+    asked = tuple((i, d) for i, d in enumerate(schedule.decisions) if asks(d, first, second))
     step, decision = next(((i, d) for i, d in asked if d.fused), (None, None))
     groups = [fuser.group(names[0]) for names in (first, second)]
     if groups[0] != groups[1]:
@@ -237,5 +297,6 @@ def what_if(schedule: Explained, fuse: Sequence[Pair] = (), forbid: Sequence[Pai
     old, wished = schedule.fuser, wishes_of(schedule, fuse, forbid)
     options = replace(old.context.options, fusion=True)
     context = FusionContext(old.context.graph, options, old.nodes)
-    again = Fuser(old.nodes, old.before, context, old.policy, wished)
+    policy = old.policy.policy if isinstance(old.policy, WishPolicy) else old.policy
+    again = Fuser(old.nodes, old.before, context, WishPolicy(policy, wished))
     return WhatIf(wished, schedule, finish(again))

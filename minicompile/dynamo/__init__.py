@@ -8,8 +8,7 @@ Read result.py first, then capture.py. The way through the room for a reader: wh
 what runs in its place later, then where the two alternate. A call comes in at `dispatch`, which asks its
 entries and calls `capture` if none fits.
 
-    result         what capture gives: Source, Guard, GraphBreak, Capture
-    history        what became of the calls of a compiled function: Miss, Timeline, Explanation
+    result         what capture gives: Source, Guard, GraphBreak, Miss, Capture
 
     Running bytecode on symbols
     bytecode       one instruction stream for all versions of CPython
@@ -21,7 +20,7 @@ entries and calls `capture` if none fits.
     outside, attributes, containers, calls
                    what Python's operations mean there, each a function of the world: reads and writes of
                    what existed before, attributes, operators and containers, calls
-    builtins, library, functions, autograd_functions, mapped_functions
+    builtins, library
                    what calls of particular functions mean; refusals: what is left to Python by name
     capture        runs a frame through all this, and keeps what is needed to run it again
 

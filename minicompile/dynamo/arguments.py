@@ -36,7 +36,8 @@ def signature_of(function: types.FunctionType) -> inspect.Signature:
 def fingerprint(value: Any, depth: int = 0) -> Any:
     """What two calls must share for a refusal of one to stand for the other; hashable."""
     if type(value) in (torch.Tensor, torch.nn.Parameter):  # reads of others would run user code
-        return type(value), value.dtype, tuple(value.shape), value.device, value.requires_grad
+        about = value.dtype, tuple(value.shape), value.device, value.requires_grad
+        return type(value), value.is_inference(), *about
     if is_constant(value):
         return type(value), repr(value)
     if type(value) in (list, tuple, dict) and depth < 4:

@@ -1,10 +1,10 @@
 """A code object as a list of instructions that can be changed, and back.
 
-    Op      := opname, arg | target, handler, position
+    Op      := opname, arg | target, handler, line
     Handler := target, depth, lasti
 
 `assemble(code, disassemble(code))` gives the same bytecode and exception table bit for bit, and the same
-positions, if not in the fewest bytes. Jumps and handlers refer to `Op` objects, so instructions can be
+lines; columns are left out. Jumps and handlers refer to `Op` objects, so instructions can be
 inserted anywhere: offsets, EXTENDED_ARG prefixes, inline caches and both tables are worked out again. An op
 without `handler` lies outside every try-block.
 
@@ -21,15 +21,12 @@ import opcode
 import sys
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 VERSION = sys.version_info[:2]
 """Under one newer than tested this module can be imported, and nothing is captured (compat/versions.py)."""
 
-Position: TypeAlias = tuple[int | None, int | None, int | None, int | None]
-"""First line, last line, first column, column past the end; None where the compiler said nothing."""
 Place = TypeVar("Place")
-NOWHERE: Position = (None, None, None, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +37,8 @@ class Op:
     arg: int = 0
     target: Op | None = None
     handler: Handler[Op] | None = None
-    position: Position = NOWHERE
+    line: int | None = None
+    """None where the compiler said nothing."""
     offset: int = -1
     prefixes: int = 0
     """EXTENDED_ARGs that it has at least: the compiler leaves one where a jump got shorter later."""
@@ -70,7 +68,7 @@ def cache_units(opname: str) -> int:
 
 def disassemble(code: CodeType) -> list[Op]:
     """The instructions of `code`, without EXTENDED_ARG and CACHE."""
-    data, positions = code.co_code, list(code.co_positions())
+    data, lines = code.co_code, [line for line, *_ in code.co_positions()]
     ops: list[Op] = []
     at: dict[int, Op] = {}
     jumps: list[tuple[Op, int]] = []
@@ -79,7 +77,7 @@ def disassemble(code: CodeType) -> list[Op]:
         opname, arg = dis.opname[data[offset]], arg << 8 | data[offset + 1]
         after = offset + 2 + 2 * cache_units(opname)
         if opname != "EXTENDED_ARG":
-            op = Op(opname, arg, None, None, positions[start // 2], offset, (offset - start) // 2)
+            op = Op(opname, arg, None, None, lines[start // 2], offset, (offset - start) // 2)
             ops.append(op)
             at.update(dict.fromkeys(range(start, offset + 1, 2), op))
             if data[offset] in JUMPS:
@@ -166,33 +164,22 @@ def exception_table(ops: list[Op], starts: list[int], ends: list[int]) -> bytes:
 
 
 def line_table(ops: list[Op], ends: list[int], line: int) -> bytes:
-    """`co_linetable`: runs of at most eight code units, each with all of its location (kind 14) or none (15).
+    """`co_linetable`: runs of at most eight code units, each with a line (kind 13) or without (15).
 
     A line is the difference from the one before.
     """
     table = bytearray()
     begin = 0
     for op, end in zip(ops, ends):
-        first, last, *columns = op.position
         while begin < end:
             units = min(8, end - begin)
             begin += units
-            if first is None:
-                table += head(15, units)
-                continue
-            places = (0 if column is None else column + 1 for column in columns)
-            numbers = (signed(first - line), (last or first) - first, *places)
-            table += head(14, units) + b"".join(map(varint, numbers))
-            line = first
+            kind = 15 if op.line is None else 13
+            table.append(128 | kind << 3 | units - 1)
+            if op.line is not None:
+                step, line = op.line - line, op.line
+                table += varint(-step << 1 | 1 if step < 0 else step << 1)
     return bytes(table)
-
-
-def head(kind: int, units: int) -> bytes:
-    return bytes([128 | kind << 3 | units - 1])
-
-
-def signed(number: int) -> int:
-    return -number << 1 | 1 if number < 0 else number << 1
 
 
 def varint(number: int, high_first: bool = False) -> bytes:

@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from minicompile.dynamo.assembler import VERSION
-from minicompile.dynamo.bytecode import Instruction, Program, is_generator, slot_names
+from minicompile.dynamo.bytecode import is_generator, slot_names
 from minicompile.dynamo.continuation import (
     State,
     bind,
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 READS_ALL_LOCALS = {"locals", "vars", "eval", "exec", "dir"}
 CALLS = ("CALL", "CALL_FUNCTION_EX")
-OPENERS = {"BEFORE_WITH": 1, "GET_ITER": 0}
-"""Instructions that leave something on the stack for a whole block; how many slots they put above it."""
 
 
 class Cut(BaseException):
@@ -79,42 +76,35 @@ class StandIn(GoOn):
 
 # -- where to cut
 
-Log = Sequence[tuple[Program, Instruction, int, int, int]]
-"""Every executed instruction with its program, call depth and the height of the stack after it."""
-
 
 def places(
     frame: Frame,
-    log: Log,
     comes_and_goes: Callable[[types.FunctionType], bool],
     is_users: Callable[[Frame], bool],
 ) -> list[int]:
     """Numbers of executed instructions after which to cut, given the innermost frame that runs.
 
-    First before the instruction that each frame is at, the innermost frame first; then before the with
-    statements and loops around it, whose objects on the stack may be of a kind that can't be rebuilt. In an
-    except block: before the instruction that raised. `comes_and_goes`: whether each call may bring a function
+    Before the instruction that each frame is at, the innermost frame first; in an except block, before the
+    instruction that raised. `comes_and_goes`: whether each call may bring a function
     with cells of its own; what goes on in a frame holds the cells. `is_users`: a library's function is cut
     only while it waits for code of the user's; else its call is undone, and runs in eager as a whole.
     """
     here: list[int] = []
-    around: list[int] = []
     users = False
     while True:
         users |= is_users(frame)
         if frame.handled is not None:
-            here, around = [frame.before_raise], []
+            here = [frame.before_raise]
         else:
             here.append(frame.steps)
-            around += openers(frame, log)
         caller = frame.parent
         if caller is None:
             break
         bound_to_call = frame.function.__closure__ and comes_and_goes(frame.function)
         if not users or not waits_for(caller, frame) or bound_to_call:
-            here, around = [], []
+            here = []
         frame = caller
-    return [steps for steps in dict.fromkeys((*here, *around)) if steps]
+    return [steps for steps in dict.fromkeys(here) if steps]
 
 
 def waits_for(caller: Frame, frame: Frame) -> bool:
@@ -126,24 +116,6 @@ def waits_for(caller: Frame, frame: Frame) -> bool:
         called = inspect.getattr_static(type(called), "__call__", None)
     plain = called is frame.function and not is_generator(frame.function.__code__)
     return plain and caller.current.opname in CALLS
-
-
-def openers(frame: Frame, log: Log) -> list[int]:
-    """How many instructions were executed before each `with` and loop around, innermost first."""
-    found: list[int] = []
-    lowest, waiting = math.inf, False
-    for number in range(len(log), 0, -1):
-        _, ins, depth, height, _ = log[number - 1]
-        if depth < frame.depth:
-            break
-        if depth > frame.depth:
-            continue
-        if waiting:
-            found.append(number)
-        held = height - OPENERS.get(ins.opname, 0)
-        waiting = ins.opname in OPENERS and held <= lowest
-        lowest = min(lowest, height)
-    return found
 
 
 # -- cutting
@@ -257,24 +229,19 @@ def resume_function(
 
 @functools.lru_cache(maxsize=1024)
 def live_names(code: types.CodeType, point: int) -> set[str]:
-    """Names of slots that instructions read that can run from `point` on."""
+    """Names of slots that instructions read from `point` on, or from the start of the loops around it."""
     names = slot_names(code)
     if READS_ALL_LOCALS.intersection(code.co_names):
         return set(names)
     every = units(code)
-    first = {id(unit[0]): number for number, unit in enumerate(every)}
+    number_of = {id(unit[0]): number for number, unit in enumerate(every)}
     found = {names[0]} if "__class__" in code.co_freevars and names else set()  # super() reads it
-    seen: set[int] = set()
-    waiting = [point]
-    while waiting:
-        number = waiting.pop()
-        if number in seen or number >= len(every):
-            continue
-        seen.add(number)
-        for op in every[number]:
+    first, begin = len(every), point
+    while begin < first:  # jumps back make loops that begin earlier
+        rest, first = every[begin:first], begin
+        for op in (op for unit in rest for op in unit):
             if op.opname.endswith(("_FAST", "_DEREF", "_CLOSURE", "_CLEAR", "_CHECK", "_CELL")):
                 found |= set() if op.opname == "STORE_FAST" else {names[op.arg]}
             targets = op.target, op.handler and op.handler.target
-            waiting += [first[id(target)] for target in targets if target is not None]
-        waiting.append(number + 1)
+            begin = min([begin, *(number_of[id(t)] for t in targets if t is not None)])
     return found

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import abc
 import collections
-import contextlib
 import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,9 +76,10 @@ def refuse(id: str, what: str, *functions: Any) -> None:
     call_rules(*functions)(lambda world, args, kwargs: world.unsupported(id, what))
 
 
-for _id, _what, _owner, _names in FUNCTIONS:
-    refuse(_id, _what, *(getattr(_owner, name) for name in _names.split()))
-refuse("several-processes", "processes exchange tensors", *compat.COLLECTIVES)
+for _id, _owner, _names in FUNCTIONS:
+    for _function in (getattr(_owner, _name) for _name in _names.split() if hasattr(_owner, _name)):
+        refuse(_id, f"{_function.__qualname__} is called", _function)
+refuse("autograd-function", "a torch.autograd.Function is applied", compat.function_apply)
 
 
 # -- functions that are operations of the interpreter
@@ -203,17 +203,7 @@ for _method in words("send throw close __iter__ __next__"):
     means(getattr(types.GeneratorType, _method), named=True)(generator_method)
 
 
-@means(iter)
-def builtin_iter(world: World, value: Any, sentinel: Any = UNBOUND) -> Any:
-    if sentinel is UNBOUND:
-        return world.iterate(value)
-
-    def results() -> Iterator[Any]:
-        with contextlib.suppress(StopIteration):
-            while not world.equal(sentinel, found := world.call(value, (), {})):
-                yield found
-
-    return results()
+means(iter)(lambda world, value: world.iterate(value))
 
 
 @means(next)
@@ -258,13 +248,11 @@ def builtin_filter(world: World, function: Any, items: Any) -> Any:
 @means(reversed)
 @unless_defined("__reversed__")
 def builtin_reversed(world: World, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return world.call(world.load_attr(value, "__reversed__"), (), {})
     base = raw_base(value)
     if base is None and python_method(value, "__getitem__") is not None:
         return (world.subscript(value, i) for i in range(world.length(value) - 1, -1, -1))
     if base in (None, set, frozenset):
-        return reversed(world.native_argument(value))  # may raise TypeError
+        return world.run_native(reversed, (value,), {})  # may raise TypeError
     return iter(list(base.__iter__(world.inside(value)))[::-1])
 
 
@@ -381,15 +369,10 @@ means(
 @means(list.index, list.count, list.remove, tuple.index, tuple.count, named=True)
 def search(world: World, method: Any, owner: Any, item: Any) -> Any:
     """A method that looks for an item."""
-    name, items = method.__name__, raw_items(world.inside(owner))
-    if name == "count":
-        return sum(world.equal(other, item) for other in items)
-    for index, other in enumerate(items):
-        if world.equal(other, item):
-            if name == "index":
-                return index
-            return list.__delitem__(world.mutable(owner), index)
-    return method(method.__objclass__(), item)  # raises ValueError
+    if not all(map(is_constant, (*raw_items(world.inside(owner)), item))):
+        world.unsupported("own-equality", f"list.{method.__name__} among more than constants")
+    changed = world.mutable(owner) if method is list.remove else world.inside(owner)
+    return method(changed, world.pinned(item))
 
 
 # -- numbers and text
@@ -422,18 +405,3 @@ def builtin_hash(world: World, value: Any) -> int:
     if not is_constant(value):
         world.unsupported("memory-address", "hash() depends on memory addresses")
     return hash(world.pinned(value))
-
-
-@means(abs)
-@unless_defined("__abs__")
-def builtin_abs(world: World, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return world.torch_call(torch.abs, (value,), {})
-    return world.run_native(abs, (value,), {})
-
-
-@means(round)
-def builtin_round(world: World, value: Any, *ndigits: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return world.torch_call(torch.round, (value,), dict(zip(["decimals"], ndigits)))
-    return world.run_native(round, (value, *ndigits), {})

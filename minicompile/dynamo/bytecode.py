@@ -175,7 +175,7 @@ def split(op: Op, empty: int) -> list[Op]:
 
 def become(op: Op, *parts: tuple[str, int]) -> list[Op]:
     op.opname, op.arg = parts[0]
-    return [op, *(Op(*part, None, op.handler, op.position, op.offset) for part in parts[1:])]
+    return [op, *(Op(*part, None, op.handler, op.line, op.offset) for part in parts[1:])]
 
 
 # -- normalised instructions
@@ -249,5 +249,5 @@ def one_instruction(code: CodeType, number: int, unit: list[Op]) -> Instruction:
         arg = int(VERSION < (3, 12))
     elif kind in JUMPS:
         name = _DIRECTION.sub("", opname)
-    line = op.position[0] or code.co_firstlineno
+    line = op.line or code.co_firstlineno
     return Instruction(name, arg, value, -1, number, op.offset, line)

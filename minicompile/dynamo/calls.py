@@ -54,7 +54,7 @@ TORCH_FUNCTION_MODULES = words("torch.functional torch.nn.functional torch._tens
 """Python functions defined there are single graph nodes, not inlined."""
 
 PURE_MODULES = words(
-    "math cmath _operator _bisect _heapq itertools _functools builtins _struct numpy "
+    "math cmath _operator itertools _functools builtins _struct numpy "
     "unicodedata _string re _sre _abc fractions numbers string textwrap keyword"
 )
 """C functions of these modules have no effects and depend on nothing but their arguments."""
@@ -117,15 +117,6 @@ def is_tensor_method(function: Any) -> bool:
     return isinstance(function, types.FunctionType) and function in TENSOR_FUNCTIONS
 
 
-def class_method(function: Any, cls: type) -> Any:
-    """Return the classmethod, written in C, of which `function` is the form bound to `cls`; else None."""
-    for definition in (own_attributes(base).get(function.__name__) for base in mro_of(cls)):
-        written_in_c = type(definition) is types.ClassMethodDescriptorType
-        if written_in_c and definition.__get__(None, cls) == function:
-            return definition
-    return None
-
-
 class RecordingMode(TorchFunctionMode):
     """Sends torch calls made by native code (`sum(tensors)`, `max(a, b)`) to the graph."""
 
@@ -169,7 +160,6 @@ def rule_for(world: World, function: Any) -> CallRule | None:
 # -- Python functions
 
 
-@operation
 def call_python(world: World, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
     original = function.__dict__.get("_minicompile_original")
     if original is not None:  # a compiled function called while capturing: part of this graph
@@ -222,25 +212,8 @@ def call_partial(world: World, partial: Any, args: Args, kwargs: Kwargs) -> Any:
     return world.call(world.part(partial, "func"), (*own, *args), {**keywords, **kwargs})
 
 
-def call_getter(world: World, getter: Any, args: Args, kwargs: Kwargs) -> Any:
-    """`operator.itemgetter(...)` and its like, called with one object."""
-    maker, given = getter.__reduce__()
-    made = functools.partial(maker, *given)
-    if not is_constant((*made.args, *made.keywords.values())) or len(args) != 1 or kwargs:
-        world.unsupported_kind("unusual-arguments", "a call of a {}", getter)
-    (value,), name = args, made.args[0]
-    if made.func is operator.methodcaller:
-        return world.call(world.load_attr(value, name), made.args[1:], made.keywords)
-    if made.func is operator.itemgetter:
-        found = tuple(world.subscript(value, key) for key in made.args)
-    else:
-        found = tuple(functools.reduce(world.load_attr, n.split("."), value) for n in made.args)
-    return found[0] if len(found) == 1 else found
-
-
-def call_wrapper(world: World, method: Any, args: Args, kwargs: Kwargs) -> Any:
-    definition = method.__objclass__.__dict__[method.__name__]
-    return world.call(definition, (method.__self__, *args), kwargs)
+def refuse_call(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    world.unsupported_kind("unusual-arguments", "a call of a {}", function)
 
 
 def call_cached(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -251,13 +224,12 @@ def call_cached(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any:
         world.unsupported("cached-function", what)
     world.guard("identity", cached.source, function, "a cached function")
     for value in (*args, *kwargs.values()):
-        if is_constant(value) or isinstance(value, FIXED_TYPES):
-            continue
         owner = world.tracker(value)
-        if owner is None or type(value).__hash__ is not OBJECT_HASH:
+        if owner is not None and type(value).__hash__ is OBJECT_HASH:
+            world.guard("identity", owner.source, value, "argument of a cached function")
+        elif not is_constant(value) and not isinstance(value, FIXED_TYPES):
             what = f"{function.__qualname__}, a cached function, is called with a {{}}"
             world.unsupported_kind("cached-function", what, value)
-        world.guard("identity", owner.source, value, "argument of a cached function")
     found = function(*map(world.pinned, args), **kwargs)
     if not is_constant(found):
         world.hold(found, f"{function.__qualname__}(...)")
@@ -292,10 +264,6 @@ def torch_call(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any:
 def tensor_method(world: World, name: str, args: Args, kwargs: Kwargs) -> Any:
     if name in TENSOR_REFUSED:
         world.unsupported(*TENSOR_REFUSED[name])
-    if name == "__len__":
-        return world.length(args[0])
-    if name == "__iter__":
-        return world.iterate(args[0])
     if name == "__get__" or name in TENSOR_METADATA:
         world.unsupported(*unknown(name))
     if name == "requires_grad_":
@@ -321,8 +289,8 @@ def call_builtin(world: World, function: Any, args: Args, kwargs: Kwargs) -> Any
         if isinstance(definition, C_METHODS):
             return world.call(definition, (owner, *args), kwargs)
     if isinstance(owner, type):
-        rule = rule_for(world, class_method(function, owner))
-        if rule is not None:
+        definitions = (own_attributes(base).get(function.__name__) for base in mro_of(owner))
+        for rule in filter(None, (rule_for(world, found) for found in definitions)):
             return rule(world, (owner, *args), kwargs)
         if function.__name__ == "__new__":
             return native_new(world, function, args, kwargs)
@@ -373,7 +341,7 @@ def native_argument(world: World, value: Any) -> Any:
         return functools.partial(world.callback, value)
     if builtin_base(value) is not None:
         return world.deep(value)
-    for name in ("__index__", "__float__", "__int__"):
+    for name in ("__index__", "__float__", "__int__", "__abs__", "__round__"):
         if python_method(value, name) is not None:
             what = f"C code calls {type(value).__name__}.{name}"
             world.unsupported("unusual-arguments", what)
@@ -417,7 +385,9 @@ def call_descriptor(world: World, method: Any, args: Args, kwargs: Kwargs) -> An
         kwargs = {key: world.as_text(value) for key, value in kwargs.items()}
     if name in KEEPS_ITEMS:
         hashed = isinstance(owner, dict | set | frozenset)
-        return method(owner, *(map(world.pinned, rest) if hashed else rest), **kwargs)
+        made = method(owner, *(map(world.pinned, rest) if hashed else rest), **kwargs)
+        world.note_native(made)
+        return made
     return world.run_native(functools.partial(method, owner), rest, kwargs)
 
 
@@ -491,11 +461,10 @@ CALL_KINDS: dict[type, Callable[..., Any]] = {
     types.FunctionType: call_python,
     types.MethodType: call_method,
     types.BuiltinFunctionType: call_builtin,
-    types.MethodWrapperType: call_wrapper,
     **dict.fromkeys(C_METHODS, call_descriptor),
     functools.partial: call_partial,
     weakref.ReferenceType: lambda world, ref, *_: world.below(ref, "referent", None, ref()),
     CACHED: call_cached,
-    **dict.fromkeys(GETTERS, call_getter),
+    **dict.fromkeys((types.MethodWrapperType, *GETTERS), refuse_call),
 }
 """What runs a call of each exact type of callable."""

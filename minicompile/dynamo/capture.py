@@ -25,12 +25,7 @@ import torch
 
 from minicompile import compat
 from minicompile.compat import settings
-from minicompile.compat.inference import (
-    InferenceMode,
-    mark_inference,
-    version,
-    without_inference_mode,
-)
+from minicompile.compat.inference import mark_inference, version, without_inference_mode
 from minicompile.compat.settings import Modes, restored_modes
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_facts, types_from
@@ -175,8 +170,7 @@ MAX_PLACES = 6
 def trace(world: World, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the world, as far as that shall go."""
     world.frames.definition = definition_of(values.get("self"))
-    inference, before = world.recorder.inference, (Modes.now(), settings.settings_now())
-    rest = None
+    before, rest = Modes.now(), None
     with restored_modes(), deep_stack(), compat.silent_log():
         try:
             returned = world.run_root(values)
@@ -193,10 +187,7 @@ def trace(world: World, values: dict[str, Any], resume: Resume | None) -> Traced
             reason = f"the frame raises {type(error).__name__}: {text}"
             places, at = [world.frames.raised_after], world.raised_at
             raise refusal("exception", reason, at, kind=UserError, places=places) from error
-        if world.recorder.inference is not inference:
-            what, places = "the frame is left inside of the block", world.recorder.blocks[0]
-            raise refusal("inference-mode", what, places=places)
-        change = changed(*before)
+        change = changed(before)
     return Traced(returned, rest, change)
 
 
@@ -265,7 +256,7 @@ def finished(
         result="; ".join([*rebuild.lines, result]),
         side_effects=tuple(rebuild.effects),
         inlined=tuple(world.frames.inlined),
-        grad_enabled=torch.is_grad_enabled() and not recorder.region,
+        grad_enabled=torch.is_grad_enabled(),
         shape_env=env,
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
@@ -299,12 +290,8 @@ def graph_call(recorder: Recorder, code: SourceCode) -> list[str]:
     """Return the lines that run the graph in the modes of the frame."""
     call = ["out = graph(inputs)"]
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
-        setters = [node.target for node in recorder.calls if node.target in settings.SETTINGS]
-        code.names["restored_modes"] = functools.partial(restored_modes, setters)
+        code.names["restored_modes"] = restored_modes
         call = ["with restored_modes():", "    out = graph(inputs)"]
-    if recorder.region not in (None, recorder.inference):
-        code.names["InferenceMode"] = InferenceMode
-        call = [f"with InferenceMode({recorder.region}):", *(f"    {line}" for line in call)]
     return call
 
 
@@ -347,7 +334,7 @@ def or_in_eager(
 
 
 def check_memory(world: World) -> None:
-    """Inputs that the graph changes must share memory with the same others later, in the same places."""
+    """Inputs that the graph changes must share memory with no other, now and at later calls."""
     inputs = world.recorder.inputs
     mutated = world.recorder.mutated
     if len(inputs) > 1:
@@ -357,11 +344,11 @@ def check_memory(world: World) -> None:
         return
     ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)
     sources = tuple(tracker.source for tracker in ordered)
-    places, made = memory_facts(len(mutated), *(tracker.real for tracker in ordered))
-    if any(place and free_dims(tracker.value) for tracker, place in zip(ordered, places)):
-        what = "an input with symbolic sizes shares memory that is changed"
-        raise refusal("shared-memory", what)
-    world.guard("memory", sources, (len(mutated), (places, made)), "changed by the graph")
+    facts = memory_facts(len(mutated), *(tracker.real for tracker in ordered))
+    if not facts[0]:
+        line = world.recorder.written[compat.storage_id(mutated[0].value)]
+        raise refusal("shared-memory", "several inputs share memory that is written to", line)
+    world.guard("memory", sources, (len(mutated), facts), "changed by the graph")
 
 
 def pristine_fakes(world: World) -> dict[VariableTracker, Any]:

@@ -9,12 +9,10 @@ own.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
-import itertools
 import operator
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -107,12 +105,9 @@ def deep(world: World, value: Any) -> Any:
 
 
 @operation
-def check_overrides(world: World, value: Any, names: Collection[str] = OVERRIDES) -> None:
+def check_overrides(world: World, value: Any) -> None:
     """C code runs methods of OrderedDict and defaultdict that a subclass defines in Python."""
-    methods = (python_method(value, name) for name in names)
-    # the text of named tuples and of Counter depends on their items alone
-    pure = "collections" if "__repr__" in names else None
-    if any(method is not None and method.__module__ != pure for method in methods):
+    if any(python_method(value, name) is not None for name in OVERRIDES):
         what = "C code would run methods that {} defines"
         world.unsupported_kind("outside-object", what, value)
 
@@ -230,27 +225,12 @@ def iterate(world: World, value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         return iter(world.torch_call(torch.Tensor.unbind, (value,), {}))
     base = raw_base(value)
-    if base is not None:
-        iterator: Iterator[Any] = base.__iter__(world.inside(value))
-        return iterator
-    if is_old_style(value):
-        return by_position(world, value)
-    if world.tracker(value) is not None:
-        world.unsupported_kind("outside-object", "iteration over a {} from outside", value)
-    return iter(value)
-
-
-def is_old_style(value: Any) -> bool:
-    """Whether Python iterates over a value by its `__getitem__`, since its class defines nothing else."""
-    by_item = python_method(value, "__getitem__") is not None
-    return by_item and find(type(value), "__iter__") is MISSING
-
-
-def by_position(world: World, value: Any) -> Iterator[Any]:
-    """Iterate as Python does where a class defines `__getitem__` alone."""
-    with contextlib.suppress(IndexError):
-        for index in itertools.count():
-            yield world.subscript(value, index)
+    by_position = base is None and python_method(value, "__getitem__") is not None
+    if by_position or (base is None and world.tracker(value) is not None):
+        world.unsupported_kind("outside-object", "iteration over a {}", value)
+    iterator: Iterator[Any] = iter(value) if base is None else base.__iter__(world.inside(value))
+    world.note_native(iterator)
+    return iterator
 
 
 @operation
@@ -318,7 +298,7 @@ def holds(world: World, container: Any, item: Any) -> bool:
             world.check_key(item)
         inside, base = world.inside(container), raw_base(container)
         return bool(base.__contains__(inside, world.pinned(item)))
-    by_python = python_method(container, "__iter__") or is_old_style(container)
+    by_python = any(python_method(container, name) for name in ("__iter__", "__getitem__"))
     if isinstance(container, TracedGenerator) or by_python:
         return any(world.equal(other, item) for other in world.lazily(container))
     if world.tracker(container) is None:
@@ -375,7 +355,7 @@ def branch(world: World, condition: torch.Tensor) -> bool:
     plain = (
         condition.dtype is torch.bool and condition.dim() == 0 and condition.device.type == "cpu"
     )
-    if plain and not (recorder.open or recorder.mutated or recorder.inference):
+    if plain and not (recorder.mutated or recorder.inference):
         refused = [truth for truth in (True, False) if raises_if(world, truth)]
         if len(refused) == 1:  # where both raise, the values say which exception it is
             recorder.require(condition, not refused[0])
@@ -536,7 +516,9 @@ def compare(world: World, symbol: str, left: Any, right: Any) -> Any:
         if symbol == "!=" and (python_method(left, "__eq__") or python_method(right, "__eq__")):
             return not world.truth(world.compare("==", left, right))
         if isinstance(left, dict) and isinstance(right, dict):
-            return alike(world, left, right) == (symbol == "==")
+            ours, theirs = (dict(raw_items(world.inside(value))) for value in (left, right))
+            if not all(map(is_constant, (*ours.values(), *theirs.values()))):
+                world.unsupported("own-equality", "dicts of more than constants are compared")
         for value in (left, right):
             if world.tracker(value) is not None and type(value).__eq__ is OBJECT_EQ:
                 return world.same(left, right) == (symbol == "==")
@@ -552,18 +534,6 @@ def compare_items(world: World, symbol: str, left: Any, right: Any) -> Any:
         if not world.equal(mine, other):
             return symbol == "!=" or (symbol != "==" and world.compare(symbol, mine, other))
     return COMPARE[symbol](len(ours), len(theirs))
-
-
-def alike(world: World, left: Any, right: Any) -> bool:
-    """Whether two dicts are equal, as C code defines it."""
-    ours, theirs = raw_items(world.inside(left)), raw_items(world.inside(right))
-    others = dict(theirs)
-    ordered = raw_base(left) is raw_base(right) is collections.OrderedDict
-    if ordered and list(dict(ours)) != list(others):
-        return False
-    return len(ours) == len(theirs) and all(
-        key in others and world.equal(item, others[key]) for key, item in ours
-    )
 
 
 @operation
@@ -620,11 +590,7 @@ def as_text(world: World, value: Any) -> Any:
         return value
     if is_constant(value) or isinstance(value, type | types.ModuleType):
         return world.pinned(value)
-    if builtin_base(value) is None:
-        world.unsupported_kind("object-as-text", "a {} is turned into text", value)
-    world.check_overrides(value, ("__repr__", "__iter__", "items"))
-    if isinstance(value, collections.defaultdict):
-        world.as_text(FACTORY.__get__(value))
-    inside = world.inside(value)
-    items = [world.as_text(item) for item in raw_items(inside)]
-    return inside if isinstance(inside, set | frozenset) else refilled(inside, items)
+    if type(value) in (list, tuple, dict, collections.OrderedDict):
+        items = raw_items(world.inside(value))
+        return refilled(value, map(world.as_text, items))
+    return world.unsupported_kind("object-as-text", "a {} is turned into text", value)

@@ -33,7 +33,6 @@ from minicompile.dynamo.bytecode import (
     become,
     is_coroutine,
     is_generator,
-    parameters,
     slot_names,
 )
 from minicompile.dynamo.reasons import refusal
@@ -71,12 +70,6 @@ def units(code: CodeType) -> list[list[Op]]:
     return out
 
 
-def start(code: CodeType) -> State:
-    """A frame before its first unit, its cells made."""
-    own = {*code.co_varnames[: parameters(code)[-1]], *code.co_cellvars}
-    return State(0, (), tuple(name for name in slot_names(code) if name in own))
-
-
 # -- running one unit
 
 
@@ -85,7 +78,7 @@ def natively(unit: list[Op]) -> list[Op]:
     op = unit[0]
     if op.opname in _JUMPS or op.opname == "NOP":
         return []
-    made = [Op(o.opname, o.arg, o.target, o.handler, o.position, o.offset) for o in unit]
+    made = [Op(o.opname, o.arg, o.target, o.handler, o.line, o.offset) for o in unit]
     loads = {"LOAD_ATTR", "LOAD_SUPER_ATTR"} if VERSION >= (3, 12) else set()
     if op.opname == "LOAD_METHOD" or (op.opname in loads and op.arg & 1):
         load = ("LOAD_ATTR", op.arg) if op.opname == "LOAD_METHOD" else (op.opname, op.arg - 1)
@@ -161,7 +154,7 @@ def break_at(code: CodeType, state: State, transfer: Transfer) -> CodeType:
     step = natively(writer.units[state.point])
     ops = writer.restore()
     if step:  # 3.13 looks for the handler of a call one unit ahead of it
-        ops.append(Op("NOP", handler=step[0].handler, position=writer.position))
+        ops.append(Op("NOP", handler=step[0].handler, line=writer.line))
     ops += step
     for number, reached in enumerate(after):
         leave = writer.leave(reached, number, transfer)
@@ -189,11 +182,11 @@ class _Writer:
         self.slots = {n: i for i, n in enumerate((*self.varnames, *code.co_freevars))}
         self.parameters = len(state.bound) + len(given)
         self.consts = [*code.co_consts, ""]
-        self.position = self.units[state.point][0].position
+        self.line = self.units[state.point][0].line
 
     def op(self, opname: str, arg: int | str = 0) -> Op:
         number = self.slots[arg] if isinstance(arg, str) else arg
-        return Op(opname, number, position=self.position)
+        return Op(opname, number, line=self.line)
 
     def const(self, value: Any) -> Op:
         self.consts.append(value)

@@ -34,11 +34,17 @@ from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import CapturedFrame, Request, capture_frame, deep_stack
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate, quick_checks
-from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.modes import Raised
 from minicompile.dynamo.reasons import REASONS, graph_break, refusal
-from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
+from minicompile.dynamo.result import (
+    Capture,
+    GraphBreak,
+    GuardFailure,
+    Miss,
+    Source,
+    failure_lines,
+)
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError
 from minicompile.errors import (
@@ -47,6 +53,7 @@ from minicompile.errors import (
     RejectedKernel,
     Unsupported,
 )
+from minicompile.ops.display import Registered
 from minicompile.ops.events import Compilation, Failure, Watch
 from minicompile.ops.gates import allowed
 from minicompile.ops.origin import Origin, SourceLine
@@ -99,9 +106,6 @@ def captured(
     """Call `capture_frame` while the lock is held. Raises Unsupported where no frame can be captured."""
     compat.check_capture()
     if active := settings.active_modes():
-        if device := settings.default_device():
-            what = f"{device} is the default device: a torch function mode is active"
-            raise refusal("default-dtype-or-device", what)
         raise refusal("function-mode", f"{' and '.join(active)} is active")
     code = function.__code__
     if is_coroutine(code) or is_generator(code):
@@ -116,6 +120,9 @@ def captured(
 
 class Dispatcher:
     """The cache of one compiled function."""
+
+    explanation = Registered()
+    """What became of the calls: what `mc.explain` gives."""
 
     def __init__(
         self,
@@ -447,19 +454,6 @@ class Dispatcher:
         below = [resumed.__dict__["_minicompile"] for resumed in self.resumed.values()]
         below += [part for watcher in self.own_watchers or () for part in watcher.dispatchers]
         return [self, *(part for dispatcher in below for part in dispatcher.parts)]
-
-    def explanation(self) -> Explanation:
-        """Calls are those of the function; the rest includes resume functions and nested frames."""
-        parts = self.parts
-        return Explanation(
-            name=self.name,
-            captures=[entry.capture for part in parts for entry in part.entries],
-            breaks=list(dict.fromkeys(found for part in parts for found in part.breaks)),
-            eager_calls=self.eager_calls,
-            compiled_calls=sum(entry.hits for entry in self.entries),
-            limit_reached=any(part.limit_reached for part in parts),
-            timelines=tuple(Timeline(p.name, tuple(p.misses), p.answered()) for p in parts),
-        )
 
 
 def symbolic_sources(capture: Capture) -> set[Source]:

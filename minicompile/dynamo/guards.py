@@ -130,30 +130,12 @@ def hook_free(module: Any) -> bool:
     return not any(module.__dict__[name] for name in HOOKS)
 
 
-def memory_places(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
-    """Of each tensor that shares memory with one of the first ones, which the graph changes: with which,
-    where it starts, the tensor that autograd takes it to be a view of, and what may be done in place to such
-    a view. Empty if none does."""
+def memory_facts(mutated: int, *tensors: torch.Tensor) -> tuple[bool, tuple[Any, ...]]:
+    """Whether the first tensors, which the graph changes, share memory with no other; how they were made."""
     memory = list(map(compat.storage_id, tensors))
     changed = set(memory[:mutated])
-    if len(changed) == mutated and changed.isdisjoint(memory[mutated:]):
-        return ()
-    bases = list(map(compat.autograd_base, tensors))
-    first = {id(base): i for i, base in reversed([*enumerate(bases)])}
-    layouts = [(b.requires_grad, tuple(b.shape), b.stride(), b.storage_offset()) for b in bases]
-    made = map(compat.how_made, tensors)
-    return tuple(
-        (memory.index(storage), tensor.storage_offset(), how, first[id(base)], layout)
-        if storage in changed and memory.count(storage) > 1
-        else None
-        for tensor, base, how, storage, layout in zip(tensors, bases, made, memory, layouts)
-    )
-
-
-def memory_facts(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
-    """Those places, and how the first tensors were made, which the graph changes."""
-    places = memory_places(mutated, *tensors) if len(tensors) > 1 else ()
-    return places, tuple(map(compat.how_made, tensors[:mutated]))
+    apart = len(changed) == mutated and changed.isdisjoint(memory[mutated:])
+    return apart, tuple(map(compat.how_made, tensors[:mutated]))
 
 
 HELPERS: dict[str, Any] = {"math": math} | {

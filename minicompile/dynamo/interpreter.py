@@ -116,7 +116,7 @@ class Frame:
 
         Raises what the interpreted function raises, and Unsupported.
         """
-        world, instructions, handlers = self.world, self.program.instructions, bytecode.rules
+        world, instructions, handlers = self.world, self.program.instructions, bytecode.records
         if error is not None and not self.unwind(error):
             raise error
         outer, world.frame = world.frame, self
@@ -127,9 +127,9 @@ class Frame:
                 self.pc += 1
                 try:
                     what = f"the instruction {instruction.opname} is not supported"
-                    handler = handlers.get(instruction.opname)
-                    handler = handler or world.unsupported("instruction", what)
-                    left = handler(self, instruction)
+                    registered = handlers.get(instruction.opname)
+                    registered = registered or world.unsupported("instruction", what)
+                    left = registered[-1][1](self, instruction)
                 except BaseException as raised:
                     world.frame = self
                     if not world.catches(raised) or not self.unwind(raised):

@@ -6,14 +6,11 @@ The real compiler: torch/_dynamo/polyfills/, torch/_dynamo/variables/ (user_defi
 
 from __future__ import annotations
 
-import bisect
-import collections
 import contextlib
 import contextvars
 import copy
 import dataclasses
 import functools
-import heapq
 import inspect
 import itertools
 import re
@@ -26,15 +23,13 @@ from torch.autograd.profiler import record_function
 
 from minicompile import compat
 from minicompile.compat import settings
-from minicompile.dynamo.builtins import builtin_getattr, means
+from minicompile.dynamo.builtins import means
 from minicompile.dynamo.calls import FIXED_TYPES
-from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     HOOKS,
     MISSING,
     OBJECT_NEW,
-    builtin_base,
     is_constant,
     plain_dict,
     words,
@@ -54,16 +49,6 @@ means(itertools.starmap)(
         world.call(function, tuple(world.items(row)), {}) for row in world.lazily(rows)
     )
 )
-
-
-@means(
-    *(heapq.heapify, heapq.heappush, heapq.heappop, heapq.heapreplace, heapq.heappushpop),
-    *(bisect.insort_left, bisect.insort_right),
-    named=True,
-)
-def change_first(world: World, function: Any, items: Any, *rest: Any, **options: Any) -> Any:
-    """A C function that changes the container that it is given first."""
-    return world.run_native(functools.partial(function, world.mutable(items)), rest, options)
 
 
 # The fields of a dataclass are fixed when the class is made.
@@ -88,77 +73,44 @@ def exc_info(world: World) -> Any:
 def signature(world: World, function: Any) -> Any:
     """A function's signature: its code and its defaults, which are guarded, decide what it shows."""
     inner = function.__func__ if isinstance(function, types.MethodType) else function
-    if not isinstance(inner, types.FunctionType):
+    if not isinstance(inner, types.FunctionType) or hasattr(inner, "__wrapped__"):
         world.unsupported_kind("unusual-arguments", "inspect.signature of a {}", function)
-    found = inspect.signature(function)
-    read_defaults(world, inner)
-    for parameter in found.parameters.values():
-        if parameter.default is not parameter.empty and not is_constant(parameter.default):
-            what = "inspect.signature of a function with a mutable default"
-            world.unsupported("unusual-arguments", what)
-    return found
+    defaults = [world.default(inner, index) for index in range(len(inner.__defaults__ or ()))]
+    defaults += [world.keyword_default(inner, name) for name in inner.__kwdefaults__ or ()]
+    if not all(map(is_constant, defaults)):
+        what = "inspect.signature of a function with a mutable default"
+        world.unsupported("unusual-arguments", what)
+    return inspect.signature(function)
 
 
-def read_defaults(world: World, function: Any) -> None:
-    """Guard all defaults of a function, and of what it wraps."""
-    while isinstance(function, types.FunctionType):
-        for index in range(len(function.__defaults__ or ())):
-            world.default(function, index)
-        for name in function.__kwdefaults__ or ():
-            world.keyword_default(function, name)
-        function = builtin_getattr(world, function, "__wrapped__", None)
-
-
-PYTHON_COPY: Any = copy.copy
-
-
-@means(copy.copy)
-def shallow_copy(world: World, value: Any) -> Any:
-    if python_method(value, "__copy__") is not None:
-        return world.call_python(PYTHON_COPY, (value,), {})
-    return duplicate(world, value, None)
-
-
-means(copy.deepcopy)(lambda world, value: duplicate(world, value, {}))
-
-
-def duplicate(world: World, value: Any, memo: dict[int, Any] | None) -> Any:
-    """A copy of plain data: containers and objects that only have a `__dict__`. With a memo, deep."""
-    if isinstance(value, torch.Tensor):
-        world.unsupported("copy", "a tensor is copied by copy.copy or copy.deepcopy")
+@means(copy.deepcopy)
+def deep_copy(world: World, value: Any, memo: Any = None) -> Any:
+    """A copy of plain data: containers, and objects that only have a `__dict__`."""
+    cls, copies = type(value), {} if memo is None else memo
     if is_constant(value) or isinstance(value, FIXED_TYPES):
         return value
-    if memo is not None and id(value) in memo:
-        return memo[id(value)]
-
-    def again(item: Any) -> Any:
-        return item if memo is None else duplicate(world, item, memo)
-
-    cls = type(value)
-    if cls is dict or cls is collections.OrderedDict:
-        made: Any = cls((key, again(item)) for key, item in world.imported(value).items())
-    elif cls in (list, tuple, set, frozenset):
-        made = cls([again(item) for item in world.imported(value)])
-    elif builtin_base(value) is None and plain_copy(value):
-        made = object.__new__(cls)
-        if memo is not None:
-            memo[id(value)] = made
-        namespace = world.imported(world.generic_attribute(value, "__dict__"))
-        made.__dict__.update({key: again(item) for key, item in namespace.items()})
+    if id(value) in copies:
+        return copies[id(value)]
+    if cls is dict:
+        items = world.inside(value).items()
+        made: Any = {key: deep_copy(world, item, copies) for key, item in items}
+    elif cls in (list, tuple, set):
+        made = cls([deep_copy(world, item, copies) for item in world.inside(value)])
+    elif is_plain(value):
+        made = copies[id(value)] = object.__new__(cls)
+        namespace = world.inside(world.generic_attribute(value, "__dict__"))
+        made.__dict__.update(deep_copy(world, namespace, copies))
     else:
-        world.unsupported_kind("copy", "a {} is copied", value)
-    if memo is not None:
-        memo[id(value)] = made
+        world.unsupported("copy", f"a {cls.__name__} is copied")
+    copies[id(value)] = made
     return made
 
 
-COPY_HOOKS = words(
-    "__deepcopy__ __copy__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__"
-)
+COPY_HOOKS = words("__deepcopy__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__")
 
 
-def plain_copy(value: Any) -> bool:
-    """Whether copying the `__dict__` is all that `copy` would do."""
+def is_plain(value: Any) -> bool:
+    """Whether copying the `__dict__` is all that `copy.deepcopy` would do."""
     cls = type(value)
     defined = any(COPY_HOOKS & owner.__dict__.keys() for owner in cls.__mro__[:-1])
     return plain_dict(value) is not None and not defined and cls.__new__ is OBJECT_NEW
@@ -269,13 +221,6 @@ def read_setting(world: World, reader: Any, *args: Any) -> Any:
     return world.wrap(reader(*args), source, "a setting of torch")
 
 
-@means(*settings.SETTINGS, named=True)
-def set_setting(world: World, setter: Any, value: Any) -> Any:
-    """Sets a setting now, and again when the graph runs, in calls that begin with it as it was."""
-    read_setting(world, settings.SETTINGS[setter])
-    return set_state(world, setter, value)
-
-
 class Unrecorded(contextlib.ContextDecorator):
     """Stands for `record_function(name)` in a frame: a fused kernel lies in no range of a profile."""
 
@@ -291,16 +236,18 @@ means(contextlib.ContextDecorator._recreate_cm)(  # type: ignore[attr-defined]
 )
 
 
-@call_rules(*settings.compiling_predicates())
+@call_rules(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def is_compiling(world: World, args: Any, kwargs: Any) -> bool:
     """True in a frame that is captured as a whole: Python code that goes on after a break is told False."""
     world.asked_compiling = True
     return world.compiling
 
 
-call_rules(*settings.TRACING_PREDICATES, torch.overrides.has_torch_function)(
-    lambda world, args, kwargs: False
-)
+means(torch.is_inference_mode_enabled)(lambda world: world.recorder.inference)
+call_rules(
+    *(torch.jit.is_tracing, torch.jit.is_scripting, torch.compiler.is_exporting),  # type: ignore[attr-defined]
+    torch.overrides.has_torch_function,
+)(lambda world, args, kwargs: False)
 call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(
     lambda world, args, kwargs: isinstance(args[0], torch.Tensor)
 )

@@ -9,14 +9,13 @@ The real compiler: torch/_dynamo/variables/ctx_manager.py, torch/_dynamo/resume_
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from minicompile import compat
-from minicompile.compat import settings
 from minicompile.compat.inference import version
 from minicompile.compat.settings import Modes
 
@@ -28,22 +27,15 @@ class Change:
     after: Modes
     blocks: int
     """Autocast blocks that it opened and left open; negative: that it closed."""
-    settings: tuple[tuple[Callable[[Any], Any], Any], ...] = ()
-    """Setters, and what they set."""
 
     def __call__(self) -> None:
         self.after.set(Modes.now().nesting + self.blocks)
-        for setter, value in self.settings:
-            setter(value)
 
 
-def changed(before: Modes, set_before: dict[Any, Any]) -> Change | None:
-    """What differs from the modes and settings noted before; None if nothing does."""
+def changed(before: Modes) -> Change | None:
+    """What differs from the modes noted before; None if nothing does."""
     after = Modes.now()
-    new = tuple(settings.settings_now().items() - set_before.items())
-    if after == before and not new:
-        return None
-    return Change(after, after.nesting - before.nesting, new)
+    return None if after == before else Change(after, after.nesting - before.nesting)
 
 
 def random_states() -> list[tuple[torch.Generator, torch.Tensor]]:

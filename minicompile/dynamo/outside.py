@@ -241,8 +241,9 @@ def wrap_tensor(world: World, value: torch.Tensor, source: Source) -> Any:
         world.unsupported("tensor-kind", f"a tensor of layout {value.layout}")
     if not compat.has_storage(value):
         world.unsupported("tensor-kind", "a tensor that outlived its torch.func transform")
-    if compat.has_forgotten_history(value):
-        what = "a view that was made before its base required grad"
+    base = compat.autograd_base(value)
+    if base is not value and value.is_leaf and base.requires_grad:
+        what = "a view whose base requires grad, made without that"
         world.unsupported("tensor-kind", what, "make the view after that change")
     if value.is_conj() or value.is_neg():
         what = "a tensor with a lazy conjugate or negative"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import gc
 import itertools
 import operator
@@ -21,7 +20,6 @@ import torch
 from torch import fx
 
 from minicompile.dynamo.breaks import StandIn
-from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.guards import SourceCode
 from minicompile.dynamo.interpreter import C_METHODS, DELETED, Frame, Lazy, TracedGenerator
 from minicompile.dynamo.outside import item_source
@@ -42,27 +40,24 @@ from minicompile.dynamo.world import World
 from minicompile.shapes.symnode import SYMBOLIC
 
 _NO_ITEMS: dict[Any, Any] = {}
-DICT_ITERATORS = {
+DICT_ITERATORS: dict[type, str] = {
     type(iter(_NO_ITEMS)): "dict.keys",
     type(iter(_NO_ITEMS.values())): "dict.values",
     type(iter(_NO_ITEMS.items())): "dict.items",
 }
-_ITERABLES: tuple[Any, ...] = ([], (), set(), "", b"", range(0), range(1 << 70))
-ITERATORS: tuple[type, ...] = (
-    *(*DICT_ITERATORS, *(type(iter(empty)) for empty in _ITERABLES)),
-    *(enumerate, zip, reversed, type(reversed([]))),
-)
+_ITERABLES: tuple[Any, ...] = ([], (), "", range(0))
+ITERATORS = (*DICT_ITERATORS, *(type(iter(empty)) for empty in _ITERABLES), enumerate, zip)
 """Iterators of native code that can be made again where they stand."""
-
-
-LITERALS = (int, str, bool, type(None))
-EMPTY = {list: "[]", dict: "{}", collections.OrderedDict: "OrderedDict()"}
 
 
 def advanced(iterator: Iterator[Any], count: int) -> Iterator[Any]:
     """The iterator after `count` items."""
     collections.deque(itertools.islice(iterator, count), maxlen=0)
     return iterator
+
+
+LITERALS = (int, str, bool, type(None))
+EMPTY = {list: "[]", dict: "{}", collections.OrderedDict: "OrderedDict()"}
 
 
 class Rebuild:
@@ -73,10 +68,8 @@ class Rebuild:
 
     def __init__(self, world: World, code: SourceCode) -> None:
         self.world, self.code = world, code
-        code.names.update(partial=functools.partial, types=types)
-        code.names.update(torch=torch)
+        code.names.update(types=types, torch=torch, StandIn=StandIn, advanced=advanced)
         code.names.update(OrderedDict=collections.OrderedDict, defaultdict=collections.defaultdict)
-        code.names.update(StandIn=StandIn, advanced=advanced)
         self.outputs: dict[fx.Node, int] = {}
         self.lines: list[str] = []
         self.positions: list[str] = []
@@ -145,17 +138,11 @@ class Rebuild:
             return f"types.MethodType{self.sequence((value.__func__, value.__self__))}"
         if cls is set or cls is frozenset:
             return self.assign(value, f"{cls.__name__}({self.sequence(sorted(value, key=repr))})")
-        if cls is functools.partial:
-            given = self.sequence((value.func, *value.args))
-            keywords = [f"{k!r}: {self.expression(v)}" for k, v in value.keywords.items()]
-            return self.assign(value, f"partial(*{given}, **{{{', '.join(keywords)}}})")
         if cls is StandIn:
             values = self.sequence(value.values)
             return self.assign(value, f"StandIn({self.code.constant(value.function)}, {values})")
         if cls is types.FunctionType:
             return self.made_function(value)
-        if cls is TracedGenerator and not value.started:
-            return self.made_generator(value)
         if cls in ITERATORS:
             return self.iterator(value)
         if cls is types.CellType:
@@ -191,41 +178,30 @@ class Rebuild:
             if getattr(value, part):
                 self.lines.append(f"{name}.{part} = {self.expression(getattr(value, part))}")
 
-    def made_generator(self, value: TracedGenerator) -> str:
-        """A generator that has not begun: made by its function."""
-        frame = value.frame
-        code, fast = frame.function.__code__, list(map(self.world.realize, frame.fast))
-        plain, named, starred, total = parameters(code)
-        given = fast[:plain]
-        keywords = dict(zip(code.co_varnames[plain:named], fast[plain:named], strict=True))
-        for more in fast[named:starred]:  # *args, if there is one
-            given += more
-        for extra in fast[starred:total]:  # **kwargs
-            keywords.update(extra)
-        function = self.expression(frame.function)
-        call = f"{function}(*{self.sequence(given)}, **{self.expression(keywords)})"
-        return self.assign(value, call)
-
     def iterator(self, value: Any) -> str:
         """An iterator that native code made, where it stands."""
         if type(value) in DICT_ITERATORS:
-            held = [found for found in gc.get_referents(value) if isinstance(found, dict)]
-            owner, left = held[0] if held else {}, operator.length_hint(value)
-            if held and not left:  # it stands at the end, or the dict has changed its size
-                try:
-                    next(value)
-                except StopIteration:
-                    pass
-                except RuntimeError:
-                    self.refuse(value)
-            view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
-            return self.assign(value, f"advanced(iter({view}), {len(owner) - left})")
+            return self.dict_iterator(value)
         maker, given, *state = value.__reduce__()
         text = "".join(f"{self.iterated(part)}, " for part in given)
         name = self.assign(value, f"{self.code.constant(maker)}({text})")
         if state and state[0] is not None:
             self.positions.append(f"{name}.__setstate__({self.expression(state[0])})")
         return name
+
+    def dict_iterator(self, value: Any) -> str:
+        """A dict's iterator, which tells only how many items are left."""
+        owner = next(
+            (held for held in gc.get_referents(value) if isinstance(held, dict)), _NO_ITEMS
+        )
+        left = operator.length_hint(value)
+        with contextlib.suppress(StopIteration):
+            try:
+                _ = left or next(value)  # 0 at the end, and where the dict has changed its size
+            except RuntimeError:
+                self.refuse(value)
+        view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
+        return self.assign(value, f"advanced(iter({view}), {len(owner) - left})")
 
     def iterated(self, value: Any) -> str:
         """What an iterator runs over: an outside container if it is the inside copy of one."""

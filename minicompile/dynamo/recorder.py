@@ -2,7 +2,6 @@
 
     Recorder.input(tensor, source)     a placeholder and its fake
     Recorder.record(op, target, ...)   one call: runs on fakes, makes a node, gives the fake result
-    with Recorder.subgraph() as inner: calls go to a graph of their own, which a node of this one will run
 
 Every node has `meta["val"]` (its value at compile time) and `meta["origins"]` (one Origin: the user's lines).
 The real compiler: torch/_dynamo/output_graph.py (OutputGraph, SubgraphTracer).
@@ -13,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import sympy
@@ -21,7 +20,6 @@ import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.compat import settings
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes
@@ -41,20 +39,16 @@ from minicompile.shapes.symnode import SYMBOLIC, operation_of
 
 LARGEST_INT64 = 2**63 - 1
 CHECK = torch.ops.aten._assert_async.msg
+PRODUCTS = words("matmul __matmul__ __rmatmul__ mm bmm mv dot addmm baddbmm linear einsum")
+"""Functions that refuse tensors of different dtypes when they run; their fakes don't."""
+DIFFERENCES = words("sub sub_ subtract rsub isub __sub__ __rsub__ __isub__")
+"""Functions that refuse booleans when they run; their fakes don't."""
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         return [tree]
     return [leaf for leaf in compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-PRODUCTS = words(
-    "matmul __matmul__ __rmatmul__ __imatmul__ mm bmm mv dot vdot inner addmm addmv addbmm baddbmm "
-    "chain_matmul tensordot einsum linear bilinear conv1d conv2d conv3d conv_transpose1d "
-    "conv_transpose2d conv_transpose3d"
-)
-"""Operators that refuse tensors of different dtypes when they run; their fakes don't."""
 
 
 def finished(
@@ -81,64 +75,13 @@ def largest(expr: sympy.Basic) -> Any:
     return max(parts, default=abs(expr))
 
 
-class Subgraph:
-    """A graph inside the graph: what a function does that is called later, or more than once.
-
-    Tensors of the graph around it become its inputs when its nodes first use them.
-    """
-
-    def __init__(self, line: SourceLine | None = None) -> None:
-        self.graph, self.line = fx.Graph(), line
-        self.placeholders: list[fx.Node] = []
-        self.inputs: dict[fx.Node, tuple[torch.Tensor, fx.Node]] = {}
-        """By node of the graph around: the value, and the placeholder here."""
-        self.written: set[int] = set()
-        """Storages that calls in this graph write to."""
-
-    def placeholder(self, value: torch.Tensor, name: str) -> fx.Node:
-        node = self.graph.placeholder(name)
-        node.target = node.name  # which is unique
-        node.meta["val"] = value
-        self.placeholders.append(node)
-        return node
-
-    def bring_in(self, value: torch.Tensor, outer: fx.Node) -> fx.Node:
-        if outer not in self.inputs:
-            node = self.placeholder(value, outer.name)
-            node.meta["origins"] = outer.meta["origins"]
-            self.inputs[outer] = value, node
-        return self.inputs[outer][1]
-
-    @property
-    def values(self) -> list[torch.Tensor]:
-        """Tensors of the graph around, in the order of their placeholders."""
-        return [value for value, _ in self.inputs.values()]
-
-    def finish(self, outputs: Iterable[Any], name: str) -> Graph:
-        """The finished graph. Raises Unsupported if it changes what it was given."""
-        if not self.written.isdisjoint(map(compat.storage_id, self.values)):
-            what = f"{name}, a function that torch calls, changes a tensor of the frame in place"
-            raise refusal("shared-memory", what, self.line)
-        return finished(self.graph, self.placeholders, outputs, name)
-
-
-def after_autocast(tensor: torch.Tensor) -> torch.dtype:
-    """The type that a product gets. Autocast leaves doubles and integers alone."""
-    device, dtype = tensor.device.type, tensor.dtype
-    casts = dtype.is_floating_point and dtype is not torch.float64
-    casts = casts and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if casts else dtype
-
-
 class Recorder:
     """The graph of one capture under construction."""
 
     def __init__(self, dynamic: Dynamic | None = None) -> None:
         """`dynamic`: which sizes and numbers get symbols; None if none does."""
         self.root = self.graph = fx.Graph()
-        """The graph of the frame, and the one that calls go to."""
-        self.open: list[Subgraph] = []
-        """Graphs around the latter, the outermost first."""
+        """The graph of the frame, and the one that calls go to; a plug-in may have one inside."""
         self.mode = compat.fake_mode(dynamic is not None)
         self.sizes = None if dynamic is None else Sizes(self.mode, dynamic)
         self.running = ""
@@ -154,27 +97,25 @@ class Recorder:
         self.calls: list[fx.Node] = []
         self.stack: Callable[[], tuple[tuple[SourceLine, ...], str]] = lambda: ((), "")
         """Gives the user's lines and the module path of the call being recorded."""
-        self.written: set[int] = set()
-        """Storages of the calls' arguments that the calls write to."""
+        self.written: dict[int, SourceLine | None] = {}
+        """Storages of the calls' arguments that the calls write to, with the user's line."""
         self.places: Callable[[], list[int]] = list
         """Gives the places where the capture could end before the instruction being interpreted."""
         self.inference = torch.is_inference_mode_enabled()
-        """Whether the frame is in inference mode."""
-        self.region: bool | None = None
-        """Whether the graph runs in inference mode; None before the first call of an operator."""
-        self.blocks: list[list[int]] = []
-        """Blocks of inference mode that the frame has opened: where it could be cut before each."""
-        self.inference_inputs: dict[int, bool] = {}
-        """Memory of inputs, and whether they are inference tensors."""
+        """Whether the frame, and its graph, run in inference mode."""
         self.changes_state = False
         """Whether the graph sets grad mode or autocast."""
-        self.meets_inference = self.meets_gradients = False
-        """Whether calls out of inference mode take inference tensors; give tensors that require grad."""
 
     # -- inputs
 
     def input(self, tensor: torch.Tensor, fake: torch.Tensor, source: Source) -> VariableTracker:
-        """A placeholder for an outside tensor."""
+        """A placeholder for an outside tensor.
+
+        Out of inference mode autograd keeps no inference tensor, and lets none be written to: eager decides.
+        """
+        if tensor.is_inference() and not self.inference:
+            what = "an inference tensor is used outside of inference mode"
+            self.refuse("inference-mode", what, "clone the inference tensor")
         name = "".join(c if c.isalnum() else "_" for c in source.name).strip("_") or "input"
         node = self.root.placeholder("self_" if name == "self" else name)  # fx's own first argument
         node.target = node.name  # which is unique
@@ -182,7 +123,6 @@ class Recorder:
         self.own(fake, node)
         tracker = VariableTracker(fake, source, real=tensor)
         self.inputs[tracker] = node
-        self.inference_inputs[compat.storage_id(fake)] = tensor.is_inference()
         return tracker
 
     def own(self, value: Any, node: fx.Node) -> None:
@@ -194,38 +134,17 @@ class Recorder:
         """Inputs that the graph changes."""
         return [t for t in self.inputs if compat.storage_id(t.value) in self.written]
 
-    # -- graphs inside the graph
-
-    @contextlib.contextmanager
-    def subgraph(self) -> Iterator[Subgraph]:
-        """Calls inside go to a graph of their own."""
-        inner, outer = Subgraph(self.line()), self.graph
-        self.graph = inner.graph
-        self.open.append(inner)
-        try:
-            yield inner
-        finally:
-            self.open.pop()
-            self.graph = outer
-
-    def argument(self, inner: Subgraph, value: torch.Tensor, name: str) -> None:
-        """A placeholder of a subgraph for a value that it will be called with."""
-        node = inner.placeholder(value, name)
-        self.describe(node, "placeholder", value)
-        self.own(value, node)
-
     def node_of(self, value: torch.Tensor) -> fx.Node:
-        """A tensor's node in the graph that calls go to, through the graphs around it."""
+        """A tensor's node in this graph."""
         node = self.nodes[id(value)]
-        if node.graph is self.graph:
-            return node
-        graphs = [self.root, *(inner.graph for inner in self.open)]
-        if node.graph not in graphs:
+        if node.graph is not self.graph:
             what = "a tensor is used outside of the function that made it, which is called later"
             self.refuse("graph-value", what)
-        for inner in self.open[graphs.index(node.graph) :]:
-            node = inner.bring_in(value, node)
         return node
+
+    def note_writes(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note that a call writes to these tensors."""
+        self.written.update((compat.storage_id(tensor), self.line()) for tensor in tensors)
 
     # -- calls
 
@@ -243,56 +162,26 @@ class Recorder:
 
         lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), lift)
         name = target if op == "call_method" else getattr(target, "__name__", None)
-        dtypes = {after_autocast(tensor) for tensor in tensors} if name in PRODUCTS else ()
-        if len(dtypes) > 1:
+        dtypes = {tensor.dtype for tensor in tensors}
+        if name in PRODUCTS and len(dtypes) > 1 and not compat.any_autocast_enabled():
             self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
+        if name in DIFFERENCES and (torch.bool in dtypes or bool in map(type, args)):
+            self.refuse("exception", f"{name} of booleans", kind=UserError)
         if kwargs.get("out") is not None:
             self.refuse("tensor-memory", f"{name} writes to an `out`, which it may resize")
         self.mode.written.clear()
         value = self.run(op, target, args, kwargs)
         written = list(filter(self.mode.has_written, tensors))
-        for storages in (self.written, *(inner.written for inner in self.open)):
-            storages.update(map(compat.storage_id, written))
-        self.check_inference(name, tensors, written, value)
+        self.note_writes(written)
         given_back = not written and any(value is tensor for tensor in tensors)
         known = all(id(leaf) in self.nodes for leaf in tensors_in(value))
         if known and value is not None and not written and not given_back:
             return value  # a fact about metadata
-        self.stay_in_region()
         node = self.graph.create_node(op, target, lifted, lifted_kwargs, name=name)
         self.finish(node, target, value)
         if not given_back:  # such an argument keeps the node it has
             self.bind(value, node)
         return value
-
-    # -- inference mode
-
-    def is_inference(self, tensor: torch.Tensor) -> bool:
-        """Whether eager's tensor would be an inference tensor."""
-        return self.inference_inputs.get(compat.storage_id(tensor), bool(self.region))
-
-    def stay_in_region(self) -> None:
-        """A graph runs as a whole in inference mode, or out of it: the frame is cut where that changes."""
-        if self.region is None:
-            self.region = self.inference
-        if self.region is not self.inference:
-            what = "a graph would have calls in inference mode and calls outside of it"
-            places = self.blocks[0] if self.blocks else ()
-            raise refusal("inference-mode", what, self.line(), places=places)
-
-    def check_inference(
-        self, name: Any, tensors: list[torch.Tensor], written: list[torch.Tensor], value: Any
-    ) -> None:
-        """Out of inference mode autograd keeps no inference tensor, and lets none be written to."""
-        if self.inference or True not in self.inference_inputs.values():
-            return
-        if any(map(self.is_inference, written)):
-            self.refuse("exception", f"{name} writes to an inference tensor", kind=UserError)
-        self.meets_inference |= any(map(self.is_inference, tensors))
-        self.meets_gradients |= any(tensor.requires_grad for tensor in tensors_in(value))
-        if self.meets_inference and self.meets_gradients:
-            what = "inference tensors and tensors that require grad are in one graph"
-            self.refuse("inference-mode", what, "clone the inference tensors")
 
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self.running = target_name(target)
@@ -321,8 +210,6 @@ class Recorder:
     def statement(self, target: Any, args: tuple[Any, ...]) -> None:
         """Record a call that gives nothing and changes state (grad mode, autocast)."""
         self.changes_state = True
-        if target is settings.set_grad_enabled and self.region:
-            args = (False,)  # the graph runs in inference mode, where it only ends blocks around
         node = self.graph.create_node("call_function", target, args, {})
         self.finish(node, target, None)
 
@@ -330,7 +217,6 @@ class Recorder:
         """Record a check, which raises where a boolean tensor is not `holds`."""
         if not holds:
             condition = self.record("call_method", "logical_not", (condition,), {})
-        self.stay_in_region()
         args = self.node_of(condition), "a condition of the program does not hold"
         self.finish(self.graph.call_function(CHECK, args), CHECK, None)
 
@@ -343,7 +229,6 @@ class Recorder:
         if not made_here or not is_constant(requires_grad) or self.inference:
             reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
             self.refuse("autograd-state", reason, "call it on a tensor that is made there")
-        self.stay_in_region()
         self.run("call_method", "requires_grad_", (fake, requires_grad), {})
         node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
         self.finish(node, "requires_grad_", fake)
@@ -403,16 +288,8 @@ class Recorder:
         assert self.sizes is not None
         key = self.graph, (expr := self.sizes.env.rooted(expr))
         if key not in self.size_nodes:
-            for symbol in expr.free_symbols if self.open else ():
-                # graphs inside take tensors alone
-                if self.sizes.env.symbols[symbol].kind != "size":
-                    self.sizes.env.evaluate(symbol)
-                    return self.size_node(self.sizes.env.simplified(expr))
             if expr.is_integer and largest(expr) > LARGEST_INT64:  # Python's ints are larger
-                small = sympy.Le(expr, LARGEST_INT64), sympy.Ge(expr, -LARGEST_INT64)
-                if not all(map(self.sizes.env.evaluate, small)):
-                    what = f"{self.sizes.env.text(expr)} is no 64-bit number"
-                    self.refuse("exception", what, kind=UserError)
+                return python_number(self.sizes.env.evaluate(expr))
             self.size_nodes[key] = self.size_call(expr, self.sizes)
         return self.size_nodes[key]
 

@@ -4,6 +4,7 @@
     GraphInput := Source of a tensor (or symbolic int) that becomes a placeholder
     Guard     := sources, kind, expected, reason, user line: must hold for the capture to be reused
     Break     := reason, user line, hint: why a frame (or part of it) ran in eager
+    Miss      := a call that no version answered: the guard that failed in each, and what was made of it
     Passage   := a source line, the instructions executed for it, the graph nodes they made
 
 The real compiler: torch/_dynamo/source.py, torch/_guards.py, output_graph.py.
@@ -117,39 +118,26 @@ def describe(value: Any) -> str:
     """
     cls: Any = type(value)
     name = f"<{cls.__qualname__}>"
-    text = name
-    if cls is Description:
-        return str(value)
     if issubclass(cls, type | types.FunctionType | types.BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}".removeprefix("builtins.")
     if cls is types.ModuleType:
         return str(value.__name__)
     if issubclass(cls, torch.Tensor):
         return value_text(value) + (", requires grad" if value.requires_grad else "")
-    if cls is types.CodeType:
-        return f"<code {value.co_qualname}>"
-    if issubclass(cls, enum.Enum):
+    if cls is tuple or cls is list:
+        text = ", ".join(map(describe, value)) + "," * (cls is tuple and len(value) == 1)
+        text = f"({text})" if cls is tuple else f"[{text}]"
+    elif issubclass(cls, enum.Enum):
         text = f"{cls.__qualname__}.{value._name_}"
-    elif is_trusted(value):
-        text = " ".join(repr(value).split())
-    return text if len(text) <= LONGEST and " at 0x" not in text else name
+    else:
+        written = id(cls) in WRITTEN or cls.__module__ == "torch"
+        text = str(value) if cls is Description else repr(value) if written else name
+    return text if len(text) <= LONGEST else name
 
 
 LONGEST = 120
-TRUSTED = ("builtins", "torch", "numpy", "sympy", "datetime", "pathlib", "collections")
-"""Libraries whose classes have a `repr` that is no user code."""
-PLAIN_CONTAINERS = frozenset(map(id, (tuple, list, set, frozenset, dict)))
-"""By the class's id: looking it up by itself would ask its metaclass for `__hash__` and `__eq__`."""
-
-
-def is_trusted(value: Any) -> bool:
-    """Whether `repr` of a value runs no user code: so of what it holds, if it is a container."""
-    cls: Any = type(value)
-    if id(cls) in PLAIN_CONTAINERS:
-        items = (*value, *value.values()) if cls is dict else value
-        return len(value) <= LONGEST and all(map(is_trusted, items))
-    tensors = torch.nn.Module, torch.Tensor
-    return cls.__module__.partition(".")[0] in TRUSTED and not issubclass(cls, tensors)
+WRITTEN = frozenset(map(id, (int, float, complex, bool, str, bytes, type(None), range, slice)))
+"""Classes, by id, whose `repr` runs no user code. Looking up a class itself would ask its metaclass."""
 
 
 class GuardKind(NamedTuple):
@@ -186,9 +174,9 @@ GUARD_KINDS = {
         "different objects: {all}", "all_different({all})", "one object under two names"
     ),
     "memory": GuardKind(
-        "what is changed of {all} shares memory as before",
+        "what is changed of {all} shares no memory",
         "memory_facts({e}[0], {all}) == {e}[1]",
-        "other places in memory, or views made in another way",
+        "memory that is shared, or views made in another way",
     ),
     "shape": GuardKind("{e}"),
     "number": GuardKind("{e}"),
@@ -298,6 +286,39 @@ class GraphBreak(Shown):
 
 
 @dataclass(frozen=True)
+class Miss:
+    """A call that no version answered, and what was made of it."""
+
+    answered: dict[int, int]
+    """How many calls before it each version had answered, by its number; 0: how many ran in eager."""
+    failures: tuple[GuardFailure, ...] = ()
+    """The guard that failed, of each version."""
+    made: int = 0
+    """The number of the version made for it; 0: the call ran in eager."""
+    symbolic: tuple[str, ...] = ()
+    """The sizes and numbers that are symbolic for the first time."""
+    why: GraphBreak | None = None
+    """Why no version was made."""
+    seconds: float = 0.0
+
+    @property
+    def call(self) -> int:
+        """Which call it was; the first is 1."""
+        return sum(self.answered.values()) + 1
+
+    def __str__(self) -> str:
+        tried = "no version fits" if self.failures else "there is no version"
+        made = f"made version {self.made}" if self.made else f"in eager: {self.why}"
+        symbolic = f", symbolic: {', '.join(self.symbolic)}" if self.symbolic else ""
+        return f"call {self.call}: {tried}; {made}{symbolic}"
+
+
+def failure_lines(failures: Iterable[GuardFailure]) -> list[str]:
+    """Lines that say which guard of each version failed."""
+    return [f"  version {f.version}: " + str(f).replace("\n", "\n  ") for f in failures]
+
+
+@dataclass(frozen=True)
 class GraphInput:
     """A placeholder of the captured graph: where its value comes from, and its fake at compile time."""
 
@@ -397,23 +418,23 @@ class Capture(Shown):
 
     @property
     def flow(self) -> str:
-        """The executed instructions with the graph's nodes beside them, and where the frame was cut."""
+        """The executed instructions with the graph's nodes beside them, and where the frame was cut. A long
+        flow shows only source lines that made nodes."""
         texts = {node.name: call_text(node) for node in self.graph.nodes}
+        short = len(self.bytecode) <= LONG_FLOW
         lines: list[str] = []
-        short = len(self.bytecode) > LONG_FLOW
         for passage in self.passages:
-            indent, left_out = "  " * passage.depth, short and not passage.nodes
-            if left_out:
+            if not short and not passage.nodes:
                 continue
+            indent = "  " * passage.depth
             lines.append(f"{indent}{passage.line or '(no line)'}")
             for record in passage.instructions:
                 made = "; ".join(f"{name} = {texts.get(name, '')}" for name in record.nodes)
-                if made or not short:
-                    left = f"{indent}    {record.opname} {record.argument}".rstrip()
-                    lines.append(f"{left:<44}  | {made}".rstrip(" |") if made else left)
+                lines.append(
+                    f"{indent}    {record!s:<40}  | {made}" if made else f"{indent}    {record}"
+                )
         if self.stopped_by is not None:
-            why = self.stopped_by
-            lines.append(f"----- cut here: {why.reason} [{why.id}]")
+            lines.append(f"----- cut here: {self.stopped_by.reason} [{self.stopped_by.id}]")
         return "\n".join(lines)
 
     @property

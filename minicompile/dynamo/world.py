@@ -45,10 +45,7 @@ call_rules: Registry[CallRule] = Registry(
     "call", "Python callable -> what calling it means during capture"
 )
 """A function of a module that is imported late stands in it by module and name."""
-call_rules.modules += [
-    f"minicompile.dynamo.{name}"
-    for name in ("builtins", "library", "inference", "autograd_functions", "mapped_functions")
-]
+call_rules.modules += [f"minicompile.dynamo.{name}" for name in ("builtins", "library")]
 
 
 def operation(meaning: Meaning) -> Meaning:
@@ -165,9 +162,9 @@ class World(Interpreter):
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """The operation that is registered under a name."""
-        if name not in operations.rules:
+        if name not in operations:
             raise AttributeError(name)
-        meaning = self.__dict__[name] = types.MethodType(operations.rules[name], self)
+        meaning = self.__dict__[name] = types.MethodType(operations[name], self)
         return meaning
 
     # -- running frames
@@ -252,7 +249,7 @@ class World(Interpreter):
     def places_now(self) -> list[int]:
         """Where the running frames could be cut."""
         assert self.frame is not None
-        return places(self.frame, self.frames.log.steps, self.comes_and_goes, is_users)
+        return places(self.frame, self.comes_and_goes, is_users)
 
     def comes_and_goes(self, function: types.FunctionType) -> bool:
         """Whether each call may bring a function of its own, with cells of its own."""

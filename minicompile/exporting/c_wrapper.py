@@ -19,14 +19,14 @@ import sympy
 import torch
 
 from minicompile.codegen.cpp_ops import STORAGE, CIndex, literal
-from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelSource
+from minicompile.codegen.plan import KernelSource
 from minicompile.codegen.wrapper import solved
 from minicompile.errors import Unsupported
 from minicompile.exporting.exported import Exported
 from minicompile.lowering.ir import ExternKernel, InputBuffer, Layout, View, same_size
 from minicompile.ops.origin import source_lines
 from minicompile.runtime.cpp import complaint
-from minicompile.scheduling.memory import DIVISIONS, may_raise
+from minicompile.scheduling.memory import may_raise
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule, ScheduledNode
 from minicompile.shapes.expr import Size, is_float
 
@@ -231,13 +231,8 @@ class CWriter:
         if not isinstance(node, FusedSchedulerNode) or not may_raise(node):
             self.lines.append(f"    {call};")
             return
-        divided = any(v.op in DIVISIONS for v in plan.body.values)
-        self.lines += ["    {", f"        int64_t code = {call};"]
-        for bit, happens in ((INDEX_ERROR, plan.checked), (ZERO_DIVISION, divided)):
-            if happens:
-                told = c_string(complaint(plan, bit).replace("%", "%%"))
-                self.lines.append(f"        if (code & {bit}) return mc_fail({told});")
-        self.lines.append("    }")
+        told = c_string(complaint(plan).replace("%", "%%"))
+        self.lines.append(f"    if ({call}) return mc_fail({told});")
 
     def _result(self, number: int, output: Any) -> None:
         if not isinstance(output, View):

@@ -129,7 +129,7 @@ def lowered(
     with fake_mode_of(graph, fakes, env):  # the weights' file and the caller have rows without gaps
         fakes = [fake.contiguous() for fake in fakes]
     aot = ahead_of_time(graph, fakes, options, training=False, shape_env=env)
-    if any(spec.kind != "fresh" for spec in aot.metadata.outputs):
+    if any(spec.kind != "result" or spec.is_view for spec in aot.metadata.outputs):
         raise Unsupported("a result of a package shares memory with another value")
     planned = schedule(lower(aot.forward, options), options)
     plans = make_plans(planned, options)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from minicompile.extension import decompose, graph_pass, lowering, plan_rule, register_vjp
+from minicompile.custom.vjps import register_vjp
+from minicompile.extension import decompose, graph_pass, lowering, plan_rule
 from minicompile.lowering.rules.common import elementwise
 from minicompile.ops.registry import Registry, scoped
 

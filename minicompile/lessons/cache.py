@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from minicompile.codegen.phases import transposed
 from minicompile.codegen.plan import KernelPlan
+from minicompile.plugins.transposed_tiles.choose import transposed
 from minicompile.shapes.expr import coefficient_of
 
 LINE = 16

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from minicompile import api
+from minicompile.debug.history import explain
 from minicompile.dynamo.interpreter import C_METHODS, Frame
 from minicompile.dynamo.result import describe
 from minicompile.dynamo.world import World
@@ -44,7 +44,7 @@ def bytecode_steps(function: Callable[..., Any], *args: Any) -> Picture:
         seen.append((told, frame.line.text, list(map(say, frame.stack)), graph))
 
     with mock.patch.object(World, "step", stepped):
-        api.explain(function)(*args)
+        explain(function)(*args)
     frames: list[tuple[str, str, object]] = []
     for number, (told, line, stack, graph) in enumerate(seen):
         first = max(0, min(number - AROUND, len(seen) - 2 * AROUND))

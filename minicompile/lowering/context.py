@@ -21,13 +21,10 @@ import torch
 from torch import fx
 
 from minicompile.errors import Unsupported, VerifyError
-from minicompile.lowering import views
 from minicompile.lowering.ir import (
     Buffer,
     ComputedBuffer,
     ConstantBuffer,
-    ExternKernel,
-    ExternOutput,
     Layout,
     Loops,
     Operation,
@@ -41,12 +38,12 @@ from minicompile.lowering.ir import (
 )
 from minicompile.lowering.value import Probe, Storage, TensorValue, scoped
 from minicompile.lowering.views import ViewMap
-from minicompile.ops.dtypes import LOOP_DTYPES, computation_dtype
+from minicompile.ops.dtypes import LOOP_DTYPES
 from minicompile.ops.graph import origins_of
 from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode, V
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.ops.registry import Registry
-from minicompile.ops.table import POSITIONS, ReductionKind, ScanKind, reduction_identity
+from minicompile.ops.table import POSITIONS, ReductionKind, ScanKind
 from minicompile.options import Options
 from minicompile.shapes.expr import ZERO, Size, product, same, to_size
 
@@ -119,17 +116,13 @@ class LoweringContext:
         return name
 
     def dry_run(self, fn: Callable[..., V], *indices: Sequence[Index]) -> Probe:
-        """What a formula reads and costs. Raises VerifyError where its dtypes don't fit."""
+        """What a formula reads and costs. Raises Unsupported where its dtypes don't fit."""
         probe = Probe()
         try:
-            probe.run(fn, *indices)
+            probe.dtype = fn(probe, *indices)
         except TypeError as error:
-            raise VerifyError(f"{self.rule()}: {error}") from error
+            raise Unsupported(str(error)) from error
         return probe
-
-    def rule(self) -> str:
-        """The rule at work, for messages."""
-        return f"lowering of {self.node.target}" if self.node is not None else "lowering"
 
     # -- values
 
@@ -147,20 +140,12 @@ class LoweringContext:
         self.constants.append(buffer)
         return self.in_memory(buffer)
 
-    def pointwise(
-        self,
-        size: Sequence[Size],
-        device: torch.device,
-        fn: InnerFn,
-        dtype: torch.dtype | None = None,
-    ) -> TensorValue:
+    def pointwise(self, size: Sequence[Size], device: torch.device, fn: InnerFn) -> TensorValue:
         """A value computed element by element: `fn(ops, index)` with one index per dimension.
 
-        `dtype`, if given, is what the formula must have. Raises VerifyError where dtypes don't fit.
+        Raises Unsupported where the formula's dtypes don't fit.
         """
         cost = self.dry_run(fn, loop_index(len(size)))
-        if dtype is not None and cost.dtype is not dtype:
-            raise VerifyError(f"{self.rule()}: the formula gives {cost.dtype}, not {dtype}")
         layout = self.new_layout(size, cost.dtype, device)
         return TensorValue(Storage(layout, self.origins, fn=fn, cost=cost))
 
@@ -187,20 +172,20 @@ class LoweringContext:
             storage.buffer = self._emit(layout, loops, storage.cost, storage.origins, why)
         return storage.buffer
 
+    def settled(self, value: TensorValue, why: str) -> TensorValue:
+        """The value, which has memory and strides there from now on. A view without strides is copied."""
+        self.settle(value.storage, why)
+        return value if value.layout is not None else self.settled(self.copy_of(value), why)
+
     def realize(self, value: TensorValue, why: str) -> View:
-        """The value in memory. A view that isn't strided there is copied."""
+        """The value in memory."""
         value = self.settled(value, why)
         assert value.storage.buffer is not None and value.layout is not None
         return View(value.storage.buffer.name, value.layout)
 
-    def settled(self, value: TensorValue, why: str) -> TensorValue:
-        """The value, which has memory and strides there from now on."""
-        self.settle(value.storage, why)
-        return value if value.layout is not None else self.settled(self.copy_of(value), why)
-
     def realize_as(self, value: TensorValue, layout: Layout, why: str) -> View | None:
         """The value in memory with exactly this size and these strides (the offset is free); None where a
-        new tensor can't have them."""
+        new tensor that loops fill can't have them."""
         if not same_size(list(map(self.simplified, value.size)), layout.size):
             raise VerifyError(f"size {value.size} where eager has {layout.size}")
         storage = value.storage
@@ -211,32 +196,11 @@ class LoweringContext:
         if have is not None and (0 in have.size or have.has_strides(layout.stride)):
             chosen = Layout(have.device, have.dtype, layout.size, layout.stride, have.offset)
             return View(buffer.name, chosen)
-        # elements that an expanded layout (stride 0) repeats are written once
-        pairs = zip(layout.size, layout.stride, strict=True)
-        once = tuple(1 if step == 0 and extent != 1 else extent for extent, step in pairs)
-        written = Layout(layout.device, layout.dtype, once, layout.stride)
-        order = dense_order(written)
-        if order is None:
+        if value.dtype not in LOOP_DTYPES or not is_dense(layout):
             return None
-        part = self.view(value, ViewMap(once, list))
-        if value.dtype not in LOOP_DTYPES:
-            permuted = self.view(part, views.permute(once, order))
-            return View(self._library_copy(permuted).name, layout)
-        copy = self.copy_of(part)
+        copy = self.copy_of(value)
         copy.storage.layout = replace(copy.storage.layout, stride=layout.stride)
         return View(self.settle(copy.storage, why).name, layout)
-
-    def _library_copy(self, value: TensorValue) -> Buffer:
-        """A row-major copy of what loops can't hold."""
-        name, given = self.new_name(), self.realize(value, "read by a copy")
-        layout = Layout.contiguous(value.device, value.dtype, value.size)
-        how = {"memory_format": torch.contiguous_format}
-        made, reason = ExternOutput(name, layout, self.origins), f"loops can't hold {value.dtype}"
-        clone = torch.ops.aten.clone.default
-        self.operations.append(
-            ExternKernel(name, clone, (given,), how, (made,), reason, self.origins)
-        )
-        return made
 
     def _emit(
         self, layout: Layout, loops: Loops, cost: Probe, origins: Origins, why: str
@@ -272,18 +236,17 @@ class LoweringContext:
     ) -> TensorValue:
         """Reduce `fn(ops, index, reduction_index)` to a tensor of `size` and `dtype`.
 
-        Nothing to reduce gives the identity, one element gives itself; otherwise the result is in memory.
+        One element gives itself; otherwise the result is in memory.
         """
-        empty, first = 0 in reduction_ranges, [ZERO] * len(reduction_ranges)
-        if empty or all(extent == 1 for extent in reduction_ranges):
-            number = 0 if kind in POSITIONS else reduction_identity(kind, dtype)
-
-            def element(ops: Ops, index: Sequence[Index]) -> V:
-                if empty or kind in POSITIONS:
-                    return ops.constant(number, dtype)
-                return ops.to_dtype(fn(ops, index, first), dtype)
-
-            return self.pointwise(size, device, element)
+        if 0 in reduction_ranges:
+            raise Unsupported("a reduction of no elements")
+        if kind in POSITIONS and not reduction_ranges:
+            raise Unsupported(f"{kind} of a tensor without dimensions")
+        if all(extent == 1 for extent in reduction_ranges) and kind not in POSITIONS:
+            first = [ZERO] * len(reduction_ranges)
+            return self.pointwise(
+                size, device, lambda ops, i: ops.to_dtype(fn(ops, i, first), dtype)
+            )
         loops = partial(Reduction, tuple(size), tuple(reduction_ranges), kind)
         return self.reduced(loops, dtype, device, fn, "reduction")
 
@@ -317,15 +280,10 @@ class LoweringContext:
         device: torch.device,
         fn: InnerFn,
     ) -> TensorValue:
-        """Combine `fn(ops, index)` along dimension `dim`, in order and in the dtype of `fn`.
-
-        Without a second element it gives the first, else the result is in memory, as `dtype`.
-        """
+        """Combine `fn(ops, index)` along dimension `dim`, in order and in the dtype of `fn`."""
         if not size or size[dim] in (0, 1):
-            return self.pointwise(size, device, lambda ops, i: ops.to_dtype(fn(ops, i), dtype))
+            raise Unsupported("a scan of at most one element")
         cost = self.dry_run(fn, loop_index(len(size)))
-        if cost.dtype is torch.bool or computation_dtype(cost.dtype) is not cost.dtype:
-            raise VerifyError(f"{self.rule()}: loops can't scan in {cost.dtype}")
         loops = Scan(tuple(size), dim, kind, self.body(fn))
         return self._filled(self.new_layout(size, dtype, device), loops, cost, "scan")
 
@@ -347,7 +305,7 @@ class LoweringContext:
 
         cost = self.dry_run(both, loop_index(len(ranges)))
         if cost.dtype is not base.dtype:
-            raise VerifyError(f"{self.rule()}: scatters {cost.dtype} into {base.dtype}")
+            raise Unsupported(f"a scatter of {cost.dtype} into {base.dtype}")
         where, element = self.body(output_index), self.body(fn)
         loops = Scatter(tuple(ranges), target.name, where, element, mode)
         return self._filled(target.layout, loops, cost, "scatter")
@@ -372,22 +330,12 @@ def tensor_layouts(val: Any) -> list[Layout | None]:
 
 def is_dense(layout: Layout) -> bool:
     """Every element between the first and the last is used exactly once, in some order of dimensions."""
-    return dense_order(layout) is not None
-
-
-def dense_order(layout: Layout) -> list[int] | None:
-    """That order, from the largest stride to the smallest; None if there is none."""
-    left = list(range(len(layout.size)))
-    if 0 in layout.size:
-        return left
-    order = [dim for dim in left if layout.size[dim] == 1]
-    left = [dim for dim in left if dim not in order]
+    left = [dim for dim, extent in enumerate(layout.size) if extent != 1]
     expected: Size = 1
-    while left:
+    while left and 0 not in layout.size:
         dim = next((dim for dim in left if same(layout.stride[dim], expected)), None)
         if dim is None:
-            return None
+            return False
         left.remove(dim)
-        order.append(dim)
         expected = product((expected, layout.size[dim]))
-    return order[::-1]
+    return True

@@ -22,7 +22,7 @@ The real compiler: torch/_inductor/ir.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
@@ -30,9 +30,8 @@ import sympy
 import torch
 
 from minicompile import compat
-from minicompile.errors import VerifyError
-from minicompile.ops.display import Shown, listed
-from minicompile.ops.dtypes import LOOP_DTYPES, short
+from minicompile.ops.display import Registered, Shown, listed
+from minicompile.ops.dtypes import short
 from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines
 from minicompile.ops.overloads import aten_ops
@@ -289,10 +288,11 @@ class LoopGraph(Shown):
     outputs: list[Output]
     size_hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     """Each size symbol's value when compiling: for heuristics only."""
-    eager_bytes: int = 0
-    """Most bytes alive at once if eager ran the ATen graph (at the hints; inputs not counted)."""
     written_back: dict[int, int] = field(default_factory=dict)
     """Outputs that become an input's new contents, by their numbers: a kernel may write them there."""
+
+    verify = Registered()
+    """Raise VerifyError where the graph breaks the grammar (debug/verify.py)."""
 
     def __post_init__(self) -> None:
         listed(self, "inputs", "operations")
@@ -443,46 +443,3 @@ def _extern_argument(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(_extern_argument, value)) + "]"
     return str(value)
-
-
-def verify(graph: LoopGraph) -> None:
-    """Raise VerifyError where the graph breaks the grammar: names, order, ranges, dtypes."""
-    known = {buffer.name for buffer in graph.given}
-    spent: set[str] = set()
-
-    def read(names: Iterable[str], by: str) -> None:
-        for name in names:
-            if name not in known:
-                raise VerifyError(f"{by} reads {name}, which nothing has written")
-            if name in spent:
-                raise VerifyError(f"{by} reads {name}, whose memory a scatter has taken over")
-
-    for operation in graph.operations:
-        if isinstance(operation, ExternKernel):
-            read(operation.reads, operation.name)
-        else:
-            read(_verify_loops(operation), operation.name)
-            if isinstance(operation.loops, Scatter):
-                spent.add(operation.loops.target)
-        for buffer in written_by(operation):
-            if buffer.name in known:
-                raise VerifyError(f"{buffer.name} is written twice")
-            known.add(buffer.name)
-    read(graph.returned, "the output")
-
-
-def _verify_loops(buffer: ComputedBuffer) -> list[str]:
-    """Check an operation by itself. Gives the buffers it reads."""
-    loops, layout, ops = buffer.loops, buffer.layout, FormulaOps()
-    if layout.dtype not in LOOP_DTYPES:
-        raise VerifyError(f"{buffer.name}: loops can't hold {layout.dtype}")
-    if isinstance(loops, Scan) and not 0 <= loops.dim < len(loops.ranges):
-        raise VerifyError(f"{buffer.name}: scans dimension {loops.dim} of {loops.ranges}")
-    _, where = evaluate_loops(loops, ops)
-    if isinstance(loops, Scatter):
-        if len(where) != len(layout.size):
-            raise VerifyError(f"{buffer.name}: not one index per dimension of its target")
-        return [*ops.loaded, loops.target]
-    if not same_size(loops.ranges, layout.size):
-        raise VerifyError(f"{buffer.name}: ranges {loops.ranges} are not its size {layout.size}")
-    return ops.loaded

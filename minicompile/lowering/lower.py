@@ -6,9 +6,8 @@ formulas until something needs their memory. The real compiler: GraphLowering in
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,6 @@ from minicompile.lowering.context import (
     layout_of,
     lowering,
     template,
-    tensor_layouts,
 )
 from minicompile.lowering.ir import (
     LIBRARY_PRODUCTS,
@@ -38,17 +36,23 @@ from minicompile.lowering.ir import (
     LoopGraph,
     Operation,
     Output,
-    verify,
     written_by,
 )
 from minicompile.lowering.value import Storage, TensorValue
 from minicompile.ops import plugins
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.gates import REFUSED, allowed
-from minicompile.ops.graph import Graph, origins_of, output_node, statement, target_name, user_line
-from minicompile.ops.nodes import gives_view, is_view
+from minicompile.ops.graph import (
+    Graph,
+    origins_of,
+    output_node,
+    statement,
+    target_name,
+    user_line,
+)
+from minicompile.ops.nodes import gives_view
 from minicompile.options import Options
-from minicompile.shapes.expr import Size, size_hint, to_size
+from minicompile.shapes.expr import Size, to_size
 
 __all__ = ["LoweringContext", "lower", "lowering", "rules"]
 
@@ -78,10 +82,9 @@ class Lowering:
         outputs = self.visit()
         name, ctx = self.graph.name, self.ctx
         found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
-        found.eager_bytes = eager_peak(list(self.graph.nodes), self.hints)
         drop_unread(found)
         if self.options.verify:
-            verify(found)
+            found.verify()
         return found
 
     def visit(self) -> list[Output]:
@@ -198,18 +201,10 @@ class Lowering:
 
     def _may_lower(self, node: fx.Node, op: torch._ops.OpOverload) -> bool:
         """Do gates let an operator's rule be used? Where a library can't take its place, it must be."""
-        ctx, origins, only_loops = (
-            self.ctx,
-            self.ctx.origins,
-            gives_view(op) and _copy_of(op) is None,
+        only_loops, origins = gives_view(op) and _copy_of(op) is None, self.ctx.origins
+        return only_loops or allowed(
+            "lowering", op, partial(statement, node), origins=lambda: origins
         )
-
-        def after() -> str:
-            made = (made for made in ctx.operations if origins & made.origins)
-            return "\n".join(map(str, made))
-
-        before = partial(statement, node)
-        return only_loops or allowed("lowering", op, before, after, lambda: origins)
 
     def _fresh(self, result: Any, given: set[Storage]) -> Any:
         """Results that eager puts into new memory are new tensors here too, even if nothing changed."""
@@ -307,28 +302,6 @@ def _copying(node: fx.Node, op: torch._ops.OpOverload, reason: str) -> torch._op
 def _copy_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     packet = getattr(torch.ops.aten, f"{op.overloadpacket.__name__}_copy", None)
     return getattr(packet, op._overloadname, None) if op.namespace == "aten" else None
-
-
-def eager_peak(nodes: Sequence[fx.Node], hints: Mapping[sympy.Symbol, int]) -> int:
-    """Most bytes alive at once if operators ran one by one: results until their last use, outputs to the end.
-
-    Views keep what they look at alive. Inputs are the caller's.
-    """
-    owner: dict[fx.Node, fx.Node] = {}
-    last: dict[fx.Node, int] = {}
-    for step, node in enumerate(nodes):
-        inputs, looks = node.all_input_nodes, node.target is operator.getitem or is_view(node)
-        owner[node] = owner[inputs[0]] if looks and inputs else node
-        last.update((owner[used], step) for used in (node, *inputs))
-    change = [0] * (len(nodes) + 1)
-    for step, node in enumerate(nodes):
-        if node.op == "call_function" and owner[node] is node:
-            for layout in tensor_layouts(node.meta.get("val")):
-                if layout is not None:
-                    size = size_hint(layout.numel, hints) * layout.dtype.itemsize
-                    change[step] += size
-                    change[last[node] + 1] -= size
-    return max(itertools.accumulate(change))
 
 
 def drop_unread(graph: LoopGraph) -> None:

@@ -15,8 +15,8 @@ from minicompile.shapes.expr import Size, exact_quotient
 
 MAX_READS = 8
 """Most buffers that one formula reads."""
-MAX_WEIGHT = 160
-"""Most operations in a formula written out."""
+MAX_FLOPS = 500
+"""Most arithmetic in a formula written out."""
 MAX_DEPTH = 40
 """Most values nested in one formula."""
 CHEAP_FLOPS = POINTWISE["truediv"].flops + 4
@@ -34,8 +34,8 @@ def too_large(value: Storage) -> str | None:
         return f"reads {reads} buffers"
     if value.cost.depth > MAX_DEPTH:
         return f"a formula of {value.cost.depth} nested values"
-    if value.cost.weight > MAX_WEIGHT:
-        return f"a formula of {value.cost.weight} operations"
+    if value.cost.flops > MAX_FLOPS:
+        return f"a formula of {value.cost.flops} operations"
     return None
 
 

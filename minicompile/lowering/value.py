@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 import torch
@@ -192,15 +192,11 @@ def scoped(fn: Callable[..., V], position: int, origins: Origins) -> Callable[..
     return lambda ops, *indices: fn(Scope(ops, position, origins), *indices)
 
 
-Term: TypeAlias = tuple[torch.dtype, int]
-"""A probe's value: its dtype and how many operations its formula has when written out as a tree."""
-
-
 class Probe(Scope):
     """A dry run of one formula: notes its dtype, what it reads and how much it computes.
 
-    Inlined formulas are not entered: what they read and cost is known. Raises TypeError where the formula
-    mixes dtypes.
+    A value is its dtype. Inlined formulas are not entered: what they read and cost is known. Raises TypeError
+    where the formula mixes dtypes.
     """
 
     def __init__(self) -> None:
@@ -210,16 +206,11 @@ class Probe(Scope):
         """What it reads directly."""
         self.view_origins = NO_ORIGINS
         """The origins of the views that it reads through."""
-        self.flops, self.weight, self.depth = 0, 0, 1
-        """One element's arithmetic with everything inlined; operations of the formula written out as a tree;
-        how many formulas it nests."""
+        self.flops, self.depth = 0, 1
+        """One element's arithmetic, written out with everything inlined; how many formulas it nests."""
         self.indices = 0
         self.checks = False
         """Whether it looks itself whether an index is in range."""
-
-    def run(self, fn: Callable[..., Term], *indices: Sequence[Index]) -> None:
-        self.dtype, weight = fn(self, *indices)
-        self.weight += weight
 
     def reached(self) -> tuple[dict[str, Buffer], Origins]:
         """Buffers a body made now would load from, and the origins of all that it would inline."""
@@ -244,45 +235,36 @@ class Probe(Scope):
         self.view_origins |= views
         return self
 
-    def element(self, value: TensorValue, index: Sequence[Index]) -> Term:
+    def element(self, value: TensorValue, index: Sequence[Index]) -> torch.dtype:
         storage, cost = value.storage, value.storage.cost
         self.storages.add(storage)
-        if storage.buffer is not None:
-            return value.dtype, 1
-        key = (storage, *(index if value.view is None else value.view.index(index)))
-        if key not in self.memo:
-            self.memo[key] = True
+        if storage.buffer is None:
             self.flops += cost.flops
             self.depth = max(self.depth, cost.depth + 1)
-        return value.dtype, cost.weight
+        return value.dtype
 
-    def constant(self, value: float | int | bool, dtype: torch.dtype) -> Term:
-        return dtype, 1
+    def constant(self, value: float | int | bool, dtype: torch.dtype) -> torch.dtype:
+        return dtype
 
-    def index_expr(self, expr: Index, dtype: torch.dtype) -> Term:
-        return dtype, 1
+    def index_expr(self, expr: Index, dtype: torch.dtype) -> torch.dtype:
+        return dtype
 
-    def to_dtype(self, value: Term, dtype: torch.dtype) -> Term:
+    def to_dtype(self, value: torch.dtype, dtype: torch.dtype) -> torch.dtype:
         self.flops += 1
-        return dtype, value[1] + 1
+        return dtype
 
-    def masked(self, mask: Term, body: Callable[[Ops], Term], other: float | int | bool) -> Term:
-        if mask[0] is not torch.bool:
-            raise TypeError(f"ops.masked needs a bool mask, got {mask[0]}")
+    def masked(self, mask: torch.dtype, body: Callable[[Ops], V], other: float | int | bool) -> V:
         self.flops += 1
-        inside = body(self)
-        return inside[0], inside[1] + mask[1] + 1
+        return body(self)
 
     def indirect_indexing(
-        self, value: Term, size: Expr | int, check: bool = True, wrap_negative: bool = True
+        self, value: torch.dtype, size: Expr | int, check: bool = True, wrap_negative: bool = True
     ) -> Index:
         self.flops += 2
-        self.weight += value[1]
         self.indices += 1
         self.checks |= check
         return loop_symbol(f"indirect{self.indices}")
 
-    def pointwise(self, name: str, *values: Term) -> Term:
+    def pointwise(self, name: str, *values: torch.dtype) -> torch.dtype:
         self.flops += POINTWISE[name].flops
-        dtype = result_dtype(name, tuple(value[0] for value in values))
-        return dtype, 1 + sum(value[1] for value in values)
+        return result_dtype(name, values)

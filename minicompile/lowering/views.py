@@ -24,7 +24,6 @@ from minicompile.shapes.expr import (
     Size,
     contiguous_strides,
     exact_quotient,
-    floor_div,
     is_nonnegative,
     linear_index,
     same,
@@ -114,52 +113,26 @@ def broadcast_index(
     return [ZERO if have == 1 and want != 1 else i for have, want, i in pairs]
 
 
-def bound_candidates(bound: Size | None, extent: Size, default: Size) -> list[Size]:
-    """What a slice bound may mean as eager reads it: from the end if negative, cut to the dimension."""
-    if bound is None:
-        return [default]
-    if isinstance(bound, int) and bound >= 2**62:
-        return [extent]
-    if isinstance(bound, int) and bound < 0:
-        bound = to_size(extent + bound)
-    if isinstance(bound, int) and isinstance(extent, int):
-        return [min(max(bound, 0), extent)]
-    if is_nonnegative(bound) and is_nonnegative(extent - bound):
-        return [bound]
-    return [bound, extent, 0]
+def slice_start(extent: Size, start: Size | None) -> Size:
+    """The first element of a slice as eager reads `start`: from the end if negative, cut to the dimension.
+
+    One beyond the dimension's end is left as it is where sizes are symbolic: no element is taken.
+    """
+    if isinstance(start, int) and start < 0:
+        start = to_size(extent + start)
+    if isinstance(start, int) and isinstance(extent, int):
+        return min(max(start, 0), extent)
+    if start is not None and not is_nonnegative(start):
+        raise Unsupported(f"slice from {start} of a dimension of size {extent}")
+    return start or 0
 
 
-def slice_bounds(
-    extent: Size, start: Size | None, end: Size | None, step: int, length: Size | None = None
-) -> tuple[Size, Size, Size]:
-    """First element, end and length of a slice. `length`, if known, settles what symbolic bounds mean."""
-    found = [
-        (low, high, max(count, 0) if isinstance(count, int) else count)
-        for low in bound_candidates(start, extent, 0)
-        for high in bound_candidates(end, extent, extent)
-        for count in [floor_div(to_size(high - low + step - 1), step)]
-    ]
-    if len(found) > 1 and length is not None and step == 1:  # else others may be as long
-        found = [choice for choice in found if same(choice[2], length)][:1]
-    if len(found) != 1:
-        raise Unsupported(f"slice from {start} to {end} of a dimension of size {extent}")
-    low, high, count = found[0]
-    return low, high, count if length is None else length
-
-
-def slice_(
-    size: Sequence[Size],
-    dim: int,
-    start: Size | None,
-    end: Size | None,
-    step: int = 1,
-    length: Size | None = None,
-) -> ViewMap:
-    """Elements start, start + step, ... of a dimension; `length` as in `slice_bounds`."""
+def slice_(size: Sequence[Size], dim: int, start: Size | None, step: int, length: Size) -> ViewMap:
+    """The `length` elements start, start + step, ... of a dimension."""
     dim = wrap_dim(dim, len(size))
-    low, _, count = slice_bounds(size[dim], start, end, step, length)
-    found = (*size[:dim], count, *size[dim + 1 :])
-    return ViewMap(found, lambda i: [*i[:dim], i[dim] * step + low, *i[dim + 1 :]])
+    low = slice_start(size[dim], start)
+    sliced = (*size[:dim], length, *size[dim + 1 :])
+    return ViewMap(sliced, lambda i: [*i[:dim], i[dim] * step + low, *i[dim + 1 :]])
 
 
 def select(size: Sequence[Size], dim: int, at: Size) -> ViewMap:
@@ -186,33 +159,6 @@ def flip(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
     return ViewMap(
         tuple(size), lambda i: [size[d] - 1 - v if d in turned else v for d, v in enumerate(i)]
     )
-
-
-def diagonal(
-    size: Sequence[Size], length: Size, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> ViewMap:
-    """The diagonal of two dimensions, as a new last dimension."""
-    dim1, dim2 = wrap_dim(dim1, len(size)), wrap_dim(dim2, len(size))
-    down, right = max(-offset, 0), max(offset, 0)
-    rest = [d for d in range(len(size)) if d not in (dim1, dim2)]
-    others = placed(len(size), rest)
-
-    def index(i: Sequence[Index]) -> list[Index]:
-        out = others(i[:-1])
-        out[dim1], out[dim2] = i[-1] + down, i[-1] + right
-        return out
-
-    return ViewMap((*[size[d] for d in rest], length), index)
-
-
-def unfold(size: Sequence[Size], dim: int, length: int, step: int) -> ViewMap:
-    """Windows along a dimension, as a new last dimension."""
-    if not size:
-        return ViewMap((length,), lambda i: [])
-    dim = wrap_dim(dim, len(size))
-    count = to_size(floor_div(size[dim] - length, step) + 1)
-    found = (*size[:dim], count, *size[dim + 1 :], length)
-    return ViewMap(found, lambda i: [*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1]])
 
 
 Group = tuple[list[int], list[int]]
@@ -253,12 +199,6 @@ def _divides(a: Size, b: Size) -> bool:
 def reshape(old: Sequence[Size], new: Sequence[Size]) -> ViewMap:
     """The same elements in row-major order, as `new`: divisions only inside groups that merge dimensions."""
     new = tuple(map(to_size, new))
-    if any(extent == 0 for extent in (*old, *new)):
-        return ViewMap(
-            new,
-            lambda i: [ZERO] * len(old),
-            lambda lay: Layout(lay.device, lay.dtype, new, contiguous_strides(new), lay.offset),
-        )
     groups = reshape_groups(old, new)
 
     def index(i: Sequence[Index]) -> list[Index]:

@@ -32,10 +32,9 @@ def functional_form(op: OpOverload) -> OpOverload:
     schema = op._schema
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     aliases = [x.alias_info for x in (*schema.arguments, *schema.returns)]
-    if any(str(a.type) not in ("Tensor", "Optional[Tensor]") for a in written):
-        raise Unsupported(f"{op} writes into lists of tensors and has no functional form")
-    if not all(alias is None or alias.is_write for alias in aliases):
-        raise Unsupported(f"{op} returns a view of an argument and has no functional form")
+    plain = all(str(a.type) in ("Tensor", "Optional[Tensor]") for a in written)
+    if not plain or not all(alias is None or alias.is_write for alias in aliases):
+        raise Unsupported(f"{op} writes into lists of tensors or returns views: no functional form")
     fresh = [i for i, result in enumerate(schema.returns) if result.alias_info is None]
     results = [str(schema.returns[i].type) for i in fresh] + ["Tensor"] * len(written)
 

@@ -44,15 +44,14 @@ class Registry(Mapping[Any, V]):
 
     def __init__(self, name: str, doc: str) -> None:
         self.name, self.doc = name, doc
-        self.rules: dict[Any, V] = {}
-        self.history: dict[Any, tuple[tuple[str, V], ...]] = {}
+        self.records: dict[Any, tuple[tuple[str, V], ...]] = {}
         """For each key (module, rule) as they were registered; the last one is in force."""
         self.modules = list(FILLED_BY.get(name, ()))
         """Modules whose rules are built in: imported before the table is first read."""
         self.loading = False
         """Are they being imported? They replace nothing that was registered before."""
-        self.scopes: list[tuple[dict[Any, V], dict[Any, tuple[tuple[str, V], ...]]]] = []
-        """Rules and history as they were where each `scoped` block that is open began."""
+        self.scopes: list[dict[Any, tuple[tuple[str, V], ...]]] = []
+        """Records as they were where each `scoped` block that is open began."""
         ALL[name] = self
 
     def load(self) -> None:
@@ -71,11 +70,8 @@ class Registry(Mapping[Any, V]):
         def add(rule: V) -> V:
             record = (registering_module(), rule)
             for key in keys:
-                records = self.history.get(key, ())
-                late = self.loading and key in self.rules
-                self.history[key] = (record, *records) if late else (*records, record)
-                if not late:
-                    self.rules[key] = rule
+                records = self.records.get(key, ())
+                self.records[key] = (record, *records) if self.loading else (*records, record)
             return rule
 
         return add
@@ -83,28 +79,24 @@ class Registry(Mapping[Any, V]):
     def without_modules(self, packages: tuple[str, ...]) -> Mapping[Any, V]:
         """Return the rules that would be in force without the modules whose names begin like `packages`."""
         self.load()
-        if not packages:
-            return self.rules
-        hidden = [k for k, records in self.history.items() if records[-1][0].startswith(packages)]
-        rules = dict(self.rules)
-        for key in hidden:
-            if rules.get(key) is self.history[key][-1][1]:
-                others = (rule for name, rule in self.history[key] if not name.startswith(packages))
-                del rules[key]
-                rules.update((key, rule) for rule in others)
-        return rules
+        return {
+            key: rule
+            for key, records in self.records.items()
+            for name, rule in records
+            if not packages or not name.startswith(packages)
+        }
 
     def __getitem__(self, key: Any) -> V:
         self.load()
-        return self.rules[key]
+        return self.records[key][-1][1]
 
     def __iter__(self) -> Iterator[Any]:
         self.load()
-        return iter(self.rules)
+        return iter(self.records)
 
     def __len__(self) -> int:
         self.load()
-        return len(self.rules)
+        return len(self.records)
 
     def matching(self, name: str) -> list[Any]:
         """Keys called `name`, or overloads of it: "aten.silu" matches aten.silu.default."""
@@ -114,21 +106,20 @@ class Registry(Mapping[Any, V]):
     def scoped(self) -> Iterator[None]:
         """Rules registered or removed inside the block are forgotten after it."""
         self.load()
-        self.scopes.append((dict(self.rules), dict(self.history)))
+        self.scopes.append(dict(self.records))
         try:
             yield
         finally:
-            self.rules, self.history = self.scopes.pop()
+            self.records = self.scopes.pop()
 
     def keep(self, packages: tuple[str, ...]) -> None:
         """Let rules of modules whose names begin like `packages` outlive the scopes that are open."""
-        for key, records in self.history.items() if self.scopes else ():
-            if records[-1][0].startswith(packages):
-                for rules, history in self.scopes:
-                    rules[key], history[key] = records[-1][1], records
+        kept = {k: r for k, r in self.records.items() if r[-1][0].startswith(packages)}
+        for scope in self.scopes:
+            scope.update(kept)
 
     def __repr__(self) -> str:
-        return f"Registry({self.name!r}, {len(self.rules)} rules)"
+        return f"Registry({self.name!r}, {len(self.records)} rules)"
 
 
 def registering_module() -> str:
@@ -156,7 +147,7 @@ def without(*names: str) -> Iterator[None]:
                 raise UnknownName(f"registry {table!r} has no rule {rule!r}")
             stack.enter_context(registry.scoped())
             for key in keys:
-                del registry.rules[key]
+                del registry.records[key]
         yield
 
 
@@ -164,6 +155,8 @@ def without(*names: str) -> Iterator[None]:
 def scoped() -> Iterator[None]:
     """Undo every registration made inside the block, in all registries."""
     with contextlib.ExitStack() as stack:
+        for registry in list(ALL.values()):  # which may import modules with registries of their own
+            registry.load()
         for registry in list(ALL.values()):
             stack.enter_context(registry.scoped())
         yield

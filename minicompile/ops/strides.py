@@ -1,8 +1,6 @@
-"""Corrects shapes and strides of results where FakeTensor's differ from eager's, or cost many guards.
+"""Corrects strides and dtypes of results where FakeTensor's differ from eager's, or refuses the call.
 
 Strides of dimensions of size 0 or 1 lead to no element; they are as FakeTensor tells them.
-
-What torch is given are numbers or SymInts; strides of expressions are shapes/expr.py's.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from minicompile.errors import Unsupported
 from minicompile.ops.overloads import aten_ops
 from minicompile.shapes.expr import contiguous_strides, to_size
 
@@ -44,34 +43,12 @@ def normalized(args: Any, result: torch.Tensor) -> torch.Tensor:
     return result if channels_last(result) else row_major(args, result)
 
 
-def shuffled(args: Any, result: torch.Tensor) -> torch.Tensor:
-    """Channels last on CPUs if the operand is; in FakeTensor row-major."""
-    kept = channels_last(args[0]) and args[0].device.type == "cpu"
-    return torch.empty_like(args[0]) if kept else result
-
-
-def rolled(args: Any, result: torch.Tensor) -> torch.Tensor:
-    """As other shuffles, unless all dimensions are rolled as one."""
-    return shuffled(args, result) if len(args) > 2 else result
-
-
-def unpooled(args: Any, result: torch.Tensor) -> torch.Tensor:
-    """As of other kernels that go by a tensor's strides."""
-    images, _, size = args[:3]
-    if images.dim() != 4 or images.device.type != "cpu":
-        return result
-    return torch.empty_like(aten.upsample_nearest2d(images, size))
-
-
 LAYOUTS = {
     like_a_sum: "copysign.Tensor xlogy.Tensor special_xlog1py.default floor_divide.default div.Tensor_mode",
     row_major: "pow.Scalar log_sigmoid_forward.default rrelu_with_noise_functional.default"
     " normal.Tensor_Tensor normal.float_Tensor poisson.default",
     normalized: "_native_batch_norm_legit.no_stats _native_batch_norm_legit_functional.default"
     " _native_batch_norm_legit_no_training.default",
-    shuffled: "channel_shuffle.default native_channel_shuffle.default",
-    rolled: "roll.default",
-    unpooled: "max_unpool2d.default",
 }
 """How eager lays the (first) result out -> the operators of which FakeTensor tells otherwise."""
 LAYOUT_OF = {op: layout for layout, names in LAYOUTS.items() for op in aten_ops(names)}
@@ -80,17 +57,23 @@ UPDATING = aten_ops(
     "_native_batch_norm_legit_functional.default _batch_norm_with_update_functional.default"
 )
 """The new statistics have the dtype of the old ones; in FakeTensor they are float32."""
+SHUFFLES = aten_ops(
+    "channel_shuffle.default native_channel_shuffle.default roll.default max_unpool2d.default"
+)
 EMBEDDING_BAGS = aten_ops("_embedding_bag.default _embedding_bag_forward_only.default")
-"""FakeTensor knows the sizes for float16, and takes others for bfloat16."""
+
+
+def refuse_wrong_fakes(op: OpOverload, args: Any) -> None:
+    """Raise Unsupported for calls whose results FakeTensor gives other strides or sizes than eager does."""
+    turned = op in SHUFFLES and args[0].dim() > 3 and not args[0].is_contiguous()
+    if turned or (op in EMBEDDING_BAGS and args[0].dtype is torch.bfloat16):
+        raise Unsupported(f"{op} of such a tensor has no exact fake", id="unusual-arguments")
 
 
 def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
-    """FakeTensor's result of a call, in eager's strides, dtypes and sizes."""
+    """FakeTensor's result of a call, in eager's strides and dtypes."""
     if result is NotImplemented:
         return result
-    if op in EMBEDDING_BAGS and args[0].dtype is torch.bfloat16:
-        halves = (x.half() if getattr(x, "dtype", None) is torch.bfloat16 else x for x in args)
-        return (result[0], *op(*halves)[1:])
     if op in LAYOUT_OF:
         several = isinstance(result, tuple | list)
         first = LAYOUT_OF[op](args, result[0] if several else result)
@@ -101,25 +84,12 @@ def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
     return result
 
 
-KEPT_GRADIENTS = aten_ops(
+UPSAMPLED_GRADIENTS = aten_ops(
     "upsample_linear1d_backward.default upsample_bilinear2d_backward.default"
-    " upsample_trilinear3d_backward.default"
+    " upsample_trilinear3d_backward.default upsample_bicubic2d_backward.default"
+    " upsample_nearest1d_backward.default upsample_nearest3d_backward.default"
 )
-UPSAMPLED_GRADIENTS = KEPT_GRADIENTS | aten_ops(
-    "upsample_nearest1d_backward.default upsample_nearest3d_backward.default"
-    " _upsample_nearest_exact1d_backward.default _upsample_nearest_exact3d_backward.default"
-    " upsample_bicubic2d_backward.default _upsample_bicubic2d_aa_backward.default"
-)
-"""For these FakeTensor runs C++ that can't read symbolic sizes; the first few keep channels last."""
-
-
-def upsampled_gradient(op: OpOverload, grad: torch.Tensor, size: Any) -> torch.Tensor:
-    """What such an operator gives, for an input of that size."""
-    kept = op in KEPT_GRADIENTS and channels_last(grad) and not grad.is_contiguous()
-    layout = IMAGE_FORMATS[grad.dim()] if kept else torch.contiguous_format
-    return torch.empty_like(grad.new_empty(size), memory_format=layout)
-
-
+"""For these FakeTensor runs C++ that can't read symbolic sizes."""
 CONVOLUTIONS = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 """The arguments that have a batch; so has the first result."""
 IMAGES = 16
@@ -164,11 +134,11 @@ def as_row_major_view(op: OpOverload, args: Any) -> tuple[OpOverload, Any]:
     if tuple(map(to_size, tensor.stride())) != contiguous_strides(list(map(to_size, tensor.shape))):
         return op, args
     inferred = [place for place, extent in enumerate(shape) if type(extent) is int and extent == -1]
-    known = math.prod(extent for place, extent in enumerate(shape) if place not in inferred)
-    if len(inferred) > 1 or known == 0:
+    rest = math.prod(extent for place, extent in enumerate(shape) if place not in inferred)
+    if len(inferred) > 1 or rest == 0:
         return op, args
-    if inferred and tensor.numel() % known == 0:
-        shape[inferred[0]] = tensor.numel() // known
-    elif inferred or tensor.numel() != known:
+    if inferred and tensor.numel() % rest == 0:
+        shape[inferred[0]] = tensor.numel() // rest
+    elif inferred or tensor.numel() != rest:
         return op, args
     return aten.as_strided.default, (tensor, shape, dense_strides(shape), tensor.storage_offset())

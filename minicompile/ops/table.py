@@ -17,13 +17,13 @@ import torch
 
 from minicompile.ops import philox
 
-ResultType = Literal["same", "bool", "float", "random"]
+ResultType = Literal["same", "bool", "float", "int", "random"]
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """`result`: "same" (the operands' dtype), "bool", "float" (float operands only, same dtype), or "random"
-    (float32, of a seed and an element's number, both int64: ops/philox.py)."""
+    """`result`: "same" (the operands' dtype), "bool", "float" or "int" (these operands only, same dtype), or
+    "random" (float32, of a seed and an element's number, both int64: ops/philox.py)."""
 
     name: str
     arity: int
@@ -54,8 +54,8 @@ TABLE: tuple[tuple[int, ResultType, int, str], ...] = (
     # logic on bools, bits on ints and bools
     (2, "bool", 1, "logical_and logical_or logical_xor"),
     (1, "bool", 1, "logical_not"),
-    (2, "same", 1, "bitwise_and bitwise_or bitwise_xor lshift rshift"),
-    (1, "same", 1, "bitwise_not"),
+    (2, "int", 1, "bitwise_and bitwise_or bitwise_xor lshift rshift"),
+    (1, "int", 1, "bitwise_not"),
     # where(condition, a, b): a and b of one dtype
     (3, "same", 1, "where"),
     # number `offset` of a generator's numbers, evenly from 0 to 1 or normally distributed
@@ -138,6 +138,6 @@ def result_dtype(name: str, operands: tuple[torch.dtype, ...]) -> torch.dtype:
         if values[0] is not torch.int64:
             raise TypeError(f"ops.{name} needs int64 operands, got {values[0]}")
         return torch.float32
-    if spec.result == "float" and not values[0].is_floating_point:
-        raise TypeError(f"ops.{name} needs floating-point operands, got {values[0]}")
+    if spec.result in ("float", "int") and values[0].is_floating_point != (spec.result == "float"):
+        raise TypeError(f"ops.{name} needs {spec.result} operands, got {values[0]}")
     return values[0]

@@ -5,20 +5,16 @@ The real compiler: torch/_inductor/cpp_builder.py.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import platform
-import shlex
 import shutil
 import subprocess
-import sysconfig
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from minicompile.errors import BackendError
-from minicompile.options import Options, compiler_variables
+from minicompile.options import Options
 
 BASE_FLAGS = (
     "-x", "c", "-std=gnu11", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
@@ -35,19 +31,16 @@ before they were written. clang doesn't know these flags."""
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C compiler, its version text, the flags to call it with, and the programs that the command names:
-    path, size and time of change of each."""
+    """A C compiler: the command, its version text, the flags to call it with."""
 
     command: tuple[str, ...]
     version: str
     flags: tuple[str, ...]
-    programs: tuple[str, ...]
 
     @property
     def identity(self) -> list[str]:
         """All that a library depends on besides its source."""
-        system = (platform_name(), processor_features(), compiler_variables())
-        return [*self.command, self.version, *self.programs, *self.flags, *system]
+        return [*self.command, self.version, *self.flags, processor_features()]
 
 
 def find_compiler(options: Options) -> Compiler:
@@ -62,51 +55,32 @@ def find_compiler(options: Options) -> Compiler:
             "minicompile needs a C++ compiler for CPU kernels: install g++ (apt-get install g++, "
             "conda install gxx, xcode-select --install) or set CXX to one" + named
         )
-    programs = _programs(command)
-    version = compiler_version(command, programs)
+    version = compiler_version(command)
     own = GCC_FLAGS if "Free Software Foundation" in version else ()
     flags = (*BASE_FLAGS, *own, *machine_flags(), openmp_flag(version), *options.cpp_flags)
-    return Compiler(command, version, flags, programs)
+    return Compiler(command, version, flags)
 
 
 def _command(chosen: str) -> tuple[str, ...] | None:
     """The first of the possible commands whose program exists, with its path."""
     for name in [chosen] if chosen else ["g++", "clang++", "cc"]:
-        words = [name]
-        with contextlib.suppress(ValueError):  # a quotation mark that nothing closes
-            words = shlex.split(name) or words
-        for program, *arguments in ([name], words):
-            path = shutil.which(program)
-            if path is not None:
-                return (os.path.abspath(path), *arguments)
+        program, *arguments = name.split()
+        path = shutil.which(program)
+        if path is not None:
+            return (os.path.abspath(path), *arguments)
     return None
 
 
-def _programs(command: Sequence[str]) -> tuple[str, ...]:
-    found = []
-    for path in map(os.path.realpath, filter(None, map(shutil.which, command))):
-        with contextlib.suppress(OSError):
-            info = os.stat(path)
-            found.append(f"{path} {info.st_size} {info.st_mtime_ns}")
-    return tuple(found)
-
-
 @functools.cache
-def compiler_version(command: tuple[str, ...], programs: tuple[str, ...]) -> str:
-    """What `--version` prints; asked again when `programs` change. Raises BackendError if it doesn't run."""
+def compiler_version(command: tuple[str, ...]) -> str:
+    """What `--version` prints. Raises BackendError if it doesn't run."""
     try:
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+    except (OSError, subprocess.CalledProcessError) as error:
         raise BackendError(
             f"the C++ compiler {command[0]} does not run ({error}): install g++ or set CXX"
         ) from error
     return done.stdout
-
-
-@functools.cache
-def platform_name() -> str:
-    """Operating system, processor, C library."""
-    return " ".join((sysconfig.get_platform(), *platform.libc_ver()))
 
 
 @functools.cache

@@ -50,7 +50,7 @@ class Pass:
     does; "": always on."""
 
     def is_called(self, given: str) -> bool:
-        """By "cse" or "prims.cse"; a family of patterns by its first name: "pattern:relu_of_relu"."""
+        """By "cse" or "prims.cse"; a family of passes by its first name: "pattern:mine"."""
         names = (self.name, f"{self.stage}.{self.name}")
         return any(f"{name}.".startswith(f"{given}.") for name in names)
 

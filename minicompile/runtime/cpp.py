@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 from minicompile.codegen.plan import INDEX_ERROR, KernelPlan
 from minicompile.ops.build import Module, load_extension
 from minicompile.ops.origin import source_lines, union
-from minicompile.scheduling.body import Value
 
 Kernel = Callable[..., None]
 
@@ -24,8 +23,7 @@ MOST_ARGUMENTS = 48
 def bind(module: Module, plan: KernelPlan) -> Kernel:
     """`kernel(*tensors, *sizes)` in the order of the plan's arguments and symbols, floats among them.
 
-    Raises IndexError and RuntimeError as eager does, when a loaded index is out of range or an integer is
-    divided by zero.
+    Raises IndexError or RuntimeError as eager does, when a loaded index is out of range.
     """
     counts = len(plan.arguments), len(plan.integers), len(plan.sizes) - len(plan.integers)
     extension = load_extension(FAST_CALL)
@@ -50,16 +48,15 @@ def bind_ctypes(module: Module, plan: KernelPlan) -> Kernel:
         integers = given[tensors:first_float]
         code = function(*(t.data_ptr() for t in given[:tensors]), *integers, *bits)
         if code:
-            fail(plan, code)
+            fail(plan)
 
     return kernel
 
 
-def fail(plan: KernelPlan, code: int) -> NoReturn:
+def fail(plan: KernelPlan, code: int = INDEX_ERROR) -> NoReturn:
     """Raise what eager would, with the user's lines."""
     called = {o.target.rpartition(".")[2].rstrip("_") for v in plan.checked for o in v.origins}
-    kind = IndexError if code & INDEX_ERROR and not called & NO_INDEX_ERROR else RuntimeError
-    raise kind(complaint(plan, code))
+    raise (RuntimeError if called & NO_INDEX_ERROR else IndexError)(complaint(plan))
 
 
 NO_INDEX_ERROR = {
@@ -73,16 +70,9 @@ NO_INDEX_ERROR = {
 """Eager's CPU kernels raise RuntimeError for an index of theirs that is out of range."""
 
 
-def complaint(plan: KernelPlan, code: int) -> str:
-    """What a kernel's code says, with the user's lines."""
-    if code & INDEX_ERROR:
-        guilty = plan.checked
-        sizes = ", ".join(sorted({str(v.size) for v in guilty}))
-        return f"index out of range in a dimension of size {sizes}{_at(plan, guilty)}"
-    guilty = [v for v in plan.body.values if v.op in ("truncdiv", "fmod")]
-    return f"ZeroDivisionError: an integer is divided by zero{_at(plan, guilty)}"
-
-
-def _at(plan: KernelPlan, guilty: Sequence[Value]) -> str:
-    lines = source_lines(union(v.origins for v in guilty))
-    return f" (kernel {plan.name}" + "".join(f"; {line}" for line in lines) + ")"
+def complaint(plan: KernelPlan) -> str:
+    """What a kernel says of an index, with the user's lines."""
+    sizes = ", ".join(sorted({str(v.size) for v in plan.checked}))
+    lines = source_lines(union(v.origins for v in plan.checked))
+    where = "".join(f"; {line}" for line in lines)
+    return f"index out of range in a dimension of size {sizes} (kernel {plan.name}{where})"

@@ -18,7 +18,7 @@
 
 typedef struct {
     void *function, *device_context;
-    Py_ssize_t pointers, integers, floats, derived;
+    Py_ssize_t pointers, integers, floats;
     int wide;
     unsigned threads, shared;
 } Kernel;
@@ -55,14 +55,13 @@ static int enter(void* context, void** before) {
 
 static PyObject* launch(PyObject* self, PyObject* const* args, Py_ssize_t n) {
     Kernel* kernel = PyCapsule_GetPointer(self, NULL);
-    Py_ssize_t first_float = kernel->pointers + kernel->integers, after = first_float + kernel->floats;
-    Py_ssize_t count = after + kernel->derived;
+    Py_ssize_t first_float = kernel->pointers + kernel->integers, count = first_float + kernel->floats;
     if (n != 2 + count) return PyErr_Format(PyExc_TypeError, "the kernel takes %zd arguments, not %zd", count, n - 2);
     int64_t values[count + NULL_POINTERS];
     void* addresses[count + NULL_POINTERS];
     long long grid = PyLong_AsLongLong(args[0]), stream = PyLong_AsLongLong(args[1]);
     for (Py_ssize_t i = 0; i < count; i++) {
-        int is_float = i >= first_float && i < after;
+        int is_float = i >= first_float;
         if (is_float) {
             double number = PyFloat_AsDouble(args[2 + i]);
             memcpy(&values[i], &number, sizeof number);
@@ -110,16 +109,16 @@ static int load_kernel(Kernel* kernel, const char* code, const char* name, int* 
     return driver.set_attribute(kernel->function, MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel->shared);
 }
 
-// bind(code, name, device, threads, shared, pointers, integers, floats, derived, wide): loads a kernel, and gives
-// launch(grid, stream, *arguments), whose integers, the derived ones too, have 64 bits if they are wide
+// bind(code, name, device, threads, shared, pointers, integers, floats, wide): loads a kernel, and gives
+// launch(grid, stream, *arguments), whose integers have 64 bits if they are wide
 static PyObject* bind(PyObject* self, PyObject* args) {
     const char *code, *name;
     Py_ssize_t size;
     int device, most_threads = 0, error;
     Kernel found = {0};
-    if (!PyArg_ParseTuple(args, "y#siIInnnnp", &code, &size, &name, &device, &found.threads, &found.shared,
-                          &found.pointers, &found.integers, &found.floats, &found.derived, &found.wide)) return NULL;
-    if (found.pointers + found.integers + found.floats + found.derived > MOST_ARGUMENTS) {
+    if (!PyArg_ParseTuple(args, "y#siIInnnp", &code, &size, &name, &device, &found.threads, &found.shared,
+                          &found.pointers, &found.integers, &found.floats, &found.wide)) return NULL;
+    if (found.pointers + found.integers + found.floats > MOST_ARGUMENTS) {
         return PyErr_Format(PyExc_ValueError, "more than %d arguments", MOST_ARGUMENTS);
     }
     Py_BEGIN_ALLOW_THREADS

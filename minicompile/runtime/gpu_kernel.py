@@ -34,7 +34,6 @@ from minicompile.codegen.plan import (
     KernelSource,
     TemplatePlan,
     TritonPlan,
-    granule_of,
     power_of_two,
     size_text,
 )
@@ -74,12 +73,6 @@ class Tiles:
     """The rival that runs instead of the kernel, if any (TritonPlan.rivals): tiles are those of its product,
     or of its last kernel."""
 
-    @classmethod
-    def of(cls, choice: Mapping[str, int], way: str = "") -> Tiles:
-        """One of a plan's choices."""
-        sizes = {name: size for name, size in choice.items() if name != "warps"}
-        return cls(num_warps=choice["warps"], way=way, **sizes)
-
 
 @dataclass(frozen=True)
 class GpuKernel:
@@ -92,7 +85,7 @@ class GpuKernel:
     """Without its place in the schedule, so that equal kernels compile once."""
     module: str
     types: dict[str, str]
-    """Triton's type of each argument: pointers, integers, floats, numbers derived from sizes."""
+    """Triton's type of each argument: pointers, integers, floats."""
     counts: list[int]
     """How many of each."""
     constants: dict[str, int]
@@ -116,9 +109,8 @@ class GpuKernel:
     @property
     def integers(self) -> list[str]:
         """What a launch passes after the tensors, less the floats."""
-        pointers, integers, floats, _ = self.counts
-        names = list(self.types)[pointers:]
-        return names[:integers] + names[integers + floats :]
+        pointers, integers, _ = self.counts
+        return list(self.types)[pointers:][:integers]
 
 
 def gpu_kernel(source: KernelSource, tiles: Tiles) -> GpuKernel:
@@ -132,8 +124,8 @@ def gpu_kernel(source: KernelSource, tiles: Tiles) -> GpuKernel:
         base_name(source),
         module_text(source),
         signature(plan, needs_int64(plan, sizes)),
-        [pointers, integers, len(plan.sizes) - integers, len(plan.derived)],
-        constants(plan, tiles, plan.rows, plan.row_length),
+        [pointers, integers, len(plan.sizes) - integers],
+        blocks(plan, tiles),
         compiler_options(plan, tiles) | register_limit(registers, tiles.num_warps),
         registers,
         launcher_text(plan, tiles, device),
@@ -184,21 +176,6 @@ def blocks(plan: TritonPlan, tiles: Tiles) -> dict[str, int]:
     return {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
 
 
-def constants(plan: TritonPlan, tiles: Tiles, rows: int, length: int) -> dict[str, int]:
-    """The kernel's constants for so many rows of a length: its last parameters."""
-    found = blocks(plan, tiles)
-    if plan.varying:
-        found["WHOLE"] = fills(length, tiles)
-    if plan.granule_varies:
-        found["WIDE"] = granule_of(plan.granule, rows, length)
-    return found
-
-
-def fills(length: int, tiles: Tiles) -> bool:
-    """A row fills its tiles."""
-    return 0 == length % tiles.r < length
-
-
 def programs(plan: TritonPlan, tiles: Tiles) -> Size:
     """How many programs run."""
     loops = (
@@ -212,8 +189,7 @@ def programs(plan: TritonPlan, tiles: Tiles) -> Size:
 def signature(plan: TritonPlan, wide: bool) -> dict[str, str]:
     """Triton's type of each argument."""
     types = {a.name: POINTER_TYPES[a.dtype] for a in plan.arguments}
-    numbers = [*plan.sizes, *plan.derived]
-    return types | {str(s): "fp64" if is_float(s) else integer_type(wide) for s in numbers}
+    return types | {str(s): "fp64" if is_float(s) else integer_type(wide) for s in plan.sizes}
 
 
 def integer_type(wide: bool) -> str:
@@ -262,10 +238,6 @@ class Version(NamedTuple):
     """Indices are int64."""
     row: int
     """The tile of a row whose length varies; 0 where none does."""
-    whole: bool
-    """Such a row, or one that is swept, fills its tiles."""
-    granule: int = 1
-    """Where tiles begin, if that varies."""
 
 
 def versioned(kernel: GpuKernel, version: Version) -> GpuKernel:
@@ -279,10 +251,6 @@ def versioned(kernel: GpuKernel, version: Version) -> GpuKernel:
         options.pop("maxnreg", None)
         shared = kernel.registers if tiles.r <= r else 0  # longer rows need more
         options |= {"num_warps": tiles.num_warps} | register_limit(shared, tiles.num_warps)
-    if "WHOLE" in constants:
-        constants["WHOLE"] = version.whole
-    if "WIDE" in constants:
-        constants["WIDE"] = version.granule
     return replace(kernel, types=types, constants=constants, options=options)
 
 
@@ -295,7 +263,6 @@ def launcher_text(plan: TritonPlan, tiles: Tiles, device: int) -> str:
     rows: Size = product(plan.ranges.values())
     if rows == 0:
         return f"def launch({parameters}):\n    pass\n\ndef prepare({key}):\n    pass"
-    derived = "".join(f", {name}" for name in plan.derived)
     lines = [
         f"def launch({parameters}):",
         f"    if current_device() != {device}:",
@@ -303,33 +270,24 @@ def launcher_text(plan: TritonPlan, tiles: Tiles, device: int) -> str:
         f"            return launch({parameters})",
         *(f"    {p} = {p}.data_ptr()" for p in pointers),
         f"    aligned = ({' | '.join(pointers)}) % {ALIGNMENT} == 0",
-        f"    run, grid{derived} = known.get(({key})) or prepare({key})",
-        f"    run(grid, stream({device}), {parameters}{derived})",
+        f"    run, grid = known.get(({key})) or prepare({key})",
+        f"    run(grid, stream({device}), {parameters})",
         "",
         f"def prepare({key}):",
-        *(f"    {name} = {size_text(expr)}" for name, expr in plan.derived.items()),
     ]
-    divisible = "".join(f"{n} % {ALIGNMENT} == 0, " for n in (*plan.integers, *plan.derived))
+    divisible = "".join(f"{n} % {ALIGNMENT} == 0, " for n in plan.integers)
     beyond = [f"{size_text(end)} >= {INT32_END}" for end in plan.index_reach]
     wide = " or ".join(beyond) or str(plan.index_dtype is torch.int64)
-    grid, row, whole, granule = programs(plan, tiles), "0", "False", "1"
-    if plan.varying:
-        tile = str(tiles.r)
-        lines.append(f"    rnumel = {size_text(plan.length)}")
-        if plan.reduction == "persistent":
-            lines.append("    RBLOCK = 1 << (rnumel - 1).bit_length()")
-            row = tile = "RBLOCK"
-            grid = -floor_div(-rows, size_symbol("XBLOCK"))
-        lines.append(f"    WHOLE = rnumel % {tile} == 0 < rnumel")
-        whole = "WHOLE"
-    if plan.granule_varies:
-        granule = f"granule_of({plan.granule}, {size_text(rows)}, {size_text(plan.length)})"
+    grid, row = programs(plan, tiles), "0"
+    if plan.varying and plan.reduction == "persistent":
+        lines.append(f"    row = 1 << ({size_text(plan.length)} - 1).bit_length()")
+        grid, row = -floor_div(-rows, size_symbol("XBLOCK")), "row"
     lines += [
-        f"    version = aligned, ({divisible}), {wide}, {row}, {whole}, {granule}",
+        f"    version = aligned, ({divisible}), {wide}, {row}",
         "    run, XBLOCK = variants.get(version) or variant(*version)",
         f"    if len(known) == {MOST_SIZES}:",
         "        known.clear()",
-        f"    known[{key}] = found = run, {size_text(grid)}{derived}",
+        f"    known[{key}] = found = run, {size_text(grid)}",
         "    return found",
     ]
     return "\n".join(lines)

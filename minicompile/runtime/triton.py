@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from minicompile.codegen.plan import KernelSource, granule_of
+from minicompile.codegen.plan import KernelSource
 from minicompile.compat import triton_api
 from minicompile.errors import BackendError
 from minicompile.ops.build import load_extension, start_extension
@@ -178,7 +178,6 @@ class CudaKernel:
             "current_device": current_device,
             "stream": stream,
             "on_device": torch.cuda.device,
-            "granule_of": granule_of,
             "known": {},
             "variants": self.variants,
             "variant": self.variant,

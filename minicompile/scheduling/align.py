@@ -108,7 +108,7 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Verdict:
     for write, read, forwards in flows(a, b):
         if write.key is None or read.key is None:
             told = f"{read.node} reads {read.buffer} at a position known only at run time"
-            return refused(f"{told}: all of it must be there", "unknown_index", final=True)
+            return refused(f"{told}: all of it must be there", "unknown_index")
         if not (matching.match(write, read) if forwards else matching.match(read, write)):
             writer, reader = (a, b) if forwards else (b, a)
             return index_mismatch(write, read, writer, reader)

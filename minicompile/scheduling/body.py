@@ -30,14 +30,13 @@ from typing import Any
 import sympy
 import torch
 
-from minicompile.errors import VerifyError
 from minicompile.lowering.ir import ComputedBuffer, loop_ranges, run_loops
 from minicompile.ops.display import Shown
-from minicompile.ops.dtypes import LOOP_DTYPES, short
+from minicompile.ops.dtypes import short
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
-from minicompile.ops.table import POINTWISE, ReductionKind, ScanKind, result_dtype
-from minicompile.shapes.expr import Ranges, Size, index_text, is_float, loop_symbol, simplify_index
+from minicompile.ops.table import ReductionKind, ScanKind, result_dtype
+from minicompile.shapes.expr import Ranges, Size, index_text, loop_symbol, simplify_index
 
 
 @dataclass(eq=False, slots=True)
@@ -307,33 +306,6 @@ def _value_text(value: Value, named: Mapping[Value, str], indices: Mapping[Index
     elif op in ("index_expr", "to_dtype"):
         arguments += [*index, str(value.dtype)]
     return f"ops.{op}({', '.join(arguments)}){after}"
-
-
-def verify(body: LoopBody) -> None:
-    """Raise VerifyError where a body breaks its grammar."""
-
-    def require(holds: bool, problem: str) -> None:
-        if not holds:
-            raise VerifyError(f"{body.name}: {problem}")
-
-    seen: set[Value] = set()
-    symbols: set[sympy.Symbol] = set(body.all_ranges)
-    for value in body.values:
-        op, dtype = value.op, value.dtype
-        require(dtype in LOOP_DTYPES, f"{op} gives {dtype}, which loops can't hold")
-        for operand in value.operands:
-            require(operand in seen, f"{op} uses {operand.op} before it is computed")
-        if value.symbol is not None:
-            symbols.add(value.symbol)
-        if value.index is not None:
-            unknown = value.index.free_symbols - symbols
-            strange = [s for s in unknown if not (s.is_positive or is_float(s))]
-            require(not strange, f"index {value.index} uses unknown {strange}")
-        if op in POINTWISE:
-            expected = result_dtype(op, tuple(v.dtype for v in value.inputs))
-            require(expected is dtype, f"{op} must give {expected}, not {dtype}")
-        seen.add(value)
-    require(bool(body.stores), "stores nothing")
 
 
 def varying(

@@ -11,7 +11,7 @@ The real compiler: SchedulerNode.get_read_write_buffers_sizes in torch/_inductor
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import sympy
@@ -20,7 +20,7 @@ from minicompile.lowering.ir import Layout
 from minicompile.ops.display import bytes_text
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, loop_level
-from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
+from minicompile.scheduling.nodes import Schedule
 from minicompile.shapes.expr import size_hint
 from minicompile.shapes.strided import Footprint, Hints, StridedIndex, elements, footprint
 
@@ -51,11 +51,16 @@ Places = dict[str, set[Footprint]]
 """What is touched in each buffer."""
 
 
-def cost_of(node: FusedSchedulerNode, schedule: Schedule) -> Cost:
-    """What one kernel moves and computes."""
+def cost_of(body: LoopBody, every: Collection[Value], schedule: Schedule) -> Cost:
+    """What one kernel moves and computes. `every`: stores that run for all r though their index has no r."""
     hints = schedule.graph.size_hints
-    read, written = touched_by_loops(node.bodies, hints, schedule.memory.internal)
-    return cost_at(loop_flops(node, hints), read, written, schedule)
+    rows, points = (
+        math.prod(size_hint(size, hints) for size in ranges.values())
+        for ranges in (body.ranges, body.all_ranges)
+    )
+    along_rows = loop_level(body, every).union(body.reductions)
+    flops = sum(operations(v) * (points if v in along_rows else rows) for v in body.values)
+    return cost_at(flops, *touched_by_loops(body, hints), schedule)
 
 
 def cost_at(flops: int, read: Places, written: Places, schedule: Schedule) -> Cost:
@@ -68,23 +73,16 @@ def cost_at(flops: int, read: Places, written: Places, schedule: Schedule) -> Co
     return Cost(bytes_read, bytes_written, flops)
 
 
-def touched_by_loops(
-    bodies: Sequence[LoopBody], hints: Hints, internal: Collection[str] = ()
-) -> tuple[Places, Places]:
+def touched_by_loops(body: LoopBody, hints: Hints) -> tuple[Places, Places]:
     """What the loops of one kernel read and write in memory."""
     read: Places = {}
     written: Places = {}
-    stored = {v.buffer for body in bodies for v in body.stores if v.kind == "store"}
-    for body in bodies:
-        for value in (*body.loads, *body.stores):
-            handed_over = value.op == "load" and value.buffer in stored
-            if value.buffer in internal or handed_over:
-                continue
-            place = touched_by(value, body, hints)
-            if value.op == "load" or value.kind != "store":  # an addition reads, too
-                read.setdefault(value.buffer, set()).add(place)
-            if value.op == "store":
-                written.setdefault(value.buffer, set()).add(place)
+    for value in (*body.loads, *body.stores):
+        place = touched_by(value, body, hints)
+        if value.op == "load" or value.kind != "store":  # an addition reads, too
+            read.setdefault(value.buffer, set()).add(place)
+        if value.op == "store":
+            written.setdefault(value.buffer, set()).add(place)
     return read, written
 
 
@@ -109,29 +107,6 @@ def loops_of(value: Value) -> set[sympy.Symbol]:
     """The symbols that decide where a load or store goes, through loaded indices too."""
     found = set(value.index.free_symbols) if value.index is not None else set()
     return found.union(*map(loops_of, value.indirect if value.index is not None else value.inputs))
-
-
-def loop_flops(node: FusedSchedulerNode, hints: Hints) -> int:
-    """Operations of a kernel; what several of its bodies compute alike counts once."""
-    known: dict[object, Value] = {}
-    stored: dict[str, Value] = {}
-    flops = 0
-    for body in node.bodies:
-        rows, every = (
-            math.prod(size_hint(size, hints) for size in ranges.values())
-            for ranges in (body.ranges, body.all_ranges)
-        )
-        new: dict[Value, Value] = {}
-        each = loop_level(body).union(body.reductions)
-        for value in body.values:
-            copy = stored.get(value.buffer) if value.op == "load" else None
-            copy = copy or value.copy(new)
-            new[value] = known.setdefault(copy.key, copy)
-            if value.op == "store" and value.kind == "store":
-                stored[value.buffer] = new[value.inputs[0]]
-            elif new[value] is copy:
-                flops += operations(value) * (every if value in each else rows)
-    return flops
 
 
 def operations(value: Value) -> int:

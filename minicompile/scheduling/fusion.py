@@ -12,13 +12,12 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 
 from minicompile.lowering.ir import LoopGraph, Template
 from minicompile.ops import plugins
 from minicompile.ops.gates import REFUSED, allowed
-from minicompile.ops.origin import Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.align import align
@@ -32,19 +31,13 @@ from minicompile.scheduling.nodes import (
     SchedulerNode,
     SingleNode,
 )
-from minicompile.scheduling.reasons import Verdict, listed, refused, short_name
+from minicompile.scheduling.reasons import Verdict, listed, refused
 from minicompile.shapes.strided import elements
 
+FINAL = ("device", "hazard", "index_mismatch", "unknown_index")
+"""Causes of a refusal that hold however the two kernels grow."""
 MAX_NEIGHBOURS = 16
 """Of the groups that only read what another reads, at most this many are asked about."""
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """Pairs of nodes that a learner wants in one kernel, or in two."""
-
-    fuse: tuple[Pair, ...] = ()
-    forbid: tuple[Pair, ...] = ()
 
 
 class FusionContext:
@@ -94,23 +87,11 @@ class FusionContext:
         return {buffer for buffer in flowing if self.readers[buffer] <= inside}
 
     def handed_over(self, producer: LoopNest, consumer: LoopNest) -> str:
-        """Which buffers need not be read from memory, and which not even be written."""
-        never = self.never_written(producer, consumer)
-        told = [f"no need to write {listed(never)} to memory"] if never else []
-        if still := self.flows(producer, consumer) - never:
-            told.append(f"no need to read {listed(still)} back from memory")
-        return f"one kernel has {' and '.join(told)}"
-
-    def nothing_saved(self, producer: LoopNest, consumer: LoopNest) -> str:
-        """Why reading a common buffer in one kernel would save nothing."""
-        common = producer.touched & consumer.touched
-        told = "they have no buffer in common"
-        if common:
-            reads = [a for nest in (producer, consumer) for a in nest.reads if a.buffer in common]
-            loaded = any(a.footprint is None for a in reads)
-            which = "which elements depends on the data" if loaded else "not at the same indices"
-            told = f"both read {listed(common)}, but {which}"
-        return f"{told}: one kernel would save no memory traffic"
+        """Which buffers need not even be written to memory, else which need not be read from it."""
+        if never := self.never_written(producer, consumer):
+            return f"one kernel has no need to write {listed(never)} to memory"
+        flowing = listed(self.flows(producer, consumer))
+        return f"one kernel has no need to read {flowing} back from memory"
 
     def distance(self, producer: LoopNest, consumer: LoopNest) -> int:
         """How many nodes of the graph lie from the first of one to the first of the other."""
@@ -121,14 +102,11 @@ class FusionContext:
         return sum(self.operations[m.node.name] for nest in nests for m in nest.members)
 
 
-NO_WISHES = Wishes()
-
-
 class FusionPolicy:
     """The built-in policy: fuse whatever saves memory traffic, the most first, within limits on a kernel."""
 
-    wishes = NO_WISHES
-    """Pairs that are fused or kept apart whatever it says, unless that would be wrong."""
+    wishes: tuple[Pair, ...] = ()
+    """Pairs of nodes that it is asked about even if they share no buffer."""
 
     def can_fuse(
         self, producer: LoopNest, consumer: LoopNest, context: FusionContext
@@ -141,10 +119,11 @@ class FusionPolicy:
             return Verdict(False, told, "size_limit")
         if context.flows(producer, consumer):
             return Verdict(True, context.handed_over(producer, consumer), "handed_over")
-        saved = listed(b for b, count in context.saved(producer, consumer).items() if count)
-        if not saved:
-            return Verdict(False, context.nothing_saved(producer, consumer), "no_saving")
-        return Verdict(True, f"both read {saved}: one load serves both", "shared_read")
+        if saved := context.saved(producer, consumer):
+            return Verdict(True, f"both read {listed(saved)}: one load serves both", "shared_read")
+        common = listed(producer.touched & consumer.touched)
+        told = f"read {common} at different places" if common else "have no buffer in common"
+        return Verdict(False, f"they {told}: one kernel would save no memory traffic", "no_saving")
 
     def score(
         self, producer: LoopNest, consumer: LoopNest, context: FusionContext
@@ -185,12 +164,10 @@ class Fuser:
         before: Mapping[int, set[int]],
         context: FusionContext,
         policy: FusionPolicy | None = None,
-        wishes: Wishes | None = None,
     ) -> None:
         self.context, self.nodes, self.before = context, nodes, before
         self.policy = policy or fusion_rule.get("policy", NoPolicy)()
         self.align_rules = plugins.rules(align_rule, context.options.plugins).values()
-        self.wishes = self.policy.wishes if wishes is None else wishes
         self.place = {node.name: i for i, node in enumerate(nodes)}
         self.decisions: list[FusionDecision] = []
         self.nests: dict[int, LoopNest] = {
@@ -208,14 +185,13 @@ class Fuser:
         self.ancestors = _transitive(before)
         """All nodes that must run before each group, as bits."""
         self.scatters = scatter_targets(context.graph)
-        self.vetoed = [0] * len(nodes)
-        """For each node, later ones it can never share a kernel with, as bits."""
+        self.apart = dict.fromkeys(self.nests, 0)
+        """The nodes that each group can never share a kernel with, as bits."""
         self.queue: list[tuple[tuple[int, ...], int, int, int]] = []
 
     def run(self) -> None:
-        """Fuse the pair with the highest score, until no pair can be fused; wishes come first."""
+        """Fuse the pair with the highest score, until no pair can be fused."""
         self._note_externs()
-        self._grant()
         for i in self.nests:
             for j in self._neighbours(i):
                 if i < j:
@@ -224,19 +200,11 @@ class Fuser:
             _, a, b, version = heapq.heappop(self.queue)
             if a in self.nests and b in self.nests and version == self._version(a, b):
                 self._ask(a, b)
-            if not self.queue:  # what stood between two wished ones may have joined one of them
-                self._grant()
 
     def group(self, name: str) -> int:
         """The group that a node is in."""
         bit = 1 << self.place[name]
         return next(i for i, mask in self.mask.items() if mask & bit)
-
-    def _grant(self) -> None:
-        """Fuse what is wished for, unless it would be wrong."""
-        for a, b in (map(self.group, pair) for pair in self.wishes.fuse):
-            if a != b and a in self.nests and b in self.nests:
-                self._ask(a, b)
 
     def _note_externs(self) -> None:
         """The boundary of fusion: what a library writes or reads goes through memory."""
@@ -251,42 +219,31 @@ class Fuser:
         """Why a library call shares no kernel. `one` and `other` are groups, at least one of them a call."""
         extern = next(n for n in (*one, *other) if isinstance(n, ExternKernelSchedulerNode))
         written = {d.buffer for node in one for d in node.writes}
-        passed = sorted({d.buffer for node in other for d in node.reads} & written)
-        told = f"{extern.kernel.op} runs in a library ({extern.kernel.reason})"
+        passed = any(d.buffer in written for node in other for d in node.reads)
         kind: FusionKind = "vertical" if passed else "horizontal"
-        if not passed:
-            told += " and loads what it reads by itself: no loop of ours can share the load"
-        elif extern is one[0]:
-            told += f", which has stored all of {listed(passed)} before anybody reads it"
-        else:
-            told += f", which needs all of {listed(passed)} in memory before it starts"
+        why = f"{extern.kernel.op} runs in a library ({extern.kernel.reason})"
+        reason = f"{why}, which reads and writes whole buffers in memory"
         apart = abs(self.place[one[0].name] - self.place[other[0].name])
-        return FusionDecision(tuple(one), tuple(other), kind, False, "extern", told, (), apart)
+        return FusionDecision(tuple(one), tuple(other), kind, False, "extern", reason, (), apart)
 
     # -- candidates
 
     def _neighbours(self, group: int) -> list[int]:
-        """Groups that share a buffer, nobody else saves anything: all that hand one over, and the nearest."""
+        """Groups that may save traffic: all that hand a buffer over, and the nearest that share a read."""
         nest = self.nests[group]
-        sharing = {i for buffer in nest.touched for i in self.users[buffer]} - {group}
-        near = sorted(sharing, key=lambda i: (abs(i - group), i))
-        tied = [i for i in near if self.context.flows(nest, self.nests[i])]
+        pairs = ({*map(self.group, pair)} for pair in self.policy.wishes)
+        wished = {i for pair in pairs if group in pair for i in pair & self.nests.keys()}
+        sharing = {i for buffer in nest.touched for i in self.users[buffer]} | wished
+        near = sorted(sharing - {group}, key=lambda i: (abs(i - group), i))
+        tied = [i for i in near if i in wished or self.context.flows(nest, self.nests[i])]
         return tied + [i for i in near if i not in tied][:MAX_NEIGHBOURS]
 
     def _push(self, a: int, b: int) -> None:
         a, b = sorted((a, b))
-        if not self._known_veto(a, b):
+        if not (self.apart[a] & self.mask[b] or self.apart[b] & self.mask[a]):
             score = self.policy.score(self.nests[a], self.nests[b], self.context)
             falling = tuple(-n for n in (score if isinstance(score, tuple) else (score,)))
             heapq.heappush(self.queue, (falling, a, b, self._version(a, b)))
-
-    def _known_veto(self, a: int, b: int) -> bool:
-        """Two of their nodes can never share a kernel; that decision is already recorded."""
-        return any(
-            self.vetoed[m.order] & self.mask[other]
-            for group, other in ((a, b), (b, a))
-            for m in self.nests[group].members
-        )
 
     def _version(self, a: int, b: int) -> int:
         """Groups only grow: a question is out of date when the number of nodes has changed."""
@@ -296,21 +253,22 @@ class Fuser:
 
     def _ask(self, a: int, b: int) -> None:
         """Fuse two groups or not, and record why."""
-        decision, joined, final = self.decide(a, b)
+        decision, joined = self.decide(a, b)
         if joined is not None and not may_fuse(decision):
             decision, joined = replace(decision, fused=False, cause="gate", reason=REFUSED), None
         self.decisions.append(decision)
         if joined is not None:
             self._fuse(a, b, joined)
-        elif final:
-            self.vetoed[min(a, b)] |= 1 << max(a, b)
+        elif decision.cause in FINAL:
+            self.apart[a] |= self.mask[b]
 
-    def decide(self, a: int, b: int) -> tuple[FusionDecision, LoopNest | None, bool]:
-        """The answer about two groups, the nest that they would be, and whether a refusal is final."""
+    def decide(self, a: int, b: int) -> tuple[FusionDecision, LoopNest | None]:
+        """The answer about two groups, and the nest that they would be."""
         if self.ancestors[a] & self.mask[b]:
             a, b = b, a
         producer, consumer = self.nests[a], self.nests[b]
         verdict, joined = self._judge(a, b)
+        saved = self.context.saved(producer, consumer).items()
         decision = FusionDecision(
             tuple(producer.nodes),
             tuple(consumer.nodes),
@@ -318,21 +276,20 @@ class Fuser:
             verdict.fuse,
             verdict.cause,
             verdict.reason,
-            _most_first(self.context.saved(producer, consumer)),
+            tuple(sorted(saved, key=lambda item: (-item[1], item[0]))),
             self.context.distance(producer, consumer),
             self.context.size(producer, consumer),
             verdict.between,
         )
-        return decision, joined, verdict.final
+        return decision, joined
 
     def _judge(self, a: int, b: int) -> tuple[Verdict, LoopNest | None]:
-        """Ask what is right, then what is wished or else wise, then whether there are common loops."""
+        """Ask what is right, then what is wise, then whether there are common loops."""
         producer, consumer = self.nests[a], self.nests[b]
         verdict = (
             self._device(producer, consumer)
             or self._hazard(producer, consumer)
             or self._cycle(a, b)
-            or self._wish(a, b)
             or Verdict(*self.policy.can_fuse(producer, consumer, self.context))
         )
         if not verdict.fuse:
@@ -348,51 +305,30 @@ class Fuser:
             return refused(told, "no_saving"), None
         return verdict, joined
 
-    def _wish(self, a: int, b: int) -> Verdict | None:
-        """What `what_if` asks for: it overrules the policy."""
-        for pairs, fuse in ((self.wishes.forbid, False), (self.wishes.fuse, True)):
-            for pair in pairs:
-                if {*map(self.group, pair)} == {a, b}:
-                    kept_apart = f"what_if keeps {' and '.join(pair)} apart"
-                    told = "what_if asks for it" if fuse else kept_apart
-                    return Verdict(fuse, told, "wish", final=not fuse)
-        return None
-
     def _device(self, producer: LoopNest, consumer: LoopNest) -> Verdict | None:
         one, other = (nest.nodes[0].buffer.layout.device for nest in (producer, consumer))
         told = f"different devices: {one} and {other}"
-        return None if one == other else refused(told, "device", final=True)
+        return None if one == other else refused(told, "device")
 
     def _hazard(self, producer: LoopNest, consumer: LoopNest) -> Verdict | None:
         """A scatter updates memory in any order: nothing else in its kernel may touch that memory."""
         for nest, other in ((producer, consumer), (consumer, producer)):
-            others = {self.scatters[name] for name in other.written & self.scatters.keys()}
             for name in sorted(nest.written & self.scatters.keys()):
-                target = self.scatters[name]
-                if name in other.touched:
-                    told = f"{name} is complete only when all of its scatter has run"
-                elif target in other.touched:
-                    told = f"{name} scatters into memory of {target}: others must be done with it"
-                elif target in others:
-                    told = f"both scatter into the memory of {target}"
-                else:
-                    continue
-                return refused(told, "hazard", final=True)
+                if used := {name, self.scatters[name]} & other.touched:
+                    told = f"{name} scatters into memory of {listed(used)}, which others use"
+                    return refused(told, "hazard")
         return None
 
     def _cycle(self, a: int, b: int) -> Verdict | None:
         """Is there a third node that must run after one and before the other?"""
         first, earlier = self.mask[a], self.ancestors[b] & ~(self.mask[a] | self.mask[b])
-        between = [i for i, m in self.mask.items() if m & earlier and self.ancestors[i] & first]
-        if not between:
+        third = [i for i, m in self.mask.items() if m & earlier and self.ancestors[i] & first]
+        if not third:
             return None
-        one, other = (short_name(self.nests[group].nodes) for group in (a, b))
-        externs = [i for i in between if i not in self.nests]
-        i = (externs or between)[0]
-        nodes = [self.nodes[i]] if externs else self.nests[i].nodes
-        order = f"must run between them, after {one} and before {other}"
-        told = f"cycle: {short_name(nodes)} {order}"
-        return Verdict(False, told, "cycle", bool(externs), tuple(node.name for node in nodes))
+        between = min(third, key=self.nests.__contains__)  # a call, if there is one
+        names = [n.name for i, n in enumerate(self.nodes) if self.mask[between] >> i & 1]
+        told = f"cycle: {names[0]} must run between them"
+        return Verdict(False, told, "cycle", tuple(names))
 
     def _kind(self, producer: LoopNest, consumer: LoopNest) -> FusionKind:
         if not self.context.flows(producer, consumer):
@@ -424,6 +360,7 @@ class Fuser:
         before = (self.ancestors[keep] | self.ancestors.pop(drop)) & ~both
         self.mask[keep], self.ancestors[keep] = both, before
         del self.nests[drop]
+        self.apart[keep] |= self.apart.pop(drop)
         for i, ancestors in self.ancestors.items():
             if ancestors & both:
                 self.ancestors[i] = ancestors | both | before
@@ -437,17 +374,10 @@ def template_of(nest: LoopNest) -> str | None:
 
 def may_fuse(decision: FusionDecision) -> bool:
     """Do gates let two groups become one kernel?"""
-
-    def origins() -> Origins:
-        return union(node.origins for node in decision.nodes if isinstance(node, SchedulerNode))
-
-    name = f"{decision.producer} and {decision.consumer}"
-    before = partial("two kernels, {} and {}".format, decision.producer, decision.consumer)
-    return allowed("fusion", name, before, lambda: f"one kernel: {decision.reason}", origins)
-
-
-def _most_first(saved: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(saved.items(), key=lambda item: (-item[1], item[0])))
+    one, other = decision.producer, decision.consumer
+    before, after = f"two kernels, {one} and {other}", f"one kernel: {decision.reason}"
+    name = f"{one} and {other}"
+    return allowed("fusion", name, lambda: before, lambda: after, lambda: decision.origins)
 
 
 def _meet(joined: LoopNest, producer: LoopNest, consumer: LoopNest) -> bool:

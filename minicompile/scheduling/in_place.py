@@ -50,31 +50,22 @@ def refusal(node: ScheduledNode, old: str, new: str) -> str | None:
     loops = {**node.ranges, **(node.reduction_ranges if along_row else {})}
     if any(size != 1 and loop not in store.index.free_symbols for loop, size in loops.items()):
         return f"several points of the loops share an element of {new}"
-    if any(v.op == "scan" for body in node.bodies for v in body.values):
+    if any(body.scans for body in node.bodies):
         return "the kernel scans: its loops pass over a row more than once"
-    begins, ends = sweeps(node)
     # what doesn't vary along the row is read once, before the first loop over it
-    if along_row and max(ends[k] for k, _ in loads) > begins[writer]:
-        return f"{old} is read again by a later loop over the row"
+    passes = row_passes(node)
+    if along_row and passes[writer] < max(passes):
+        return f"{old} may be read again by a later loop over the row"
     if min(k for k, _ in loads) > writer:
         return f"{old} is first read after {new} is written"
     return None
 
 
-def sweeps(node: FusedSchedulerNode) -> tuple[list[int], list[int]]:
-    """For each body, how many loops over the row have run before it, first and last.
-
-    A value that isn't kept is computed again, from its loads on, by whoever needs it later.
-    """
-    bodies, names = node.bodies, [part.name for part in node.nodes]
-    read = [{v.buffer for v in body.loads} for body in bodies]
-    begins: list[int] = []
-    known: dict[str, int] = {}
-    for name, body, buffers in zip(names, bodies, read, strict=True):
-        begins.append(max((known.get(b, 0) for b in buffers), default=0))
-        known[name] = begins[-1] + bool(body.reductions)
-    ends = list(begins)
-    for k in reversed(range(len(bodies))):
-        if not bodies[k].reductions:
-            ends[k] = max([ends[k], *(end for end, used in zip(ends, read) if names[k] in used)])
-    return begins, ends
+def row_passes(node: FusedSchedulerNode) -> list[int]:
+    """For each body, how many loops over the row have run before its own: reductions that it needs."""
+    passes: list[int] = []
+    complete: dict[str, int] = {}
+    for part, body in zip(node.nodes, node.bodies, strict=True):
+        passes.append(max((complete.get(v.buffer, 0) for v in body.loads), default=0))
+        complete[part.name] = passes[-1] + bool(body.reductions)
+    return passes

@@ -10,8 +10,9 @@ The real compiler: torch/_inductor/codegen/memory_planning.py, AllocateLine in c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 
@@ -24,7 +25,6 @@ from minicompile.lowering.ir import (
     Scatter,
     View,
 )
-from minicompile.ops.dtypes import is_int
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.scheduling import in_place
@@ -44,7 +44,8 @@ aten = torch.ops.aten
 FRESH = LIBRARY_PRODUCTS | {aten.convolution.default, aten.convolution_backward.default}
 """Library operators whose results are never views of what they read."""
 
-DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
+
+MemoryKey: TypeAlias = tuple[torch.device, torch.dtype, Size]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Life:
     """The memory of one buffer: alive in the steps `born` to `dies`."""
 
     name: str
-    key: tuple[torch.device, torch.dtype, Size]
+    key: MemoryKey
     """Device, dtype, elements: memory of equal keys is interchangeable."""
     bytes: int
     born: int
@@ -143,7 +144,6 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
     reused = taken | _used_again(alive.lives, live, taken)
     plan = MemoryPlan([[] for _ in nodes], [[] for _ in nodes], alive.aliases, alive.internal, live)
     plan.decisions, plan.buffer_bytes = into_inputs + decisions, sum(sizes.values())
-    plan.eager_bytes = graph.eager_bytes
     blocks: dict[str, Block] = {}
     """Each piece of memory, by the last buffer in it so far."""
     for life in alive.lives:  # a buffer comes after the one whose memory it takes
@@ -168,46 +168,40 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
     return plan
 
 
-def in_place_refusal(node: ScheduledNode, old: str, new: str) -> str | None:
-    """Why a kernel can't write `new` where `old` lies, be it that a gate forbids it."""
-    if (why := in_place.refusal(node, old, new)) is not None:
-        return why
-    allowed_here = may_share(f"{new} in place of {old}", new, lambda: node.origins)
-    return None if allowed_here else REFUSED
-
-
-def may_share(how: str, new: str, origins: Callable[[], Origins] = lambda: NO_ORIGINS) -> bool:
-    """Do gates let a buffer have memory that others have too?"""
-    before, after = (f"{new}: {where}" for where in ("memory of its own", how))
-    return allowed("memory", how, lambda: before, lambda: after, origins)
-
-
-def decided(step: int, old: str, new: str, why_not: str | None) -> InPlaceDecision:
+def in_place_decision(
+    node: ScheduledNode, step: int, old: str, new: str, why_not: str | None = None
+) -> InPlaceDecision:
+    """May a kernel write `new` where `old` lies, which it is the last to read?"""
+    why_not = why_not or in_place.refusal(node, old, new)
+    if why_not is None and not may_share(f"{new} in place of {old}", new, node.origins):
+        why_not = REFUSED
     reason = why_not or "each element is read where it is written, and never after"
     return InPlaceDecision(step, old, new, why_not is None, reason)
 
 
+def may_share(how: str, new: str, origins: Origins = NO_ORIGINS) -> bool:
+    """Do gates let a buffer have memory that others have too?"""
+    before, after = (f"{new}: {where}" for where in ("memory of its own", how))
+    return allowed("memory", how, lambda: before, lambda: after, lambda: origins)
+
+
 def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[InPlaceDecision]:
-    """For each buffer that dies in a kernel, largest first, the first one that can take its memory."""
+    """For each buffer that a kernel writes, the first one that dies there and whose memory it can take."""
     shared = {*alive.aliases.values()}
-    dying: dict[int, list[Life]] = defaultdict(list)
-    born: dict[int, list[Life]] = defaultdict(list)
-    for life in sorted(alive.lives, key=lambda life: (-life.bytes, life.name)):
+    dying: dict[tuple[int, MemoryKey], list[str]] = defaultdict(list)
+    for life in alive.lives:
         if life.dies > life.born and not life.lent and life.name not in shared:
-            dying[life.dies].append(life)
-        if life.planned:
-            born[life.born].append(life)
+            dying[life.dies, life.key].append(life.name)
     decisions: list[InPlaceDecision] = []
-    for step, node in enumerate(nodes):
+    for life in alive.lives:
+        node, candidates = nodes[life.born], dying[life.born, life.key]
         if not isinstance(node, FusedSchedulerNode) and node.kernel.op not in in_place.SUMS:
             continue
-        for old in dying[step]:
-            for new in [life for life in born[step] if life.key == old.key]:
-                why = in_place_refusal(node, old.name, new.name)
-                decisions.append(decided(step, old.name, new.name, why))
-                if why is None:
-                    born[step].remove(new)
-                    break
+        for old in list(candidates):
+            decisions.append(in_place_decision(node, life.born, old, life.name))
+            if decisions[-1].done:
+                candidates.remove(old)
+                break
     return decisions
 
 
@@ -215,39 +209,37 @@ def written_back(
     graph: LoopGraph, alive: Liveness, nodes: Sequence[ScheduledNode]
 ) -> list[InPlaceDecision]:
     """For each result that becomes an input's contents, whether its kernel can write it there at once."""
-    found, lives, buffers = [], {life.name: life for life in alive.lives}, graph.buffers
-    fails = [step for step, node in enumerate(nodes) if may_raise(node)]
+    decisions, lives = list[InPlaceDecision](), {life.name: life for life in alive.lives}
+    last_error = max((step for step, node in enumerate(nodes) if may_raise(node)), default=-1)
     for output_number, number in graph.written_back.items():
         output, old = graph.outputs[output_number], graph.inputs[number]
         if not isinstance(output, View) or not isinstance(old, InputBuffer):
             continue
-        life, last = lives.get(output.buffer), alive.last.get(old.name, -1)
-        if life is None:
+        new, last = output.buffer, alive.last.get(old.name, -1)
+        step = lives[new].born if new in lives else -1
+        node, why = nodes[step], None
+        if step < 0 or not isinstance(node, FusedSchedulerNode):
             continue
-        node, layout, why = nodes[life.born], buffers[life.name].layout, None
-        if not isinstance(node, FusedSchedulerNode):
-            why = f"a library makes {life.name}"
-        elif last > life.born or graph.returned.count(life.name) > 1 or old.name in alive.lent:
-            why = f"{old.name} is read later, or {life.name} is another result too"
-        elif not layout == old.layout == output.layout:
-            why = f"{old.name} and {life.name} lie differently in memory"
-        elif fails and fails[-1] >= life.born:
-            why = f"{nodes[fails[-1]].name} may raise an error, and would leave it written"
-        elif last == life.born:
-            why = in_place_refusal(node, old.name, life.name)
-        found.append(decided(life.born, old.name, life.name, why))
-    return found
+        if last > step or graph.returned.count(new) > 1 or old.name in alive.lent:
+            why = f"{old.name} is read later, or {new} is another result too"
+        elif not graph.buffers[new].layout == old.layout == output.layout:
+            why = f"{old.name} and {new} lie differently in memory"
+        elif last_error >= step:
+            why = f"{nodes[last_error].name} may raise an error, and would leave it written"
+        if why is None and last < step:
+            reason = f"nobody reads {old.name} after it"
+            decisions.append(InPlaceDecision(step, old.name, new, True, reason))
+        else:
+            decisions.append(in_place_decision(node, step, old.name, new, why))
+    return decisions
 
 
 def may_raise(node: ScheduledNode) -> bool:
-    """Whether a node can find its data unfit: an index out of range, a zero divisor, a library's check."""
+    """Whether a node can find its data unfit: an index out of range, a library's check."""
     if not isinstance(node, FusedSchedulerNode):
         return node.kernel.op not in FRESH
     values = (value for body in node.bodies for value in body.values)
-    return any(
-        value.check if value.op == "indirect" else value.op in DIVISIONS and is_int(value.dtype)
-        for value in values
-    )
+    return any(value.check for value in values)
 
 
 def _used_again(lives: Sequence[Life], live: list[int], taken: Mapping[str, str]) -> dict[str, str]:

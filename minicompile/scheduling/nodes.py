@@ -12,7 +12,7 @@
     FusionDecision     := producers, consumers, kind, fused, cause, reason,
                           saved, distance, operations, between
     MemoryPlan         := allocate: [Allocation], free, aliases, internal, live_bytes, blocks: [Block],
-                          decisions: [InPlaceDecision], buffer_bytes, eager_bytes
+                          decisions: [InPlaceDecision], buffer_bytes
     Allocation         := buffer, reuses, in_place
     InPlaceDecision    := step, old, new, done, reason
     Block              := buffers, born, dies, bytes, home
@@ -26,7 +26,6 @@ The real compiler: torch/_inductor/scheduler.py, dependencies.py.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -34,7 +33,7 @@ import sympy
 import torch
 
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, Layout, LoopGraph
-from minicompile.ops.display import Several, Shown, bytes_text, count_text, listed
+from minicompile.ops.display import Registered, Several, Shown, bytes_text, count_text, listed
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
 from minicompile.scheduling.body import LoopBody, ranges_text
@@ -210,6 +209,9 @@ class FusionDecision(Shown):
     between: tuple[str, ...] = ()
     """Nodes that must run after one and before the other."""
 
+    numbers = Registered()
+    """What fusing saves, how far apart the two are and how large their kernel would be, as text."""
+
     @property
     def producer(self) -> str:
         return "_".join(node.name for node in self.producers)
@@ -230,22 +232,6 @@ class FusionDecision(Shown):
     @property
     def origins(self) -> Origins:
         return union(node.origins for node in self.nodes)
-
-    @property
-    def numbers(self) -> str:
-        """`would save 64 KiB (buf4 64 KiB), distance 3, 12 operations`."""
-        parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in self.saved)
-        saved = f"{bytes_text(self.score)} ({parts})" if self.saved else "nothing"
-        count = self.operations
-        size = "" if count is None else f", {count_text(count, 'operation')}"
-        verb = "saves" if self.fused else "would save"
-        return f"{verb} {saved}, distance {self.distance}{size}"
-
-    def asks(self, one: Iterable[str], other: Iterable[str]) -> bool:
-        """Is a node of one on this side of the question and a node of the other on that side?"""
-        made, used = ({n.name for n in group} for group in (self.producers, self.consumers))
-        ways = ((made, used), (used, made))
-        return any(not a.isdisjoint(one) and not b.isdisjoint(other) for a, b in ways)
 
     def __str__(self) -> str:
         verdict = "fused" if self.fused else "kept apart"
@@ -318,8 +304,6 @@ class MemoryPlan(Shown):
     decisions: list[InPlaceDecision] = field(default_factory=list)
     buffer_bytes: int = 0
     """All buffers that reach memory, each in memory of its own that is never freed."""
-    eager_bytes: int = 0
-    """Peak of the ATen graph run operator by operator."""
 
     @property
     def peak_bytes(self) -> int:
@@ -337,8 +321,7 @@ class MemoryPlan(Shown):
         return [
             f"peak {bytes_text(self.peak_bytes)}, {count_text(reused, 'buffer')} in "
             f"reused memory ({in_place} in place), {len(self.internal)} never in memory",
-            f"without reuse {bytes_text(self.buffer_bytes)}; eager, operator by operator, "
-            f"{bytes_text(self.eager_bytes)}",
+            f"without reuse {bytes_text(self.buffer_bytes)}",
         ]
 
     def __str__(self) -> str:
@@ -361,6 +344,9 @@ class Schedule(Shown):
     nodes: list[ScheduledNode]
     decisions: list[FusionDecision]
     memory: MemoryPlan
+
+    verify = Registered()
+    """Raise VerifyError where bodies, order or memory break a promise (debug/verify.py)."""
 
     def __post_init__(self) -> None:
         listed(self, "before", "nodes", "decisions")

@@ -5,29 +5,27 @@ Index formulas are given in each node's own loops: p0, p1, ... parallel, r0, r1,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from minicompile.scheduling.nest import Access, LoopNest
-from minicompile.scheduling.nodes import Cause, SingleNode
-from minicompile.shapes.expr import product, size_hint
+from minicompile.scheduling.nodes import Cause
 from minicompile.shapes.strided import elements
 
 
 class Verdict(NamedTuple):
-    """An answer about two nests, and why. `final`: growing the kernels won't change it."""
+    """An answer about two nests, and why."""
 
     fuse: bool
     reason: str
     cause: Cause = "policy"
-    final: bool = False
     between: tuple[str, ...] = ()
     """Of a cycle: the nodes that must run between the two."""
 
 
-def refused(reason: str, cause: Cause, final: bool = False) -> Verdict:
+def refused(reason: str, cause: Cause) -> Verdict:
     """The two can't run as one kernel."""
-    return Verdict(False, reason, cause, final)
+    return Verdict(False, reason, cause)
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:
@@ -36,11 +34,6 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     if len(told) > most:
         told = [*told[:most], f"{len(told) - most} more"]
     return " and ".join(filter(None, (", ".join(told[:-1]), *told[-1:])))
-
-
-def short_name(nodes: Sequence[SingleNode]) -> str:
-    """`buf0`, or `buf0 + 6 more`."""
-    return nodes[0].name + (f" + {len(nodes) - 1} more" if len(nodes) > 1 else "")
 
 
 def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNest) -> Verdict:
@@ -53,16 +46,9 @@ def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNe
         how = f", only {part} of its {elements(write.footprint, writer.hints)} elements"
     else:
         how = ", in another order"
-    return refused(told + how, "index_mismatch", final=True)
+    return refused(told + how, "index_mismatch")
 
 
 def loop_mismatch(a: LoopNest, b: LoopNest) -> Verdict:
-    """`loops [128] over [64] and [64] over [128] don't match: ...`, with what each of them does."""
-    does = []
-    for nest in (a, b):
-        rows, row = (size_hint(product(g.values()), nest.hints) for g in (nest.x, nest.r))
-        over = f"goes over {row} elements" if nest.r else "runs"
-        does.append(f"{short_name(nest.nodes)} {over} {rows} times")
-    return refused(
-        f"loops {a.space()} and {b.space()} don't match: {' but '.join(does)}", "loop_mismatch"
-    )
+    """`loops [128] over [64] and [64] over [128] don't match`."""
+    return refused(f"loops {a.space()} and {b.space()} don't match", "loop_mismatch")

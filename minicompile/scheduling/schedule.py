@@ -19,15 +19,12 @@ from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
 from minicompile.ops.display import Registered
 from minicompile.options import Options
 from minicompile.scheduling.body import record
-from minicompile.scheduling.body import verify as verify_body
 from minicompile.scheduling.fusion import Fuser, FusionContext
-from minicompile.scheduling.in_place import refusal
 from minicompile.scheduling.memory import plan_memory
 from minicompile.scheduling.nest import dependencies, finished
 from minicompile.scheduling.nodes import (
     Dependency,
     ExternKernelSchedulerNode,
-    FusedSchedulerNode,
     MemoryPlan,
     Schedule,
     ScheduledNode,
@@ -64,7 +61,7 @@ def finish(fuser: Fuser) -> Explained:
     ordered, memory = best_order(graph, fuser)
     result = Explained(graph, list(fuser.nodes), ordered, fuser.decisions, memory, fuser)
     if options.verify:
-        verify(result)
+        result.verify()
     return result
 
 
@@ -155,26 +152,3 @@ def topological_order(
         order.append(ready)
         missing &= ~mask[ready]
     return order
-
-
-# -- verification
-
-
-def verify(result: Schedule) -> None:
-    """Raise VerifyError where a schedule breaks its promises: bodies, order, memory."""
-    graph, memory = result.graph, result.memory
-    present = {buffer.name for buffer in graph.given}
-    for step, node in enumerate(result.nodes):
-        for body in node.bodies if isinstance(node, FusedSchedulerNode) else ():
-            verify_body(body)
-        for dependency in node.reads:
-            if dependency.buffer not in present:
-                raise VerifyError(f"{node.name} reads {dependency.buffer}, which isn't in memory")
-        for new, old in memory.in_place(step).items():
-            if (why := refusal(node, old, new)) is not None:
-                raise VerifyError(f"{node.name} can't write {new} in place of {old}: {why}")
-        present.difference_update(a.reuses for a in memory.allocate[step] if a.reuses is not None)
-        present.update(d.buffer for d in node.writes if d.buffer not in memory.internal)
-    for buffer in graph.returned:
-        if buffer not in present:
-            raise VerifyError(f"output {buffer} is not in memory at the end")

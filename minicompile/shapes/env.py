@@ -87,7 +87,7 @@ class ShapeEnv(Shown):
         self.unguarded: list[sympy.Basic] = []
         """Such questions: of memory layouts, and which of the library's kernels is the fastest."""
         self.quotients: dict[sympy.Symbol, sympy.Expr] = {}
-        """What stands for a size that a guard says divides: `s0 % 8 == 0` gives `q1`, which is `s0 // 8`."""
+        """Symbols of exact quotients: after the guard `s0 % 8 == 0`, `q1` stands for `s0 // 8`."""
         self._answers: dict[sympy.Basic, sympy.Basic | None] = {}
         self._shifted: dict[sympy.Symbol, sympy.Expr] = {}
         self._limits: dict[sympy.Symbol, int] = {}

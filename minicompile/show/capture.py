@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from minicompile.dynamo.history import Explanation, Timeline
+from minicompile.debug.history import Explanation, Timeline
 from minicompile.dynamo.result import (
     LONG_FLOW,
     Capture,

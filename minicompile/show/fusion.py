@@ -18,7 +18,7 @@ def slide(decision: FusionDecision, loops: bool) -> str:
     producers, consumers = map(operation_lines, (decision.producers, decision.consumers))
     return (
         f'<p style="border-left:4px solid {GOOD if decision.fused else BAD};padding-left:6px">'
-        f"{text(decision.reason)}<br><small>{text(decision.numbers)}</small></p>"
+        f"{text(decision.reason)}<br><small>{text(decision.numbers())}</small></p>"
         + (beside(("producer", producers), ("consumer", consumers)) if loops else "")
     )
 

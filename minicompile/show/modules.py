@@ -1,6 +1,6 @@
 """Graphs by module: each level of the module tree as a list of parts, and one level as a drawing.
 
-    Part := name, nodes, parts inside: neighbours of one module, function or source line
+    Part := name, nodes, parts inside: neighbours of one module or function
 
 Parts are runs of neighbours: whatever order a graph has, arrows between them never form a cycle.
 """
@@ -67,14 +67,8 @@ def path_of(node: fx.Node) -> tuple[str, ...]:
     return (origin.line.function,) if origin.line is not None else ()
 
 
-def place_of(node: fx.Node) -> str:
-    """The source line a node came from: `model.py:12`."""
-    origin = min(origins_of(node), default=None)
-    return origin.line.place.rpartition("/")[2] if origin and origin.line else ""
-
-
 def parts_of(nodes: Sequence[fx.Node]) -> list[Part]:
-    """The nodes by module; long runs of one module by source line."""
+    """The nodes by module."""
     paths: list[tuple[str, ...]] = []
     for node in nodes:  # what has no origin goes with what stands before it
         paths.append(path_of(node) or (paths[-1] if paths else ()))
@@ -87,8 +81,6 @@ def _parts(steps: Sequence[tuple[fx.Node, tuple[str, ...]]], depth: int) -> Iter
         nodes = [node for node, _ in inside]
         if name:
             yield Part(name, nodes, tuple(_parts(inside, depth + 1)))
-        elif len(nodes) > FULL_PICTURE:
-            yield from (Part(at, list(run)) for at, run in itertools.groupby(nodes, place_of))
         else:
             yield Part("", nodes)
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minicompile.debug.overview import saving
 from minicompile.debug.provenance import Piece
 from minicompile.ops.display import Several, bytes_text, count_text, method, renderer, to_html
 from minicompile.ops.origin import NO_ORIGINS
-from minicompile.pipeline_result import CompiledStages, Trace, saving
+from minicompile.pipeline_result import CompiledStages, Trace
 from minicompile.show.explorer import Explorer, Pane, Section, is_weak
 from minicompile.show.html import (
     STYLE,

@@ -41,23 +41,17 @@ def panel(experiment: Experiment) -> Any:
     stages = Side(base, experiment.case).graphs.get(base.graph)
     pairs = [(told, pair) for pair, told in asked_of(stages.schedule).items()] if stages else []
     pick, many = ipywidgets.Dropdown, ipywidgets.SelectMultiple
-    sizes = [1 << i for i in range(15)]
     controls = {
         "backend": chooser(pick, "backend", list(backends), value=base.backend),
         "dynamic": chooser(pick, "dynamic", ["automatic", "yes", "no"]),
         "inline": chooser(pick, "inline", CHOICES["inline"], value=base.options.inline),
         "forbid": chooser(many, "force apart", pairs),
         "fuse": chooser(many, "together", pairs),
-        "axis": chooser(pick, "tile", ["as planned", "x", "r", "square"]),
-        "size": chooser(pick, "its size", sizes, value=64),
     }
 
     def update(_: object) -> None:
         changes = {name: control.value for name, control in controls.items()}
-        axis, size = changes.pop("axis"), changes.pop("size")
         changes["dynamic"] = {"yes": True, "no": False}.get(changes["dynamic"], base.dynamic)
-        if axis != "as planned":
-            changes["tiles"] = {axis: size}
         result.value = "<p>compiling …</p>"
         try:
             result.value = to_html(experiment.run(**changes))

@@ -9,8 +9,8 @@ from unittest import mock
 import torch
 
 import minicompile as mc
+from minicompile.debug.history import Explanation
 from minicompile.dynamo.bytecode import decode
-from minicompile.dynamo.history import Explanation
 from minicompile.extension import bytecode
 from minicompile.lessons.exercise import Lesson, Run, show
 from minicompile.lessons.model import GPT, GPTConfig

@@ -10,7 +10,7 @@ import sympy
 import torch
 
 import minicompile as mc
-from minicompile.api import timeline
+from minicompile.debug.history import timeline
 from minicompile.lessons.exercise import Lesson, Run, expects
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, size_symbol

@@ -66,23 +66,15 @@ def operators_by_schema(run: Run, what_it_does: Callable[[Any], Any]) -> str:
 def wanted_outputs(pattern: str) -> list[str]:
     """What the compiler should say of each output."""
     counts = Counter(pattern)
-    shared = [letter for letter in dict.fromkeys(pattern) if letter != "x" and counts[letter] > 1]
+    made = [letter for letter in dict.fromkeys(pattern) if letter != "x"]
     return [
         "view of input 0"
         if letter == "x"
-        else f"view of base {shared.index(letter)}"
-        if letter in shared
+        else f"view of result {made.index(letter)}"
+        if counts[letter] > 1
         else "fresh"
         for letter in pattern
     ]
-
-
-NAMES = {
-    "input_view": "view of input",
-    "view": "view of base",
-    "input": "input",
-    "output": "output",
-}
 
 
 @lesson.exercise(
@@ -110,7 +102,7 @@ def alias_pattern(run: Run, build: Callable[[Tensor, str], Any]) -> str:
         assert trace.aot is not None
         outputs = trace.aot.metadata.outputs
         found = run.seen(
-            [f"{NAMES[s.kind]} {s.base}" if s.kind in NAMES else s.kind for s in outputs]
+            ["fresh" if s.kind == "result" and not s.is_view else str(s) for s in outputs]
         )
         wanted = wanted_outputs(pattern)
         run.same(len(found), len(wanted), f"{asked}: how many outputs")

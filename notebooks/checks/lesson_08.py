@@ -410,7 +410,7 @@ def fill_the_budget(run: Run, keep: Callable[..., Any]) -> str:
             bans |= {node: "your choice" for node in free if node.name in kept}
             return rules.Cut(parts, bans, parts.primals, {}).saved()
 
-        with run.replaced("minicompile.aot.partition:within_budget", chosen):
+        with run.replaced("minicompile.plugins.activation_budget.knapsack:within_budget", chosen):
             aot, got = gradients_of(block, h, memory_budget=budget)
         split = split_of(aot)
         saved = run.seen(split.saved_bytes)

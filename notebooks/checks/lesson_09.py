@@ -77,9 +77,9 @@ def quartered(x: Tensor) -> Tensor:
     "ex1",
     points=2,
     level="read",
-    visible=[(two_relus, expects({"relu_of_relu": 1})), (nothing, expects({}))],
+    visible=[(two_relus, expects({"relus": 1})), (nothing, expects({}))],
     hidden=[
-        (negated, expects({"double_negation": 2})),
+        (negated, expects({"negations": 2})),
         (four_times, expects({"lesson.twice": 1})),
         (quartered, expects({"quarter": 1})),
     ],
@@ -90,6 +90,9 @@ def who_fired(run: Run, fired: Callable[..., Any]) -> str:
     mc.register_pattern("lesson.twice", search=lambda x: x + x, examples=[torch.empty(2)])(
         lambda x: x * 2
     )
+    searches = {"relus": lambda x: x.relu().relu(), "negations": lambda x: x.neg().neg()}
+    for name, replace in (("relus", torch.relu), ("negations", lambda x: x)):
+        mc.register_pattern(name, search=searches[name], examples=[torch.empty(2)])(replace)
     early = {"stage": "pre_grad", "examples": [torch.empty(2)]}
     mc.register_pattern("quarter", search=lambda x: x / 4, **early)(lambda x: x * 0.25)
     total = 0
@@ -185,8 +188,8 @@ def both(x: Tensor) -> Tensor:
         (int_one, "x * 1", expects(0), expects(0)),
         (both, "(x.t() * 1.0).t().t()", expects(0), expects(1)),
     ],
-    without=["pass:prims.remove_no_ops", "pass:post_grad.remove_no_ops", "pass:prims.merge_views"],
-    forbidden=["remove_no_ops", "merge_views", "gives_back_argument"],
+    without=["pass:prims.remove_no_ops", "pass:post_grad.remove_no_ops"],
+    forbidden=["remove_no_ops", "gives_back_argument"],
 )
 def two_patterns(run: Run, register_two: Callable[..., Any]) -> str:
     """x * 1 and x.t().t() disappear, in small functions and in a block."""

@@ -252,18 +252,18 @@ def added_turned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     level="real",
     visible=[(64, 1024)],
     hidden=[(128, 768), (48, 1040), (8, 64)],
-    forbidden=["_choose_squares", "choose_tiles", "SQUARE"],
+    forbidden=["sides", "choose_squares", "SQUARE"],
 )
 def transposed_loads_are_tiled(run: Run, squares: Callable[..., Any]) -> str:
     """The answer decides the squares of kernels; a toy cache counts what they fetch."""
-    path = "minicompile.codegen.cpp_rules:_choose_squares"
+    path = "minicompile.plugins.transposed_tiles.choose:sides"
 
-    def chosen(plan: Any) -> None:
-        plan.tiles = dict(squares(plan) or {})
+    def chosen(plan: Any) -> dict[str, int]:
+        return dict(squares(plan) or {})
 
     for rows, columns in run.cases:
         a, b = torch.randn(rows, columns), torch.randn(columns, rows)
-        with run.replaced(path, lambda plan: None):
+        with run.replaced(path, lambda plan: {}):
             before = mc.trace(added_turned, a, b).kernels[0]
         mc.reset()
         with run.replaced(path, chosen):

@@ -234,7 +234,7 @@ def memory_is_freed_after_its_last_use(run: Run, last_use: Callable[[Any], Any])
         (heads_apart, expects(0)),
         (summed, expects(None)),
     ],
-    forbidden=["refusal", "in_place", "sweeps", "decided"],
+    forbidden=["refusal", "in_place", "row_passes", "in_place_decision"],
 )
 def memory_is_taken_over_where_that_is_right(run: Run, why_not: Callable[..., Any]) -> str:
     """The compiler's own second look at finished kernels is off: a wrong answer is a wrong number."""

@@ -138,7 +138,7 @@ for found in told.breaks:
 
 # %% name="states"
 from minicompile.dynamo.bytecode import SLOT_OPS, slot_names
-from minicompile.dynamo.continuation import bind, continuation, start, successors, units
+from minicompile.dynamo.continuation import State, bind, continuation, successors, units
 
 
 def two_lines(a, b):
@@ -148,7 +148,7 @@ def two_lines(a, b):
 
 def states(code):
     """Every state of a frame that runs straight on."""
-    following = [start(code)]
+    following = [State(0, (), code.co_varnames[: code.co_argcount])]
     while following:
         yield following[0]
         following = successors(code, following[0])

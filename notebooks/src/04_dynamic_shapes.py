@@ -65,7 +65,7 @@ for guard in trace.capture.guards:
 # calls will be answered by the first version: other sizes, a single row, a size that doesn't fit?
 
 # %% name="three-calls"
-from minicompile.api import timeline
+from minicompile.debug.history import timeline
 
 
 def g(x):

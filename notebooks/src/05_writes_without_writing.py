@@ -342,7 +342,7 @@ print(outside_trace.aot.metadata)
 # %% [markdown]
 # Input 0 gets its new contents by a *copy-back*. Output 2 is rebuilt as a view of that input. The
 # first two outputs show one memory, so the graph returns the base once and the views are made of it
-# afterwards. The sum is fresh: nothing to do.
+# afterwards. The sum is a result as it is: nothing to do.
 #
 # Aliased inputs are harder. If `a` and `b` overlap and `a` is written, then `b` changed too. The real
 # compiler gives the graph one more input that holds both, a *synthetic base*, and makes `a` and `b` as
@@ -567,7 +567,7 @@ def build(x, pattern):
     return tuple(memory[letter][row] for row, letter in enumerate(pattern))
 
 
-# %% name="ex2-wrong-neighbours" tags=["wrong"] kind="visible-only" says="'view of base 0', got 'fresh'"
+# %% name="ex2-wrong-neighbours" tags=["wrong"] kind="visible-only" says="'view of result 0', got 'fresh'"
 def build(x, pattern):
     made, last, memory = [], "", x
     for row, letter in enumerate(pattern):

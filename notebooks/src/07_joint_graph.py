@@ -860,7 +860,7 @@ def layer_norm_vjp(grads, results, x, shape, weight, bias, eps):
 # ## Go deeper
 #
 # - `minicompile/aot/joint.py`: `record` is the whole story, `JointTracer` the recorder that follows lines.
-# - `minicompile/aot/vjps.py`: how a rule takes the place of a formula, below autograd's own dispatch.
+# - `minicompile/custom/vjps.py`: how a rule takes the place of a formula, below autograd's own dispatch.
 # - `minicompile/aot/autograd.py`: the room's table of contents, one function.
 # - `torch/_functorch/_aot_autograd/graph_capture.py`, `torch/_functorch/aot_autograd.py`: PyTorch's.
 # - `torch/autograd/gradcheck.py`: finite differences, with all care that we left out.

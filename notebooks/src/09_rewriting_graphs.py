@@ -122,7 +122,7 @@ print(unify(("add", "x", 1), ("add", 5, 1.0), {}))
 
 # %% [markdown]
 # The second fails since `x` can't be two things, the third since 1 and 1.0 are not the same number to an
-# operator: one keeps integers integers. The real one, `minicompile.passes.patterns.Matcher`, adds
+# operator: one keeps integers integers. The real one, `minicompile.custom.matching.Matcher`, adds
 # operators that may swap their arguments, several results, and numbers that stand for any number.
 #
 # ## Why a match is not enough
@@ -298,7 +298,7 @@ print("after: ", [str(n.target) for n in graph.graph.nodes if n.op == "call_func
 #
 # **Exercise 1 · Who fired?** (easy, 2 points). Write `fired(aot)`: a dict from a pattern's name (without
 # stage and the word before the colon) to the number of places that it rewrote, for patterns that rewrote
-# something. `aot.passes` has a record for each pass: `name`, such as `joint.pattern:relu_of_relu`, and
+# something. `aot.passes` has a record for each pass: `name`, such as `joint.pattern:log_of_softmax`, and
 # `changed`.
 
 # %% [markdown]
@@ -503,12 +503,11 @@ def register_two():
         mc.register_pattern(name, search=search, examples=[torch.empty(2, 2)])(lambda x: x)
 
 
-# %% name="ex3-wrong-pass" tags=["wrong"] kind="built-in" says="a use of merge_views"
+# %% name="ex3-wrong-pass" tags=["wrong"] kind="built-in" says="a use of remove_no_ops"
 def register_two():
-    from minicompile.aot.passes.cleanup import merge_views, remove_no_ops
+    from minicompile.aot.passes.cleanup import remove_no_ops
 
     graph_pass("ones", stage="joint")(remove_no_ops)
-    graph_pass("pairs", stage="joint")(merge_views)
 
 
 # %% [markdown]
@@ -656,8 +655,8 @@ def register_products():
 # %% [markdown]
 # ## Go deeper
 #
-# - `minicompile/passes/patterns.py`: what a pattern is, and the matcher.
-# - `minicompile/aot/passes/rewriting.py`: tracing, confirming, replacing; `place_of` looks for writes.
+# - `minicompile/custom/matching.py`: the matcher; `patterns.py` beside it traces and confirms.
+# - `minicompile/aot/passes/replacing.py`: replacing; `place_of` looks for writes.
 # - `minicompile/aot/passes/cleanup.py`: passes that aren't patterns.
 # - `torch/_inductor/pattern_matcher.py` and `torch/_inductor/fx_passes/post_grad.py`: the same in Inductor.
 #

@@ -209,7 +209,7 @@ def two_ways(x):
 
 for decision in apart(two_ways, x).schedule.decisions:
     print(decision)
-    print("   ", decision.numbers)
+    print("   ", decision.numbers())
 
 # %% [markdown]
 # **Predict, then run.** Both loops read all of `x`. Will they be one kernel?

@@ -28,11 +28,11 @@ except ModuleNotFoundError:  # opened elsewhere, as on Colab
 
 import torch
 
-from minicompile.codegen.phases import transposed
 from minicompile.codegen.plan import plan_rule
 from minicompile.lessons.assembly import cpp_assembly, explore_assembly
 from minicompile.lessons.cache import lines_fetched
 from minicompile.lessons.exercise import checks
+from minicompile.plugins.transposed_tiles.choose import transposed
 
 check = checks("13")
 
@@ -270,9 +270,10 @@ def in_squares(side):
     mc.reset()
     with mc.scoped():
 
-        @plan_rule("cpp:tiles")
+        @plan_rule("cpp:squares")
         def tiles(plan, options):
-            plan.tiles = dict.fromkeys(map(str, plan.ranges), side) if side else {}
+            if side:
+                plan.tiles, plan.reduction = dict.fromkeys(map(str, plan.ranges), side), "squares"
 
         return mc.trace(added_turned, a, b).kernels[0]
 
@@ -794,12 +795,11 @@ def squares(plan):
     return {}
 
 
-# %% name="ex5-wrong-own-rule" tags=["wrong"] kind="built-in" says="got a use of choose_tiles"
+# %% name="ex5-wrong-own-rule" tags=["wrong"] kind="built-in" says="got a use of sides"
 def squares(plan):
-    from minicompile.codegen.cpp_rules import choose_tiles
+    from minicompile.plugins.transposed_tiles.choose import sides
 
-    choose_tiles(plan, None)
-    return plan.tiles
+    return sides(plan)
 
 
 # %% [markdown]

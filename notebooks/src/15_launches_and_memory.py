@@ -209,7 +209,7 @@ slides(
 # %% name="peaks"
 for name, count in (
     ("nothing freed", plan.buffer_bytes),
-    ("eager", plan.eager_bytes),
+    ("eager", block_trace.eager_bytes()),
     ("as planned", plan.peak_bytes),
 ):
     print(f"{name:14} {count / 1024:4.0f} KiB")
@@ -240,11 +240,12 @@ def peak_measured() -> str:
         return torch.cuda.max_memory_allocated() - before
 
     with torch.no_grad():
-        plan = mc.trace(model, tokens).schedule.memory
+        trace = mc.trace(model, tokens)
+        plan = trace.schedule.memory
         compiled = mc.compile(model)
         found = {
             "planned, each buffer its own memory": plan.buffer_bytes,
-            "planned, eager's operators": plan.eager_bytes,
+            "planned, eager's operators": trace.eager_bytes(),
             "measured, eager": peak(lambda: model(tokens)),
             "planned, with reuse": plan.peak_bytes,
             "measured, compiled": peak(lambda: compiled(tokens)),

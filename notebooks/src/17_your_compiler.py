@@ -1431,7 +1431,7 @@ def keys_of(band, keys):
 #
 # - `minicompile/extension.py`: every table and its decorator. `minicompile rules` prints what they hold.
 # - `minicompile/codegen/cpp_loops.py`: your plain loops, made fast; `minicompile/codegen/triton.py`: a grid.
-# - `minicompile/aot/vjps.py`, `minicompile/lowering/rules/pointwise.py`: where rules live.
+# - `minicompile/custom/vjps.py`, `minicompile/lowering/rules/pointwise.py`: where rules live.
 # - `minicompile/plugins/flash_attention/`: `recognise.py` finds attention, `score.py` bands, `kernels.py`
 #   holds the templates.
 # - `torch/_inductor/lowering.py` has `register_lowering`; `torch/_inductor/decomposition.py` has an `mm` that

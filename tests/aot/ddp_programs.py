@@ -133,7 +133,7 @@ def collectives_are_left_to_eager() -> None:
         torch.testing.assert_close(mc.compile(function)(mine), function(given))
         torch.testing.assert_close(mine, given)
     reasons = str(mc.explain(in_place)(example()).breaks)
-    assert "processes exchange tensors" in reasons, reasons
+    assert "[several-processes]" in reasons, reasons
 
 
 def main(backend: str, rank: str, port: str, *names: str) -> None:

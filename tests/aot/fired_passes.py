@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from minicompile.options import Options
-from tests.aot.helpers import compile_aot, forward_and_gradients
+from tests.aot.helpers import assert_aot_as_eager, compile_aot
 
 rand = torch.randn
 
@@ -19,14 +19,9 @@ def fired(result):
 
 
 def run(fn, inputs, dynamic=None, atol=1e-5, **options):
-    """The AotResult; values, strides and gradients are eager's, and no result is an input's memory."""
+    """The AotResult of a function; what it computes is eager's."""
     call, result = compile_aot(fn, inputs, options=Options(**options), dynamic=dynamic)
-    eager = forward_and_gradients(fn, inputs)
-    compiled = forward_and_gradients(call, inputs)
-    for got, want in zip(compiled, eager, strict=True):
-        torch.testing.assert_close(got, want, atol=atol, rtol=1e-4, equal_nan=True)
-    for got, want in zip(compiled[: len(result.metadata.outputs)], eager):
-        assert got.stride() == want.stride()
+    assert_aot_as_eager(call, fn, *inputs, rtol=1e-4, atol=atol)
     return result
 
 

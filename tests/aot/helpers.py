@@ -21,6 +21,7 @@ from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
 from minicompile.shapes.env import ShapeEnv
+from tests.comparing import assert_as_eager
 
 Dynamic = dict[tuple[int, int], str]
 """(input, dimension) -> name of its symbol; equal names share one. A number has dimension 0."""
@@ -166,13 +167,18 @@ def compile_aot(
     return make_callable(result, interpret(result.forward), backward), result
 
 
-def forward_and_gradients(fn: Callable[..., Any], inputs: list[Any]) -> list[torch.Tensor]:
-    """Outputs, then gradients of a weighted sum of them; fn takes a list (compiled) or arguments (eager)."""
-    outputs = fn(list(inputs)) if fn.__name__ == "run" else fn(*inputs)
-    outputs = outputs if isinstance(outputs, tuple | list) else [outputs]
-    wanted = [v for v in inputs if isinstance(v, torch.Tensor) and v.requires_grad]
-    results = [v for v in outputs if v.requires_grad]
-    torch.manual_seed(1)
-    tangents = [torch.rand_like(v) for v in results]
-    gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True) if results else []
-    return [v.detach() for v in outputs] + [g for g in gradients if g is not None]
+def listed(fn: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """The function with its results in a list, as `compile_aot`'s has them."""
+
+    def call(*args: Any) -> list[Any]:
+        results = fn(*args)
+        return [*results] if isinstance(results, tuple | list) else [results]
+
+    return call
+
+
+def assert_aot_as_eager(
+    call: Callable[[list[Any]], list[Any]], fn: Callable[..., Any], *args: Any, **tolerance: float
+) -> None:
+    """What `compile_aot` gave for a function is as the function."""
+    assert_as_eager(listed(lambda *given: call([*given])), listed(fn), *args, **tolerance)

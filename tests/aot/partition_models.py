@@ -6,13 +6,16 @@ and other inputs exist anyway, and are counted apart.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.partition import bytes_of, is_heavy
@@ -126,3 +129,50 @@ def theirs(joint: Graph, fakes: list[Any]) -> Kept:
     saved = [names[name] for name in saved if not name.startswith("tangents")]
     twice = calls(forward.graph) & calls(backward.graph)
     return kept(joint, saved, {names[name] for name in twice if name in names})
+
+
+# Checkpoint regions
+
+
+class Block(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
+        self.p = p
+
+    def forward(self, x):
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), self.p, self.training)
+
+
+class Blocks(nn.Module):
+    def __init__(self, p, checkpointed):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(p) for _ in range(3))
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return x.sum()
+
+
+region = functools.partial(checkpoint, use_reentrant=False)
+attention = F.scaled_dot_product_attention
+
+REGIONS = {
+    "two equal regions": lambda x, w: (
+        region(lambda t: (t @ w).exp().sin(), x) + region(lambda t: (t @ w).exp().sin(), x)
+    ),
+    "the same outside": lambda x, w: (x @ w).exp() * region(lambda t: (t @ w).exp().sin(), x),
+    "copies its input": lambda x, w: region(lambda t: t.clone().sin() @ w, x).exp(),
+    "gives its input": lambda x, w: region(lambda t: (t, t @ w), x)[0] * x * w,
+    "gives a view": lambda x, w: region(lambda t: (t @ w).exp().t(), x).sin(),
+    "splits": lambda x, w: region(lambda t: (t @ w).exp().chunk(2, 1)[0], x).sin(),
+    "one in another": lambda x, w: region(lambda t: region(lambda s: (s @ w).sin(), t).exp(), x),
+    "attention": lambda x, w: region(lambda t: attention(t[None], (t @ w)[None], t[None]), x),
+    "several drops": lambda x, w: region(
+        lambda t: F.dropout(F.dropout(t @ w, 0.5) @ w, 0.5).sin(), x
+    ).exp(),
+    "noise": lambda x, w: region(lambda t: (t @ w + torch.rand_like(t)).sin(), x).exp(),
+    "writes inside": lambda x, w: region(lambda t: (t @ w).sin().mul_(2).sin(), x),
+}

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import minicompile as mc
+from tests.comparing import assert_scenario
 from tests.dynamo.helpers import in_eager
 
 
@@ -36,11 +37,14 @@ def one_after_the_other(x):
     return a, b
 
 
-def same_gradients(fn, scenario):
+def assert_as_eager_of(fn, scenario):
     """A scenario gives the same with a function and with its compiled form."""
     mc.reset()
-    plain, compiled = map(scenario, (fn, mc.compile(fn, backend="aot_eager")))
-    torch.testing.assert_close(compiled, plain)
+    assert_scenario(lambda compile: scenario(compile(fn)), compile_aot_eager)
+
+
+def compile_aot_eager(fn):
+    return mc.compile(fn, backend="aot_eager")
 
 
 def outcome(fn, x):
@@ -158,7 +162,7 @@ def test_what_eager_keeps_for_a_gradient_of_zeros_is_not_kept_for_another_result
         leaf = torch.arange(6.0, requires_grad=True)
         return torch.autograd.grad(call(leaf * 1, []).sum(), leaf)
 
-    same_gradients(fn, scenario)
+    assert_as_eager_of(fn, scenario)
 
 
 @pytest.mark.parametrize("write", [lambda b, a: b.copy_(a), lambda b, a: b.__setitem__(..., a)])
@@ -175,7 +179,7 @@ def test_what_was_written_is_kept_for_the_backward_not_what_it_was_written_from(
         x = torch.arange(6.0).view(2, 3).requires_grad_()
         return torch.autograd.grad(call(x * 1, torch.zeros(2, 3), []).sum(), x)
 
-    same_gradients(fn, scenario)
+    assert_as_eager_of(fn, scenario)
 
 
 @pytest.mark.parametrize("sizes", ["fixed", "varying"])
@@ -213,7 +217,7 @@ def test_a_copy_of_a_result_is_kept_for_the_backward_when_the_frame_goes_on():
         x = torch.arange(3.0, requires_grad=True)
         return torch.autograd.grad(call(x, torch.tensor([1.0, 2, 3]), []).sum(), x)
 
-    same_gradients(fn, scenario)
+    assert_as_eager_of(fn, scenario)
 
 
 def test_a_parameter_that_a_frame_steps_after_a_break_was_not_kept_for_the_backward():
@@ -229,7 +233,7 @@ def test_a_parameter_that_a_frame_steps_after_a_break_was_not_kept_for_the_backw
         layer = torch.nn.Linear(3, 3)
         return torch.autograd.grad(call(layer, torch.ones(2, 3), []).sum(), layer.parameters())
 
-    same_gradients(fn, scenario)
+    assert_as_eager_of(fn, scenario)
 
 
 def test_a_result_is_no_part_of_the_memory_that_inputs_share():

@@ -135,10 +135,10 @@ def test_a_result_is_not_kept_that_the_program_writes_to_unseen(backend: str) ->
 
 
 def test_a_loss_beside_its_logits_needs_no_graph_of_its_own() -> None:
-    """Gradients are added to the logits' own, for which zeros stand."""
+    """Zeros stand for the logits' own gradient, also where a residual adds it to an input's gradient."""
 
     def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = x @ w
+        logits = x @ w + x
         return logits, logits.view(-1).exp().mean()
 
     aot = mc.trace(fn, leaf(3, 4), leaf(4, 4)).aot

@@ -11,6 +11,7 @@ from torch import nn
 
 from minicompile.options import Options
 from tests.aot.helpers import compile_aot, module_function
+from tests.comparing import assert_as_eager
 
 
 class Mlp(nn.Sequential):
@@ -103,17 +104,10 @@ MODELS = {
 
 
 def assert_trains_like_eager(call, module, inputs, state):
-    parameters = list(module.parameters())
-    got, expected = call([*state, *inputs])[0], module(*inputs)
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
-    weights = torch.linspace(0.5, 1.5, expected.numel()).view(expected.shape)
-    for a, b in zip(
-        torch.autograd.grad((got * weights).sum(), parameters),
-        torch.autograd.grad((expected * weights).sum(), parameters),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-        assert a.is_contiguous() == b.is_contiguous()
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    assert_as_eager(
+        lambda *given: call([*state, *given])[0], module, *inputs, module=module, **close
+    )
 
 
 OPTIONS = {
@@ -136,54 +130,3 @@ def test_model_trains_like_eager(name, option):
     assert_trains_like_eager(call, module, inputs, state)
     if option != "no memory":
         assert result.partition.saved_bytes <= result.partition.default_bytes
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_model_infers_like_eager(name):
-    torch.manual_seed(0)
-    make, example = MODELS[name]
-    module, inputs = make(), example()
-    fn, state = module_function(module)
-    with torch.no_grad():
-        call, result = compile_aot(fn, [*state, *inputs])
-        torch.testing.assert_close(
-            call([*state, *inputs])[0], module(*inputs), rtol=1e-5, atol=1e-6
-        )
-    assert result.backward is None and result.joint is None
-
-
-@pytest.mark.parametrize(
-    "option",
-    ["min_cut", *(pytest.param(o, marks=pytest.mark.long) for o in OPTIONS if o != "min_cut")],
-)
-def test_transformer_with_symbolic_batch_and_length_trains_at_other_sizes(option):
-    torch.manual_seed(0)
-    module, inputs = Gpt(), tokens(3, 8)
-    fn, state = module_function(module)
-    dynamic = {(len(state) + i, dim): name for i in (0, 1) for dim, name in enumerate("bt")}
-    call, result = compile_aot(fn, [*state, *inputs], dynamic=dynamic, options=OPTIONS[option])
-    assert "symbolic" in str(result.partition)
-    for batch, length in ((3, 8), (2, 5), (5, 2), (16, 8)):
-        assert_trains_like_eager(call, module, tokens(batch, length), state)
-
-
-def test_mlp_with_symbolic_batch_infers_at_other_sizes_and_returns_views():
-    module = Mlp()
-    fn, state = module_function(module)
-
-    def views(*args):
-        out = fn(*args)
-        return out.t(), args[-1][1:], args[-1][::2], out.expand(-1, 3), out.shape[0] // 2
-
-    with torch.no_grad():
-        call, _ = compile_aot(
-            views, [*state, torch.randn(5, 6)], dynamic={(len(state), 0): "batch"}
-        )
-        for batch in (5, 9):
-            x = torch.randn(batch, 6)
-            for got, expected in zip(call([*state, x]), views(*state, x), strict=True):
-                if isinstance(expected, int):
-                    assert got == expected
-                else:
-                    torch.testing.assert_close(got, expected)
-                    assert got.stride() == expected.stride()

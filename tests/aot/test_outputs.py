@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import minicompile as mc
+from tests.comparing import assert_scenario
 
 BASES = {
     "computed": lambda a: a * 2,
@@ -95,15 +96,16 @@ def test_a_row_that_is_filled_after_a_break_trains(base: str, dynamic: bool | No
     assert torch.equal(*gradients) and gradients[0].tolist() == [4, 5, 6, 7]
 
 
-def compared(function: Any, make: Any, outcome: Any) -> list[Any]:
-    """What `outcome` says of the results of plain and compiled calls with the same arguments."""
+def assert_outcomes(function: Any, make: Any, outcome: Any) -> None:
+    """`outcome` says the same of the results of plain and compiled calls with the same arguments."""
     mc.reset()
-    found = []
-    for call in (function, mc.compile(function, backend="aot_eager")):
-        torch.manual_seed(0)
+
+    def scenario(compile: Any) -> Any:
         arguments = make()
-        found.append(outcome(call(*arguments), *arguments))
-    return found
+        return outcome(compile(function)(*arguments), *arguments)
+
+    exact = {"rtol": 0.0, "atol": 0.0}
+    assert_scenario(scenario, lambda fn: mc.compile(fn, backend="aot_eager"), **exact)
 
 
 def test_a_view_that_was_written_to_may_be_written_to_again() -> None:
@@ -120,8 +122,7 @@ def test_a_view_that_was_written_to_may_be_written_to_again() -> None:
         row.mul_(2).sum().backward()
         return w.grad
 
-    plain, compiled = compared(function, lambda: [torch.ones(3, requires_grad=True)], outcome)
-    assert torch.equal(plain, compiled)
+    assert_outcomes(function, lambda: [torch.ones(3, requires_grad=True)], outcome)
 
 
 COUNTED = torch.arange(1.0, 13).view(4, 3)
@@ -152,7 +153,7 @@ def test_gradients_of_writes_inside_of_other_memory(function: Any) -> None:
         (found * COUNTED[:3]).sum().backward()
         return given[-1].grad
 
-    assert torch.equal(*compared(function, make, outcome))
+    assert_outcomes(function, make, outcome)
 
 
 def test_a_parameter_that_lies_in_a_written_buffer_has_a_gradient() -> None:
@@ -169,7 +170,7 @@ def test_a_parameter_that_lies_in_a_written_buffer_has_a_gradient() -> None:
         found.backward()
         return parameter.grad
 
-    assert torch.equal(*compared(function, make, outcome))
+    assert_outcomes(function, make, outcome)
 
 
 def test_a_view_of_an_expanded_leaf_gives_each_place_its_gradient() -> None:
@@ -178,7 +179,7 @@ def test_a_view_of_an_expanded_leaf_gives_each_place_its_gradient() -> None:
         return leaf.grad[0].tolist()
 
     make = lambda: [torch.ones(2, 1).expand(2, 3).requires_grad_()]  # noqa: E731
-    assert compared(lambda x: x[0], make, outcome) == [[1, 2, 3], [1, 2, 3]]
+    assert_outcomes(lambda x: x[0], make, outcome)
 
 
 def test_rows_of_what_is_filled_in_part_are_linked() -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import minicompile as mc
 from minicompile.aot.result import AotResult
 from minicompile.ops.nodes import is_random, writes
-from tests.aot.view_programs import alias_pattern
+from tests.comparing import alias_pattern
 
 aten = torch.ops.aten
 BACKENDS = ["aot_eager", "inductor"]

@@ -12,7 +12,6 @@ import torch
 from minicompile.bench import demo
 from minicompile.bench.cases import COMPILERS, EAGER, OURS, TORCH, Compiler
 from minicompile.bench.demo import largest_difference, train_in_turns
-from minicompile.errors import MinicompileError
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lessons.train import TrainResult
 
@@ -93,9 +92,3 @@ def test_the_command_fails_where_ours_is_wrong(
     chosen = argparse.Namespace(device="cpu", steps=6, threads=torch.get_num_threads())
     assert demo.run(chosen) == code
     assert said in capsys.readouterr().out
-
-
-def test_a_missing_gpu_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(MinicompileError, match="needs a CUDA GPU"):
-        demo.run(argparse.Namespace(device="cuda", steps=6, threads=1))

@@ -24,11 +24,6 @@ def both(name: str, **how: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]
     return eager, ours
 
 
-def test_every_pattern_gives_results() -> None:
-    assert all(pattern.run(pattern.fn, pattern.make_inputs("cpu", torch.float32, "small"))
-               for pattern in PATTERNS.values())  # fmt: skip
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pattern_gives_eager_s_numbers(name: str) -> None:
     torch.testing.assert_close(*both(name), rtol=2e-5, atol=2e-5)

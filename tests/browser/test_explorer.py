@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from minicompile.ops.display import Shown, to_html
 from minicompile.ops.origin import Origin
 from minicompile.pipeline_result import Trace
 from minicompile.show.explorer import Explorer, is_weak
-from minicompile.show.syntax import highlight
 from tests.browser.pages import Pages
 from tests.show import example
 
@@ -94,28 +92,6 @@ def test_pointing_lights_exactly_what_shares_an_operation(show: Open, trace: Tra
         for found in page.locator(".ln.hot, .ln.warm").all()
     }
     assert drawn == {at for at in lit(page) if at[0] in explorer.open}
-
-
-def test_lines_that_compute_nothing_are_lit_weakly(show: Open, trace: Trace) -> None:
-    page, relu = show(trace), operation(trace, "relu")
-    lines = [code for code in enumerate(trace.kernels[0].lines) if code[1].origins & relu]
-    line(page, "source", 2).hover()
-    for css, scaffold in (("warm", True), ("hot", False)):
-        drawn = page.locator(f".pane[data-p=kernels] .ln.{css}").all()
-        found = [int(shown.get_attribute("data-n")) for shown in drawn]
-        assert found == [n for n, code in lines if code.scaffold == scaffold] != []
-    line(page, "kernels", found[0] - 1).hover()
-    assert "hot" in line(page, "kernels", found[0] - 1).get_attribute("class")
-
-
-def test_two_copies_live_side_by_side(show: Open, trace: Trace) -> None:
-    page = show(trace, trace)
-    relu, softmax = (("kernels", number(trace, "kernels", text)) for text in ("tmp2 =", "tmp7 ="))
-    line(page, "source", 2, copy=1).hover()
-    assert lit(page, 0) == set() and relu in lit(page, 1)
-    line(page, "source", 3, copy=0).click()
-    line(page, "source", 2, copy=1).hover()
-    assert softmax in lit(page, 0) and softmax not in lit(page, 1)
 
 
 @pytest.fixture
@@ -237,44 +213,3 @@ def test_rooms_and_menus_choose_up_to_four_panes(show: Open, trace: Trace) -> No
     page.locator(".room[data-p=loops]").press("Enter")
     pressed = page.locator(".room[aria-pressed=true]")
     assert pressed.count() == 3 and opened(page) == ["bytecode", "kernels", "wrapper"]
-
-
-def test_colours_in_the_browser_are_those_of_python(show: Open, trace: Trace) -> None:
-    trace = example.trace(training=False)
-    code = 'for (float x0 = 1e-5f; x0 < 8; ++x0) y[x0] = f("a<b>"); // end', "#pragma omp simd"
-    trace.kernels[0].lines[:] = [CodeLine(text) for text in code]
-    trace.kernels[0].language = "cpp"
-    page = show(trace.explore(["source", "kernels"]))
-    for pane in trace.explore(["source", "kernels"]).panes:
-        shown = [(p.text, s.language) for s in pane.sections for p in s.pieces]
-        for number, (text, language) in enumerate(shown if pane.key in opened(page) else ()):
-            drawn = line(page, pane.key, number).evaluate("(line) => line.innerHTML")
-            plain = highlight(text, language)[0].replace("&#x27;", "'").replace("&quot;", '"')
-            assert drawn.partition("</i>")[2] == plain
-
-
-def test_a_trace_of_36000_lines_opens_in_three_seconds(pages: Pages, tmp_path: Path) -> None:
-    """As many as a training step of a 12-layer GPT-2 has, all different."""
-    trace = example.trace()
-    origins = [
-        Origin(f"op{n}", "torch.relu", next(iter(operation(trace, "relu"))).stack)
-        for n in range(600)
-    ]
-    for graph in trace.graphs.values():
-        graph.kernels[0].lines[:] = [
-            CodeLine(
-                f"    float tmp{n} = in_ptr{n % 7}[{n} * x0 + x1] * {n}.5f;",
-                frozenset({origins[n % 600]}),
-            )
-            for n in range(18_000)
-        ]
-    page = trace.save(tmp_path)
-    assert page.stat().st_size < 15_000_000
-    start = time.perf_counter()
-    window = pages.open(page.as_uri())
-    line(window, "kernels", 5).hover()
-    window.wait_for_selector(".ln.hot")
-    seconds = time.perf_counter() - start
-    assert len([at for at in lit(window) if at[0] == "kernels"]) == 60
-    window.close()
-    assert seconds < 3

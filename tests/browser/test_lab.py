@@ -120,24 +120,6 @@ def test_pointing_at_a_line_lights_what_shares_an_origin_in_every_pane(
     assert second.lit() == {} and second.drawn()[0] == {}
 
 
-def test_the_saved_file_lights_the_same_lines(saved: Any, oracle: Oracle, pages: Pages) -> None:
-    view = fresh(saved, 0)
-    for pane, code, graph in PLACES:
-        number = oracle.find(pane, code, graph)
-        view.point(pane, number)
-        assert view.lit() == oracle.shares(pane, number), (pane, code)
-        pages.shot(saved, f"saved_{pane}_{number}")
-
-
-def test_pointing_moves_nothing(first: Explorer, oracle: Oracle) -> None:
-    """Else a line slips away under the pointer, and comes back."""
-    for pane, code, graph in PLACES[:2] + PLACES[6:8]:
-        first.open(pane)
-        before = first.root.bounding_box()["height"]
-        first.point(pane, oracle.find(pane, code, graph))
-        assert first.root.bounding_box()["height"] == before, (pane, code)
-
-
 def test_the_notebook_takes_no_keys_of_the_view_but_those_with_ctrl(
     first: Explorer, live: Any, lab: Lab
 ) -> None:
@@ -184,20 +166,6 @@ def test_the_fusion_stepper_shows_each_decision_in_order(
     assert told["steps"][-2][0] in slides.shown and told["steps"][-2][2] in slides.shown
     slides.root.get_by_role("button", name="›").first.click()
     assert told["steps"][-1][2] in slides.shown
-
-
-def test_the_steps_of_a_trace_show_what_each_pass_changed(
-    live: Any, told: dict[str, Any], pages: Pages
-) -> None:
-    slides = Slides(live, 1)
-    for number, (title, rows) in enumerate(told["changes"]):
-        if rows:
-            slides.slider.press("ArrowRight")
-            seen = slides.shown
-            assert f"{number} {title}" in seen
-            for side in rows:
-                assert " ".join(side.split()) in seen, (title, side)
-            pages.shot(slides.root, f"pass_{number}")
 
 
 def test_the_what_if_panel_compiles_what_its_controls_say(

@@ -71,7 +71,7 @@ def test_many_tensors_in_one_sweep_do_not_spill() -> None:
     given = [torch.empty(512, 9000) for _ in range(40)]
     trace = mc.trace(mc.compile(fn, options={"device_codegen": "triton"}), *given)
     (kernel,) = trace.graphs["forward"].kernels
-    assert kernel.plan.reduction == "looped"
+    assert kernel.plan.reduction != "persistent"
     assert cross_compile(kernel, ("cuda", 90)).spilled_bytes == 0
 
 

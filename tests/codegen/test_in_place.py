@@ -21,9 +21,9 @@ from minicompile.scheduling import in_place, memory
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.scheduling.schedule import schedule
 from tests.codegen.races import shared_writes
+from tests.fuzz.loop_checks import compare
+from tests.fuzz.loops import generate
 from tests.scheduling.building import GraphBuilder, T, check_wrapper
-from tests.scheduling.loop_checks import compare
-from tests.scheduling.loop_programs import generate
 
 CPP = Options(verify=True)
 TRITON = Options(verify=True, device_codegen="triton")
@@ -33,7 +33,7 @@ def build(result: Schedule, options: Options) -> Callable[[list[Any]], Any]:
     plans = make_plans(result, options)
     modules = generate_kernels(plans)
     assert not [line for module in modules for line in shared_writes(module.text)]
-    wrapper = generate_wrapper(result, by_position(plans, modules), options)
+    wrapper = generate_wrapper(result, by_position(plans, modules))
     return start_loading(modules, options)(wrapper, result.graph.constants)
 
 

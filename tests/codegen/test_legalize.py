@@ -9,8 +9,9 @@ import torch
 from minicompile.codegen.legalize import LEGALIZE, legalize
 from minicompile.codegen.merge import merge
 from minicompile.codegen.rewrite import SIMPLIFY
+from minicompile.debug.verify import verify_body
 from minicompile.ops.registry import scoped, without
-from minicompile.scheduling.body import LoopBody, verify
+from minicompile.scheduling.body import LoopBody
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program, softmax
 
@@ -19,7 +20,7 @@ F32, BF16, I64, I32, BOOL = torch.float32, torch.bfloat16, torch.int64, torch.in
 
 def legal(p: Program) -> LoopBody:
     body = legalize(merge(p.fused(), (), p.dtypes)[0], p.dtypes).body
-    verify(body)
+    verify_body(body)
     return body
 
 

@@ -1,9 +1,8 @@
-"""Rows that are swept in a loop: where tiles begin, what a sweep keeps, what stays in the cache."""
+"""Rows that are swept in a loop: what a sweep keeps, and how shares of a softmax are rounded."""
 
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from minicompile.options import Options
 from minicompile.runtime.gpu_kernel import Tiles
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program, softmax
-from tests.codegen.test_triton_compiling import FakeGpu, cuda_kernel
 from tests.codegen.triton_running import call, devices, run, source_of
 
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
@@ -51,67 +49,6 @@ def special_rows(n: int) -> torch.Tensor:
     x[3, n // 2], x[4, n - 1], x[5, :32] = math.inf, math.nan, 1e30
     x[6], x[7, ::2] = 1000.0, -1e4
     return x
-
-
-# Tiles that begin where loads are wide -------------------------------------------------------------
-
-
-@pytest.mark.long
-@devices
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-@pytest.mark.parametrize("n", [97, 331, 130, 67])
-@pytest.mark.parametrize(
-    "tiles", [Tiles(1, 32), Tiles(4, 64), Tiles(1, 256), Tiles(2, 16)], ids=str
-)
-def test_rows_may_begin_anywhere(n, dtype, tiles, device):
-    source = source_of(softmax(8, n, dtype), INTERNAL)
-    assert source.plan.granule == 16 // dtype.itemsize
-    x = special_rows(n).to(dtype)
-    found = run(softmax(8, n, dtype), {"x": x}, INTERNAL, device, tiles)["softmax"].cpu()
-    torch.testing.assert_close(found, x.softmax(1), equal_nan=True)
-
-
-@pytest.mark.long
-@devices
-@pytest.mark.parametrize("rows", [8, 3])
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_rows_of_varying_length_begin_where_a_launch_says(dtype, rows, device):
-    varying = softmax(S0, S1, dtype, hints={S0: 16, S1: 97})
-    source = source_of(varying, INTERNAL, device)
-    assert source.plan.granule_varies and "WIDE" in source.text
-    for n in (97, 128, 130, 331, 320, 24, 1):
-        x = special_rows(max(n, 36))[:rows, :n].to(dtype).contiguous().to(device)
-        found = torch.full_like(x, 77)
-        for tiles in (Tiles(1, 32), Tiles(4, 64), Tiles(2, 16)):
-            call(source, {"x": x, "softmax": found}, {"s0": rows, "s1": n}, tiles)
-            torch.testing.assert_close(found, x.softmax(1), equal_nan=True)
-
-
-def test_a_launch_says_where_tiles_begin(monkeypatch):
-    gpu = FakeGpu(monkeypatch)
-    varying = softmax(S0, S1, BF16, hints={S0: 16, S1: 97})
-    kernel = cuda_kernel(source_of(varying, INTERNAL, "cuda"))
-    x = torch.empty(1)
-    for rows, n in ((16, 97), (16, 96), (3, 97), (8, 5), (8, 12)):
-        kernel.launch(x, x, rows, n)
-    assert [found.constants["WIDE"] for found in gpu.kernels()] == [8, 1, 1, 8, 8]
-
-
-def test_their_loads_and_stores_are_wide():
-    ptx = cross_compile(source_of(softmax(1024, 50257, BF16), INTERNAL)).levels["ptx"]
-    assert set(re.findall(r"ld\.global\S*?(v\d|[bu]16)", ptx)) == {"v4"}
-    assert re.search(r"st\.global\S*\.v4", ptx)
-
-
-@pytest.mark.parametrize(
-    ("rows", "n", "why"),
-    [
-        (3, 97, "the last load would go beyond the tensor's end"),
-        (8, 96, "every row begins where a wide load does"),
-    ],
-)
-def test_tiles_begin_with_their_rows_where(rows, n, why):
-    assert source_of(softmax(rows, n), INTERNAL).plan.granule == 1, why
 
 
 # What a sweep keeps --------------------------------------------------------------------------------
@@ -189,21 +126,7 @@ def test_shares_whose_parts_are_kept_in_float32_are_divided(kept):
     assert ("share_of(" in text) == (kept == "softmax")
 
 
-# The cache -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("dtype", "n", "warps", "tile"),
-    [(BF16, 65536, 16, 8192), (F32, 65536, 32, 16384), (F32, 2**20, None, None)],
-    ids=str,
-)
-def test_as_many_rows_are_in_work_as_the_cache_holds(dtype, n, warps, tile):
-    source = source_of(softmax(1024, n, dtype), INTERNAL)
-    assert source.plan.rows_cached == (warps is not None)
-    policies = re.findall(r"evict_(\w+)", source.text)
-    assert policies == (["last", "first", "first"] if warps else [])
-    if warps:
-        assert (source.plan.num_warps, source.plan.tiles["r"]) == (warps, tile)
+# Registers -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.long

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from minicompile.codegen.merge import merge
+from minicompile.debug.verify import verify_body
 from minicompile.errors import VerifyError
-from minicompile.scheduling.body import loop_level, verify
+from minicompile.scheduling.body import loop_level
 from tests.codegen.fusing import Program
 
 F32, I64 = torch.float32, torch.int64
@@ -17,7 +18,7 @@ F32, I64 = torch.float32, torch.int64
 
 def merged(p: Program, internal: tuple[str, ...] = ()) -> Any:
     body, every = merge(p.fused(), internal, p.dtypes)
-    verify(body)
+    verify_body(body)
     return body, every
 
 

@@ -14,6 +14,7 @@ import minicompile as mc
 from minicompile.debug.gpu_assembly import cross_compile
 from tests.codegen.fusing import Program
 from tests.codegen.triton_running import source_of
+from tests.comparing import assert_same
 
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 LANGUAGES = pytest.mark.parametrize("language", ["cpp", "triton"])
@@ -51,15 +52,6 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
 def _integers(x: Tensor) -> list[Tensor]:
     whole = x.nan_to_num(0, 3, -3).long()
     return [whole, whole.to(torch.int32), whole.abs().to(torch.uint8)]
-
-
-def assert_same(found: Any, want: Any, **tolerance: float) -> None:
-    if isinstance(want, Tensor):
-        assert found.stride() == want.stride()
-        torch.testing.assert_close(found, want, equal_nan=True, **tolerance)
-        return
-    for one, other in zip(found, want, strict=True):
-        assert_same(one, other, **tolerance)
 
 
 @pytest.mark.long

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from minicompile.__main__ import main
-from minicompile.compat.private import HIDDEN, PARTS, all_names
 from minicompile.debug import doctor
 from minicompile.debug.doctor import Row
 
@@ -94,27 +93,6 @@ def test_a_release_that_was_not_tested_is_told(
 def test_a_torch_that_is_broken_is_a_lack(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert tool("torch").state == "lack"
-
-
-def test_the_page_names_each_part_and_what_it_misses():
-    late = "torch._inductor.graph.GraphLowering"
-    all_names()[late].present = None
-    HIDDEN.add(late)
-    try:
-        rows = {row.subject: row for row in doctor.parts()}
-    finally:
-        HIDDEN.remove(late)
-    assert rows.keys() == PARTS.keys()
-    assert rows["comparison"].text == f"missing: {late}" and rows["comparison"].state == "note"
-    assert rows["capture"].state == "ok"
-
-
-def test_a_check_that_raises_is_a_row():
-    def broken() -> str:
-        raise OSError("no such driver")
-
-    row = doctor.row_of("driver", broken, "note", "slow", "buy")
-    assert row == Row("driver", "note", "no such driver", "slow", "buy")
 
 
 def test_the_exit_code_says_whether_anything_can_be_compiled(

@@ -149,7 +149,7 @@ def test_a_pattern(model, batch, stage, search, replacement, sign):
         assert_still_right(model, batch)
         off = mc.compile(model, options={"disable_passes": ("pattern:mine",)})
         assert sign not in str(mc.trace(off, *batch).aot.forward)
-        with mc.without("pattern:mine"):
+        with mc.without(f"pass:{stage}.pattern:mine"):
             assert sign not in str(mc.trace(model, *batch).aot.forward)
     assert sign not in str(mc.trace(model, *batch).aot.forward)
 

@@ -112,9 +112,37 @@ def test_results_are_eagers(language: str, name: str) -> None:
     assert_as_eager(compiled, fn, *inputs, **EXACT)
 
 
+EVERY_KIND: dict[str, Callable[..., Any]] = {
+    "scaled": lambda x, y, i, m: (torch.add(x, y, alpha=2.5), torch.sub(i, i.flip(0), alpha=3)),
+    "of integers": lambda x, y, i, m: (i.signbit(), i.isnan(), i.floor(), torch.logical_xor(i, m)),
+    "of bools": lambda x, y, i, m: (
+        m.byte().argmax(1),
+        m.maximum(m.flip(1)),
+        m.cumsum(1),
+        m.amax(0),
+    ),
+    "truncated": lambda x, y, i, m: torch.div(x, y, rounding_mode="trunc"),
+    "of nothing": lambda x, y, i, m: (x[:0].sum(0), x[:, :0].prod(1), x[:0].relu()),
+    "written": lambda x, y, i, m: (
+        x.clone().copy_(i[0]),
+        i.clone().fill_(7),
+        x.new_ones(4).add_(m[0]),
+    ),
+    "drawn": lambda x, y, i, m: torch.empty_like(x).bernoulli_(x.sigmoid()),
+}
+
+
+@pytest.mark.parametrize("language", ["cpp", "triton"])
+def test_every_kind_of_operand_in_one_program(language: str) -> None:
+    def program(*given: Tensor) -> list[Any]:
+        return [fn(*given) for fn in EVERY_KIND.values()]
+
+    x, y, i = torch.randn(3, 4), torch.randn(3, 4) * 3, torch.arange(-5, 7).view(3, 4)
+    compiled = mc.compile(program, fullgraph=True, options={"device_codegen": language})
+    assert_as_eager(compiled, program, x, y, i, i % 2 == 0)
+
+
 INDEXED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "index_add": lambda x, i: x.index_add(0, i, x[:1]),
-    "index_copy": lambda x, i: x.index_copy(0, i, x[:1]),
     "index_select": lambda x, i: x.index_select(0, i),
     "embedding": lambda x, i: F.embedding(i, x),
 }

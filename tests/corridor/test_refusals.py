@@ -100,7 +100,7 @@ TRANSFORMED = {
 def test_a_torch_func_transform_inside_runs_in_eager_with_a_reason(name):
     fn, w, x = TRANSFORMED[name], torch.randn(3), torch.randn(3)
     assert torch.equal(mc.compile(fn)(w, x), fn(w, x))
-    assert "torch.func transforms" in mc.explain(fn)(w, x).breaks[0].reason
+    assert "is called" in mc.explain(fn)(w, x).breaks[0].reason
 
 
 @pytest.mark.parametrize("compiled_before", [False, True])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-import warnings
 
 import pytest
 import torch
@@ -63,57 +61,6 @@ def test_dynamic_programs_are_right_at_the_first_size_and_at_others(name):
     for size in ((2, 5, 8), (4, 5, 8), (2, 6, 8), (8, 7, 8), (1, 10, 8)):
         x = torch.arange(1.0, 1 + math.prod(size)).reshape(size).requires_grad_()
         assert_as_eager(compiled, PROGRAMS[name], x, **CLOSE)
-
-
-STEPS = {
-    "cat": lambda x, d, n: torch.cat([x] * n + [x.narrow(d, 0, 1)], d),
-    "chunk": lambda x, d, n: x.chunk(n, d)[n % 2 - 1] * 2,
-    "split": lambda x, d, n: x.split(n, d)[0] + 1,
-    "stack": lambda x, d, n: torch.stack([x, x + 1], d),
-    "repeat": lambda x, d, n: x.repeat(*([1] * d), n, *([1] * (x.dim() - d - 1))),
-    "flip": lambda x, d, n: x.flip(d),
-    "roll": lambda x, d, n: x.roll(n, d),
-    "pad": lambda x, d, n: F.pad(x, (d, n), value=1.5),
-    "slice": lambda x, d, n: x.transpose(0, d)[::n],
-    "flat": lambda x, d, n: x.reshape(-1),
-    "rows": lambda x, d, n: x.reshape(-1, x.shape[-1]),
-    "swap": lambda x, d, n: x.reshape(x.shape[-1], *x.shape[1:-1], -1) if x.dim() > 1 else x,
-    "transpose": lambda x, d, n: x.transpose(0, d),
-    "sum": lambda x, d, n: x.sum(d, keepdim=True),
-    "amax": lambda x, d, n: x.amax(d, keepdim=True) + x,
-    "softmax": lambda x, d, n: x.softmax(d),
-    "layer_norm": lambda x, d, n: F.layer_norm(x, x.shape[-1:]),
-    "matmul": lambda x, d, n: x @ x.transpose(-1, -2) if x.dim() > 1 else x * 2,
-    "embedding": lambda x, d, n: F.embedding(
-        torch.arange(x.shape[d]) % 2, x.reshape(-1)[:4].view(2, 2)
-    ),
-    "cross_entropy": lambda x, d, n: F.cross_entropy(
-        x.reshape(-1, x.shape[-1]), torch.zeros(x.numel() // x.shape[-1]).long(), reduction="none"
-    ),
-    "expand": lambda x, d, n: x[None].expand(n, *x.shape),
-    "sizes": lambda x, d, n: x * x.shape[d] + torch.arange(x.shape[-1]),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(25))
-def test_random_dynamic_programs(seed):
-    """A few steps in a row, compiled at one size and called at others."""
-    draw = random.Random(seed)
-    steps = [
-        (STEPS[name], draw.random(), draw.randint(2, 3)) for name in draw.choices([*STEPS], k=3)
-    ]
-
-    def f(x):
-        for step, place, number in steps:
-            x = step(x, int(place * x.dim()), number)
-        return x
-
-    compiled = mc.compile(f, dynamic=True, options={"recompile_limit": 8})
-    for size in ((5, 4), (2, 7), (1, 3)):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", "internal error")
-            assert_as_eager(compiled, f, torch.randn(size, requires_grad=True), **CLOSE)
 
 
 def test_a_size_that_guards_make_an_expression_of_others_still_reaches_the_backward():

@@ -13,9 +13,7 @@ CHAINS = {
     "expand": lambda x: x[:, :1].expand(4, 7, 5),
     "slice": lambda x: x[1:3, ::2, 1:],
     "flip": lambda x: x.flip(0, 2),
-    "unfold": lambda x: x.unfold(1, 3, 2),
     "select": lambda x: x[1, :, -2],
-    "diagonal": lambda x: x.diagonal(1, 0, 1),
     "unsqueeze": lambda x: x[:, None],
     "repeat": lambda x: x.repeat(2, 1, 3),
     "roll": lambda x: x.roll(2, 1),
@@ -23,7 +21,6 @@ CHAINS = {
     "pad": lambda x: torch.nn.functional.pad(x, (1, 2, 0, 1)),
     "tril": lambda x: x.tril(1),
     "diag_embed": lambda x: x.diag_embed(1),
-    "cross": lambda x: torch.linalg.cross(x[:3], x[1:], dim=0),
     "pixel_shuffle": lambda x: torch.nn.functional.pixel_shuffle(x.repeat(1, 2, 1), 2),
     "eye": lambda x: x + torch.eye(6, 5),
 }

@@ -64,13 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen.report:
         shutil.rmtree(FOLDER, ignore_errors=True)
         FOLDER.mkdir(parents=True)
-        command = [
-            *PYTEST,
-            "-n",
-            chosen.jobs,
-            *([] if chosen.all else ["-m", "not long"]),
-            *chosen.tests,
-        ]
+        which = [] if chosen.all else ["-m", "not long"]
+        command = [*PYTEST, "-n", chosen.jobs, *which, *chosen.tests]
         around = child_environment(PYTHONPATH=str(ROOT))
         code = subprocess.run(command, cwd=ROOT, env=around, check=False).returncode
         (FOLDER / "digest").write_text(core_digest())

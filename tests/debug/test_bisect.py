@@ -164,16 +164,6 @@ def test_a_wrong_gradient_and_a_written_argument_count() -> None:
     assert torch.equal(given.nan_to_num(), WITH_NAN.nan_to_num())
 
 
-@pytest.mark.long
-def test_a_rule_used_twice_and_two_rules() -> None:
-    with planted("hot sigmoid"):
-        twice = mc.bisect(lambda x: torch.sigmoid(x * 900) + torch.sigmoid(x * 800), [INPUT])
-    assert twice.verdict.endswith("in several places: this is the first")
-    with planted("hot sigmoid", "lost nan"):
-        both = mc.bisect(lambda x: (torch.sigmoid(x * 900), torch.relu(x)), [WITH_NAN])
-    assert both.verdict.endswith("each for itself or together")
-
-
 def test_a_check_of_ones_own() -> None:
     with planted("half rotation"):
         found = mc.bisect(
@@ -199,14 +189,6 @@ def test_what_is_flaky_is_told() -> None:
     answers = itertools.chain([True, True, False], itertools.cycle([True]))
     found = mc.bisect(layered, [INPUT], lambda y: next(answers))
     assert found.verdict == "two runs of the same setting differ (inductor): it is flaky"
-
-
-def test_state_is_as_before_and_dropout_no_difference() -> None:
-    net = torch.nn.Sequential(torch.nn.BatchNorm1d(9), torch.nn.Dropout(0.5))
-    state, before = torch.get_rng_state(), {k: v.clone() for k, v in net.state_dict().items()}
-    assert mc.bisect(net, [INPUT]).verdict == "it never fails"
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
 SCRIPT = """

@@ -154,34 +154,6 @@ def test_a_pass_names_what_it_took_away_and_switched_off_it_took_nothing(traced:
     assert [row.status for row in between.changes] == ["added", "changed"]
 
 
-def test_a_stage_alone_is_compared_with_the_stage_before_it(traced: Trace) -> None:
-    for stage, before in (("full", "capture"), ("prims", "core"), ("aot.backward", "prims")):
-        assert traced.diff(stage).rows == traced.diff(before, stage).rows
-    assert {row.status for row in traced.diff("guards").rows} == {"added"}
-
-
-def test_both_graphs_that_a_pass_ran_on_are_shown(traced: Trace) -> None:
-    parts = {row.part for row in traced.diff("post_grad.remove_no_ops").rows}
-    assert parts == {"forward.post_grad.remove_no_ops", "backward.post_grad.remove_no_ops"}
-
-
-def test_a_pattern_from_outside_is_the_cause() -> None:
-    def f(x):
-        y = torch.sin(x)
-        return torch.tan(y) * 3
-
-    with mc.scoped():
-
-        @mc.register_pattern("tangent", search=torch.tan, examples=[torch.empty(2)], stage="joint")
-        def quotient(x):
-            return torch.sin(x) / torch.cos(x)
-
-        shown = trace(f, torch.randn(8))
-    here = f"tests/debug/test_diff.py:{line_of(f, 'torch.tan')}"
-    [row] = shown.diff("joint.pattern:tangent").changes
-    assert "tan" in row.before.text and row.cause == here
-
-
 def test_a_decomposition_is_the_cause_of_what_it_made(traced: Trace) -> None:
     diff = traced.diff("core", "prims")
     made = [r for r in diff.rows if "aten._softmax.default" in r.cause and r.after is not None]
@@ -276,15 +248,6 @@ def test_numbers_that_shifted_are_no_change() -> None:
     assert renamed.after.text == "mul_1 = operator.mul(cos, 2)"
 
 
-def test_triton_kernels_are_compared_too(traced: Trace) -> None:
-    pytest.importorskip("triton")
-    other = trace(device_codegen="triton")
-    diff = traced.diff(other)
-    assert {row.part for row in diff.rows} & {"capture", "full", "core", "prims"} == set()
-    assert any("tl." in row.after.text for row in diff.changes if row.after is not None)
-    assert other.diff(trace(device_codegen="triton")).changes == []
-
-
 def test_steps_hold_every_pass_in_order_also_idle_ones(traced: Trace) -> None:
     steps = traced.steps()
     titles = [diff.title for diff in steps.steps]
@@ -309,33 +272,8 @@ def test_steps_hold_every_pass_in_order_also_idle_ones(traced: Trace) -> None:
         assert f"{record.before.op_count} ops → {record.after.op_count} ops" in line
 
 
-def test_the_text_is_the_same_every_time(traced: Trace) -> None:
-    again = trace()
-    assert str(traced.steps()) == str(again.steps())
-    other = trace(fusion=False)
-    assert str(traced.diff(other)) == str(again.diff(other))
-
-
 @pytest.mark.parametrize("name", ["nope", "prims.nope", "forward.nope", "backward.pre_grad"])
 def test_a_wrong_name_lists_what_there_is(traced: Trace, name: str) -> None:
     for given in ((name,), ("capture", name), (name, "capture")):
         with pytest.raises(ValueError, match=rf"{name}.*forward\.loops.*aot\.forward"):
             traced.diff(*given)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_another_backend_is_compared_as_far_as_both_go(backend: str) -> None:
-    outcome = mc.what_if(network, *arguments()).run(backend=backend)
-    whole, early = outcome.before.traces[0], outcome.after.traces[0]
-    for diff, status in ((whole.diff(early), "removed"), (early.diff(whole), "added")):
-        assert {row.status for row in diff.changes} == {status}
-        assert {row.part for row in diff.rows} >= {"forward.loops", "backward.wrapper"}
-
-
-def test_an_inference_trace_has_its_steps() -> None:
-    with torch.no_grad():
-        shown = trace()
-    titles = [diff.title for diff in shown.steps().steps]
-    assert "forward.partition" in titles and not any("backward" in t for t in titles)
-    assert shown.diff("prims", "aot.forward").rows

@@ -93,22 +93,6 @@ def test_code_and_captured_graphs_are_python_and_have_it_all(trained: tuple[Path
     assert str(trace.loops) in read(folder, "ir_model__*__forward_0.txt")
 
 
-def test_pre_grad_passes_show_in_the_transformed_graph(tmp_path: Path) -> None:
-    from minicompile.extension import graph_pass, scoped
-
-    with scoped():
-
-        @graph_pass("sin_is_cos", stage="pre_grad")
-        def sin_is_cos(gm: torch.fx.GraphModule, mode: Any) -> int:
-            for node in gm.graph.find_nodes(op="call_function", target=torch.sin):
-                node.target = torch.cos
-            return 1
-
-        compiled(lambda x: torch.sin(x) + 1, tmp_path)(torch.ones(3))
-    before, after = (read(tmp_path, f"fx_graph_{n}.py") for n in ("readable", "transformed"))
-    assert "= torch.sin(x)" in before and "= torch.cos(x)" in after and "= torch.sin" not in after
-
-
 def test_every_event_is_a_line(trained: tuple[Path, Trace]) -> None:
     folder, _ = trained
     lines = events(folder)
@@ -158,14 +142,6 @@ def test_another_process_starts_anew_and_leaves_other_files_alone(tmp_path: Path
     listed = {name for line in events(folder) for name in line["files"]}
     assert names(folder) == mine | listed and not listed >= before - mine
     assert "fused_sin" not in (folder / "output_code.py").read_text()
-
-
-def test_a_folder_that_cannot_be_is_a_warning_and_no_more(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="an observer failed on start: ") as caught:
-        x = torch.ones(3)
-        assert torch.equal(compiled(lambda x: x + 1, tmp_path / "file" / "dump")(x), x + 1)
-    assert len(caught) == 1
 
 
 def test_the_environment_switches_it_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

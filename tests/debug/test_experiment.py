@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +10,9 @@ import torch
 import minicompile as mc
 from minicompile.codegen.plan import KernelPlan
 from minicompile.debug import variant
-from minicompile.debug.experiment import Experiment, Outcome, tile_refusal
-from minicompile.debug.why import totals
+from minicompile.debug.experiment import Outcome
 from minicompile.errors import OptionError
-from minicompile.extension import FusionPolicy, fusion_rule, plan_rule
+from minicompile.extension import plan_rule
 from minicompile.ops.display import to_html
 from minicompile.options import Options
 
@@ -84,26 +80,6 @@ def test_what_the_policy_would_not_fuse_is_fused_on_demand() -> None:
     assert kernels(outcome) == (4, 3) and good(outcome) and not outcome.refused
 
 
-def two_results(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return x + 1, x * 2
-
-
-def test_a_policy_of_the_users_own_changes_the_result_and_wishes_overrule_it() -> None:
-    found = mc.what_if(two_results, X)
-    assert kernels(found.run()) == (1, 1)
-    with mc.scoped():
-
-        @fusion_rule("policy")
-        class OneAtATime(FusionPolicy):
-            def can_fuse(self, *_: Any) -> tuple[bool, str]:
-                return False, "this house fuses nothing"
-
-        assert kernels(found.run()) == (2, 2), "compiled anew with the new rule"
-        assert kernels(found.run(fuse=[("buf0", "buf1")])) == (2, 1)
-    assert kernels(found.run()) == (1, 1)
-    assert FusionPolicy().wishes.fuse == ()
-
-
 def test_wishes_are_about_one_graph() -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(torch.relu(x), -1).square().mean()
@@ -130,93 +106,9 @@ def test_wishes_are_about_the_first_of_several_captures(capsys: pytest.CaptureFi
     outcome = mc.what_if(broken, X).run(forbid=[("buf0", "buf1")])
     first, second = outcome.after.traces
     assert len(first.kernels) == len(second.kernels) + 1 and good(outcome)
-    assert "2 graphs; print writes to the terminal" in str(outcome)
+    assert "2 graphs; print is called" in str(outcome)
     ways = 2 + 2  # in float64 and eager; compiled unchanged and with the wish
     assert capsys.readouterr().out == "between\n" * ways, "timed calls print nothing"
-
-
-def test_what_other_threads_compile_meanwhile_is_not_part_of_it() -> None:
-    def with_a_thread(x: torch.Tensor) -> torch.Tensor:
-        thread = threading.Thread(target=mc.compile(lambda y: y * 3), args=(x,))
-        thread.start()
-        thread.join()
-        return x + 1
-
-    outcome = mc.what_if(with_a_thread, X).run()
-    assert outcome.before.traces and good(outcome)
-    for trace in outcome.before.traces:
-        assert "lambda" not in trace.name
-
-
-def transposed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x.t() + y
-
-
-def columns(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, 0)
-
-
-def long_row(x: torch.Tensor) -> torch.Tensor:
-    return x.sum()
-
-
-TILED: list[tuple[Any, tuple[torch.Tensor, ...], str, tuple[int, ...], tuple[Any, ...]]] = [
-    (columns, (torch.randn(70, 301, generator=SEEDED),), "x", (1, 3, 17, 64, 2048), (2049, 0, 1.5)),
-    (
-        transposed,
-        (torch.randn(100, 90, generator=SEEDED), torch.randn(90, 100, generator=SEEDED)),
-        "square",
-        (16, 48, 128),
-        (20, 144),
-    ),
-    (long_row, (torch.randint(9, (1 << 18,)).float(),), "r", (1024, 5000, 1 << 20), (1, 1000)),
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("fn", "args", "axis", "fit", "not_fit"), TILED, ids=lambda v: getattr(v, "__name__", None)
-)
-def test_tiles_that_a_kernel_can_take_are_taken_and_others_refused(
-    fn: Any, args: Any, axis: str, fit: tuple[int, ...], not_fit: tuple[int, ...]
-) -> None:
-    found = mc.what_if(fn, *args)
-    before = [plan.tiles for plan in found.run().before.graphs["forward"].plans]
-    for size in fit:
-        outcome = found.run(tiles={axis: size})
-        changed = [
-            {a: n for a, n in new.tiles.items() if old[a] != n}
-            for new, old in zip(outcome.after.graphs["forward"].plans, before)
-        ]
-        sizes = {n for tiles in changed for n in tiles.values()}
-        assert sizes <= {size} and good(outcome) and not outcome.refused, size
-        assert sizes or size in {n for tiles in before for n in tiles.values()}
-        assert bool(outcome.graphs["forward"][1][1]) == bool(sizes)
-    for size in not_fit:
-        outcome = found.run(tiles={axis: size})
-        assert [plan.tiles for plan in outcome.after.graphs["forward"].plans] == before
-        (refused,) = outcome.refused
-        assert f"tile {axis} = {size}: " in refused and good(outcome)
-
-
-def triton_plan(fn: Any, x: torch.Tensor) -> KernelPlan:
-    """As for a GPU: the plan alone, which nobody runs."""
-    plan: KernelPlan = mc.trace(mc.compile(fn, options={"device_codegen": "triton"}), x).plans[0]
-    return replace(plan, device=torch.device("cuda"))
-
-
-def test_tiles_of_triton_kernels_have_limits_of_their_own() -> None:
-    pointwise = triton_plan(lambda x: x + 1, X)
-    assert tile_refusal(pointwise, "x", 256) == ""
-    assert "powers of two" in tile_refusal(pointwise, "x", 96)
-    assert "hold at most" in tile_refusal(pointwise, "x", 1 << 21)
-    row = triton_plan(lambda x: x.softmax(-1), X)
-    assert row.reduction == "persistent" and tile_refusal(row, "x", 4) == ""
-    assert "holds whole rows" in tile_refusal(row, "r", 64)
-    (refused,) = (
-        mc.what_if(lambda x: x + 1, X).run(tiles={"x": 64}, device_codegen="triton").refused
-    )
-    assert "interpreter takes tiles of its own" in refused
 
 
 def test_backends_and_sizes_can_be_chosen() -> None:
@@ -244,11 +136,8 @@ def test_it_starts_from_the_options_of_a_compiled_function() -> None:
     [
         ({"forbid": [("buf0", "nowhere")]}, ValueError, "nowhere is not known; known: buf0"),
         ({"forbid": ("buf0", "buf1")}, OptionError, "fuse and forbid take pairs of names"),
-        ({"fuse": [("buf0",)]}, OptionError, "fuse and forbid take pairs of names"),
         ({"nothing": 1}, OptionError, "no option 'nothing'"),
-        ({"inline": "sometimes"}, OptionError, "option inline can't be 'sometimes'"),
         ({"backend": "mine"}, OptionError, "no backend 'mine'"),
-        ({"device_codegen": "cobol"}, OptionError, "no code generator 'cobol'"),
         ({"forbid": [("buf0", "buf1")], "graph": "backward"}, OptionError, "no backward graph"),
     ],
     ids=str,
@@ -275,7 +164,9 @@ def test_a_wrong_answer_is_called_wrong() -> None:
                 (store,) = (v for v in plan.body.values if v.op == "store")
                 store.index = store.index * 0
 
-        outcome = mc.what_if(columns, torch.randn(70, 301)).run(inline="never")
+        outcome = mc.what_if(lambda x: torch.softmax(x, 0), torch.randn(70, 301)).run(
+            inline="never"
+        )
     assert outcome.before.accuracy.verdict != "wrong" and outcome.after.accuracy.verdict == "wrong"
     assert "wrong" in outcome.rows[0][2]
 
@@ -294,24 +185,3 @@ def test_neither_the_target_nor_the_arguments_change() -> None:
     for name, value in layer.state_dict().items():
         assert torch.equal(value, state[name]), name
     assert all(p.grad is None for p in layer.parameters())
-
-
-def test_text_and_picture_show_both_sides() -> None:
-    outcome = mc.what_if(scores, X).run(forbid=[("buf0", "buf1")], tiles={"q": 2})
-    told, page = str(outcome), to_html(outcome)
-    assert told.startswith("what if of scores: forbid = [('buf0', 'buf1')], tiles = {'q': 2}\n")
-    assert "time, median of 2 calls" in told and "refused: tile q: no kernel has one" in told
-    for name, before, after in outcome.graphs["forward"][0].rows:
-        assert name in page and before in page and after in page
-    assert [before for _, before, _ in outcome.graphs["forward"][0].rows] == [
-        *totals(outcome.before.graphs["forward"].schedule).values()
-    ]
-    for kernel in itertools.chain(*outcome.graphs["forward"][1]):
-        assert kernel.name in told and kernel.name in page
-    assert "0x" not in told and "<script" not in page
-
-
-def test_an_experiment_as_text_is_its_first_state_and_what_can_be_changed() -> None:
-    found = mc.what_if(scores, X)
-    assert isinstance(found, Experiment)
-    assert "what if of scores: nothing changed" in str(found) and ".run(forbid=" in str(found)

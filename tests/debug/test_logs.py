@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import threading
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -149,36 +147,3 @@ def test_blocks_nest_and_end_even_by_an_exception(capsys: pytest.CaptureFixture[
     told("perf")
     assert capsys.readouterr().err == ""
     assert channels_of(first) == {"schedule", "fusion"} and channels_of(inner.getvalue()) == {"aot"}
-
-
-@pytest.mark.long
-def test_threads_do_not_mix_their_lines() -> None:
-    out = io.StringIO()
-
-    def work(number: int) -> None:
-        for size in range(2, 5):
-            mc.compile(lambda x: (x * number).sin().sum())(torch.ones(size))
-            with mc.logs("aot", file=io.StringIO()):
-                pass
-
-    with mc.logs("all", file=out):
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    lines = out.getvalue().splitlines()
-    channels_of(out.getvalue())
-    done = Counter(
-        line.split()[0] for line in lines if " dynamo: " in line and "is compiled" in line
-    )
-    assert len(done) == 12 and set(done.values()) == {1}
-
-
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "default", None])
-def test_why_there_is_no_cuda_graph_is_told_where_one_is_asked_for(mode: str | None) -> None:
-    out = io.StringIO()
-    with mc.logs("cudagraphs", file=out):
-        mc.compile(relu_add_sum, mode=mode)(torch.ones(2, 3))
-    assert len(out.getvalue().splitlines()) == (mode in ("reduce-overhead", "max-autotune"))
-    assert (mode in (None, "default")) or "no CUDA graph: x is on the CPU" in out.getvalue()

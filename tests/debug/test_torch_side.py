@@ -1,9 +1,8 @@
-"""`mc.compare_with_torch`: both compilers stage by stage, and which half a difference is pinned to."""
+"""`mc.compare_with_torch`: both compilers stage by stage."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,18 +14,13 @@ from torch import nn
 
 import minicompile as mc
 from minicompile.compat import torch_compiler
-from minicompile.debug import torch_side
-from minicompile.debug.torch_side import INDUCTOR, OURS, THEIRS, Cell, pinned
-from minicompile.debug.variant import StageAccuracy
-from minicompile.dynamo.interpreter import bytecode
+from minicompile.debug.torch_side import Side
 from minicompile.extension import lowering
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lowering.rules.common import elementwise
 from minicompile.ops.display import to_html
 
-counters = torch._dynamo.utils.counters
-AGREE = "all four ways agree with eager"
-PAIRS = [(capture, rest) for capture in (OURS, THEIRS) for rest in (OURS, INDUCTOR)]
+AGREE = "both agree with eager"
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +39,7 @@ def graph_by_graph(gm: Any, inputs: Any) -> Any:
 
 @pytest.fixture
 def without_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_compiler, "inductor", graph_by_graph)
+    monkeypatch.setattr(torch_compiler, "compile_fx", lambda: graph_by_graph)
 
 
 def subtract(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -69,11 +63,10 @@ def test_every_stage_of_both_and_inductors_code() -> None:
     x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
     found = mc.compare_with_torch(layer, x, w)
     assert found.conclusion == AGREE and not found.notes, str(found)
-    assert [(cell.capture, cell.compiler) for cell in found.cells] == PAIRS
-    for cell in found.cells:
-        assert cell.accuracy.verdict in ("same as eager", "as accurate as eager"), str(cell)
-        assert cell.accuracy.gradient_error is not None
-        assert cell.seconds and cell.kernels
+    for side in (found.ours, found.theirs):
+        assert side.accuracy.verdict in ("same as eager", "as accurate as eager"), str(found)
+        assert side.accuracy.gradient_error is not None
+        assert side.seconds and side.kernels
     trace = mc.trace(layer, x, w)
     assert found.ours.kernels == sum(len(graph.kernels) for graph in trace.graphs.values())
     [mine], [other] = found.stages["graph"][0], found.stages["graph"][1]
@@ -86,9 +79,9 @@ def test_every_stage_of_both_and_inductors_code() -> None:
     _, code = found.stages["code"]
     assert [made.name for made in code] == ["forward, by Inductor", "backward, by Inductor"]
     assert all("async_compile.cpp" in made.text for made in code)
-    for cell in found.cells:
-        row = dict(zip(Cell.HEAD, cell.cells(), strict=True))
-        assert (row["graphs"], row["kernels"]) == ("1", str(cell.kernels))
+    for side in (found.ours, found.theirs):
+        row = dict(zip(Side.HEAD, side.cells(), strict=True))
+        assert (row["graphs"], row["kernels"]) == ("1", str(side.kernels))
     html = to_html(found["code"]) + to_html(found["graph"])
     assert "at::vec::" in html and "by Dynamo" in html and "<script src" not in html
     assert "eager</b>" in to_html(found) and to_html(found) == to_html(found)
@@ -106,11 +99,9 @@ def test_the_lesson_model_with_a_break(without_cpp: None) -> None:
 
     found = mc.compare_with_torch(broken, tokens)
     assert found.conclusion == AGREE, str(found)
-    for cell in found.cells:
-        assert cell.accuracy.verdict in ("same as eager", "as accurate as eager"), str(cell)
     assert [len(graphs) for graphs in found.stages["graph"]] == [2, 2]
     told = {note.split(":")[0] for note in found.notes}
-    assert told == {"break by minicompile", "break by torch"}
+    assert told == {"break by minicompile", "break by torch.compile"}
 
 
 @pytest.mark.long
@@ -120,7 +111,7 @@ def test_buffers_inputs_and_sizes_that_change(without_cpp: None) -> None:
     before, pixels = copy.deepcopy(cnn.state_dict()), images.clone()
     found = mc.compare_with_torch(cnn, images)
     assert found.conclusion == AGREE, str(found)
-    assert all(cell.accuracy.state_error is not None for cell in found.cells)
+    assert None not in (found.ours.accuracy.state_error, found.theirs.accuracy.state_error)
     torch.testing.assert_close(dict(cnn.state_dict()), dict(before), rtol=0, atol=0)
     assert torch.equal(images, pixels) and cnn[0].weight.grad is None
 
@@ -133,117 +124,42 @@ def test_buffers_inputs_and_sizes_that_change(without_cpp: None) -> None:
     assert "s0" in mine.signature and "Sym(s" in other.signature
 
 
-# -- which half
-
-
-def wrong_lowering() -> None:
-    @lowering(torch.ops.aten.relu.default)
-    def negative(ctx: Any, x: Any) -> Any:
-        return elementwise(ctx, lambda ops, v: ops.neg(v), x)
-
-
-def wrong_capture() -> None:
-    plain = bytecode["BINARY_OP"]
-
-    @bytecode("BINARY_OP")
-    def turned_round(frame: Any, instruction: Any) -> Any:
-        frame.stack[-2:] = frame.stack[-1], frame.stack[-2]
-        return plain(frame, instruction)
-
-
-def wrong_gradient() -> None:
-    mc.register_vjp(torch.ops.aten.relu.default)(lambda grad, result, x: grad * 2)
+# -- which compiler
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("plant", "half"),
-    [(wrong_lowering, "compile"), (wrong_capture, "capture"), (wrong_gradient, "compile")],
-)
-def test_a_wrong_half_of_ours_is_named(plant: Any, half: str, without_cpp: None) -> None:
+def test_a_wrong_compiler_is_named(monkeypatch: pytest.MonkeyPatch, without_cpp: None) -> None:
     with mc.scoped():
-        plant()
+
+        @lowering(torch.ops.aten.relu.default)
+        def negative(ctx: Any, x: Any) -> Any:
+            return elementwise(ctx, lambda ops, v: ops.neg(v), x)
+
         found = mc.compare_with_torch(subtract, *arguments())
-    assert f"the {half} half of minicompile is wrong" in found.conclusion, str(found)
+    assert found.conclusion == "minicompile: wrong", str(found)
 
-
-@pytest.mark.long
-def test_a_wrong_half_of_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def off(gm: Any, inputs: Any) -> Any:
         run = graph_by_graph(gm, inputs)
         return lambda *args: [result + 0.1 for result in run(*args)]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch_compiler, "inductor", off)
-        found = mc.compare_with_torch(subtract, *arguments())
-    assert "the compile half of Inductor is wrong" in found.conclusion
-
-    def otherwise(target: Any, backend: Any, dynamic: Any) -> Any:
-        return by_torch(lambda x, w: target(w, x), backend, dynamic)
-
-    by_torch = torch_side.by_torch
-    monkeypatch.setattr(torch_compiler, "inductor", graph_by_graph)
-    monkeypatch.setattr(torch_side, "by_torch", otherwise)
+    monkeypatch.setattr(torch_compiler, "compile_fx", lambda: off)
     found = mc.compare_with_torch(subtract, *arguments())
-    assert "the capture half of torch is wrong" in found.conclusion
-
-
-def test_every_pattern_of_right_wrong_and_unknown() -> None:
-    """Against an enumeration of single faults: a half is named if it alone explains what was seen."""
-    verdicts = {False: "same as eager", True: "wrong", None: "not compiled"}
-    for seen in itertools.product(verdicts, repeat=4):
-        made = [StageAccuracy("", verdict=verdicts[bad]) for bad in seen]
-        cells = [Cell(*pair, accuracy=one) for pair, one in zip(PAIRS, made)]
-        explained = set()
-        for index, half in ((0, "capture"), (1, "compile")):
-            for who in (OURS, (THEIRS, INDUCTOR)[index]):
-                fault = [pair[index] == who for pair in PAIRS]
-                if all(bad in (None, at) for bad, at in zip(seen, fault)):
-                    explained.add(f"the {half} half of {who} is wrong")
-        told = pinned(cells)
-        if True not in seen:
-            assert told.startswith(AGREE if None not in seen else "what was compiled agrees")
-        elif len(explained) == 1:
-            assert told.startswith(explained.pop()), (seen, told)
-        else:
-            assert "not pinned to one half" in told, (seen, told)
+    assert found.conclusion == "torch.compile: wrong", str(found)
 
 
 # -- what can go wrong
 
 
-def test_a_failure_of_torch_stands_in_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_torch_stands_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(gm: Any, inputs: Any) -> Any:
         raise RuntimeError("no kernel for that")
 
-    monkeypatch.setattr(torch_compiler, "inductor", refuses)
+    monkeypatch.setattr(torch_compiler, "compile_fx", lambda: refuses)
     found = mc.compare_with_torch(subtract, *arguments())
-    ours, ours_by_torch, _, theirs = found.cells
-    assert theirs.accuracy.verdict == "raised" and ours_by_torch.accuracy.verdict == "not compiled"
-    assert "RuntimeError: no kernel for that" in "".join(found.notes) and theirs.seconds is None
-    assert not ours.bad and found.stages["graph"][1] and not found.stages["code"][1]
-    assert "compile half of Inductor" in found.conclusion and to_html(found)
-
-
-def test_without_a_compiler_for_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
-    function = mc.compile(subtract, options={"cpp_compiler": "no-such-compiler"})
-    with (
-        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
-        pytest.warns(UserWarning),
-    ):
-        found = mc.compare_with_torch(function, *arguments())
-    assert [cell.bad for cell in found.cells] == [None, None, None, True]
-    assert "needs a C++ compiler" in found.notes[0] and "no-such-compiler" in found.notes[-1]
-
-
-def test_what_evaluates_frames_is_as_before_also_if_torch_compile_raised(
-    without_cpp: None,
-) -> None:
-    read, _ = torch_compiler.frame_evaluator()
-    before = read()
-    with torch_compiler.torch_compile_anew(), pytest.raises(RuntimeError):
-        torch.compile(subtract, backend="eager")(torch.randn(3), torch.randn(4))
-    assert read() == before
+    assert "RuntimeError: no kernel for that" in "".join(found.notes)
+    assert found.theirs.seconds is None and found.ours.seconds
+    assert found.stages["graph"][1] and not found.stages["code"][1]
+    assert found.conclusion == "torch.compile: raised" and to_html(found)
 
 
 @pytest.mark.long

@@ -44,7 +44,7 @@ def broken(stop: Callable[[World, int], bool]) -> Iterator[list[int]]:
         if self is first[0]:
             seen.append(number)
         if stop(self, number):
-            self.frames.places = places(frame, self.frames.log.steps, self.comes_and_goes, is_users)
+            self.frames.places = places(frame, self.comes_and_goes, is_users)
             self.unsupported("internal-error", FORCED)
 
     World.step = step  # type: ignore[method-assign]

@@ -21,11 +21,12 @@ sys.path[:0] = [sys.argv[1], str(Path(__file__).parent)] if __name__ == "__main_
 
 # ruff: noqa: E402, I001
 from plain_programs import LOG, PROGRAMS, Derived
+from plain_machine import start
 from plain_scopes import CANNOT, WIDE
 from minicompile.dynamo.bytecode import decode
 from minicompile.dynamo.continuation import State, bind, break_at, continuation
 from minicompile.dynamo.breaks import StandIn
-from minicompile.dynamo.continuation import start, successors, units
+from minicompile.dynamo.continuation import successors, units
 from minicompile.errors import Unsupported
 
 SKIP_NESTED = {"big"}

@@ -7,8 +7,8 @@ from typing import Any
 
 import minicompile as mc
 from minicompile.api import find_backend
+from minicompile.debug.history import Explanation
 from minicompile.dynamo.dispatch import Dispatcher
-from minicompile.dynamo.history import Explanation
 from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
 from minicompile.options import make_options

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import types
 
-from minicompile.dynamo.bytecode import decode
+from minicompile.dynamo.bytecode import decode, parameters, slot_names
+from minicompile.dynamo.continuation import State
 from minicompile.dynamo.interpreter import (
     BINARY,
     COMPARE,
@@ -17,6 +18,13 @@ from minicompile.dynamo.interpreter import (
     set_cell,
 )
 from minicompile.dynamo.reasons import refusal
+
+
+def start(code: types.CodeType) -> State:
+    """A frame before its first unit, its cells made."""
+    own = {*code.co_varnames[: parameters(code)[-1]], *code.co_cellvars}
+    return State(0, (), tuple(name for name in slot_names(code) if name in own))
+
 
 CONVERSIONS = {1: str, 2: repr, 3: ascii}
 

@@ -29,7 +29,7 @@ class Scale:
 # -- lists
 
 
-@program(x, [1, 2, 3])
+@program(x, [1, 2, 3], whole=False)
 def list_mutation(a, items):
     items.append(a.shape[0])
     items.insert(0, "first")
@@ -277,7 +277,7 @@ def tensors_as_keys(a):
     return table[a], len(table), a in table
 
 
-@program(x)
+@program(x, whole=False)
 def heaps_and_bisection(a):
     heap = [5, 1, 4]
     heapq.heapify(heap)
@@ -290,7 +290,7 @@ def bytes_and_arrays(a):
     return a, b"abc"[1], bytearray(b"xy") + b"z", array.array("i", [1, 2])[1], bytes([65]).decode()
 
 
-@program(x, (1, (2, [3])))
+@program(x, (1, (2, [3])), whole=False)
 def tuples(a, nested):
     first, (second, items) = nested
     items.append(first)
@@ -387,13 +387,13 @@ def context_variables(a):
     return a * level.get()
 
 
-@program(x)
+@program(x, whole=False)
 def object_equality_and_identity(a):
     p, q = Scale(1), Scale(1)
     return a, p == q, p is p, p in [q, p], [p, q].index(q), {p: 1}.get(q)
 
 
-@program(x)
+@program(x, whole=False)
 def deep_copy_of_objects(a):
     made = copy.deepcopy(holder)
     made.items.append(a * 2)

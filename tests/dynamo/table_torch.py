@@ -262,7 +262,7 @@ def inference_mode_block(a):
     return b.is_inference(), b.requires_grad, a @ weight
 
 
-@program(x)
+@program(x, whole=False)
 @torch.inference_mode()
 def inference_mode_decorator(a):
     return a @ weight + 1
@@ -357,7 +357,7 @@ class Cubed(torch.autograd.Function):
         return 30 * a**2 * grad * ctx.k, None
 
 
-@program(w, 2)
+@program(w, 2, whole=False)  # one graph with the plug-in function_graphs
 def custom_function(a, k):
     return Cubed.apply(a, k)
 
@@ -368,7 +368,7 @@ def custom_function_backward(a):
     return a.grad
 
 
-@program(x, whole=False)  # one graph with the plug-in activation_checkpoints
+@program(x, whole=False)  # one graph with the plug-in function_graphs
 def checkpointed(a):
     def block(t):
         return (t @ weight).relu()

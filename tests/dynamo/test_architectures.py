@@ -30,6 +30,8 @@ NOISE = 1e-12
 AHEAD_OF_TIME = (
     *("Bert", "Llama", "Bloom", "T5", "Mixtral", "ConvNext", "Mamba", "RecurrentGemma", "Hubert"),
 )
+FUNCTION_GRAPHS = ("Bloom", "Mamba", "RecurrentGemma")
+"""Architectures that are one graph with the plug-in function_graphs: without it they break."""
 
 
 def leaves(value: Any) -> list[Any]:
@@ -92,7 +94,8 @@ def check(name: str, mode: str, backend: str = "eager") -> None:
         ours, theirs = run(compiled, model, inputs, mode), run(plain, plain, inputs, mode)
         assert differences(ours, theirs, tolerance) == 0
     report = explained(compiled)
-    assert report.eager_calls == 0 and not report.breaks
+    whole = name not in FUNCTION_GRAPHS or "function_graphs" in mc.Options().plugins
+    assert report.eager_calls == 0 and not (whole and report.breaks)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -44,7 +44,7 @@ def test_far_jumps_and_shifted_handlers_still_work() -> None:
         pad = op.opname in ("STORE_FAST", "POP_TOP", "RESUME")
         ops.append(op)
         if pad:
-            ops += [Op("NOP", handler=op.handler, position=op.position) for _ in range(1_000)]
+            ops += [Op("NOP", handler=op.handler, line=op.line) for _ in range(1_000)]
     made = FunctionType(assemble(guarded.__code__, ops), globals())
     assert len(made.__code__.co_code) > 4_000
     assert made([1, 0, 2]) == guarded([1, 0, 2]) == "1-0"

@@ -39,7 +39,7 @@ def test_the_table_is_large_and_mostly_compiled() -> None:
     """After the others of this file in one process: they fill the counts."""
     if counts["cells"] and len(KINDS) * 20 < counts["cells"]:
         print(dict(counts))
-        assert counts["without a break"] > 0.75 * counts["answers"]
+        assert counts["without a break"] > 0.65 * counts["answers"]
     assert sum(1 for kind in KINDS for _ in cells(kind)) > 7000
     assert sum(1 for kind in KINDS for _ in chosen(kind)) >= 2000
 

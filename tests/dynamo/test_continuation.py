@@ -15,10 +15,10 @@ from minicompile.dynamo.continuation import (
     bind,
     break_at,
     continuation,
-    start,
     successors,
 )
 from minicompile.errors import Unsupported
+from tests.dynamo.plain_machine import start
 from tests.dynamo.test_bytecode import ROOT, VERSIONS, find_python
 
 

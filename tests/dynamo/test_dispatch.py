@@ -15,7 +15,7 @@ from torch import nn
 import minicompile as mc
 from minicompile.dynamo.interpreter import bytecode
 from minicompile.dynamo.world import call_rules
-from minicompile.errors import BackendError, OptionError, Unsupported, VerifyError
+from minicompile.errors import OptionError, Unsupported, VerifyError
 from tests.dynamo.helpers import compiled, equal, explained, graphs, lenient
 
 x = torch.randn(3, 4)
@@ -134,20 +134,6 @@ def test_recompile_limit_then_eager_and_said_once() -> None:
     assert (
         explanation.graph_count == 2 and explanation.limit_reached and explanation.eager_calls == 3
     )
-
-
-def test_a_backend_that_is_missing_is_one_sentence_and_eager_works() -> None:
-    def backend(gm: Any, example_inputs: Any) -> Any:
-        raise BackendError("no C++ compiler found: install g++ or clang++")
-
-    run = mc.compile(lambda a: a + 1, backend=backend)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            assert equal(run(x), x + 1)
-    assert len(caught) == 1 and "install g++" in str(caught[0].message)
-    with pytest.raises(BackendError, match="install g"):
-        mc.compile(lambda a: a + 1, backend=backend, fullgraph=True)(x)
 
 
 def test_reset_forgets() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 
 import minicompile as mc
-from minicompile.dynamo.result import LONG_FLOW
-from minicompile.ops.display import to_html
 
 x = torch.randn(3)
 
@@ -34,14 +32,8 @@ def test_counts_and_operators() -> None:
     text = str(found)
     assert text.startswith("explanation of cut_in_two: 2 graphs, 4 operations, ")
     assert "operators: operator.add 2, operator.mul 1, relu 1" in text
-    assert "break 1: instruction ran in eager: print writes to the terminal [print]" in text
+    assert "break 1: instruction ran in eager: print is called [print]" in text
     assert text.count("guards:") == 2
-
-
-def test_a_part_of_a_tensor_is_an_operation_one_of_several_results_is_not() -> None:
-    told = mc.explain(lambda x: x[1:] + x.sort().values[0])(torch.ones(3))
-    assert told.operators == {"operator.getitem": 2, "sort": 1, "operator.add": 1}
-    assert told.captures[0].graph.op_count == 4
 
 
 def test_instructions_stand_beside_the_nodes_that_they_made() -> None:
@@ -55,7 +47,7 @@ def test_instructions_stand_beside_the_nodes_that_they_made() -> None:
     ]
     lines = first.flow.split("\n")
     assert any("BINARY_OP *" in line and "| mul = operator.mul(a, 3)" in line for line in lines)
-    assert lines[-1] == "----- cut here: print writes to the terminal [print]"
+    assert lines[-1] == "----- cut here: print is called [print]"
     assert first.stopped_by is not None and second.stopped_by is None
     (rest,) = [passage for passage in second.passages if passage.nodes]
     assert rest.nodes == ("relu", "add")
@@ -66,22 +58,3 @@ def test_every_node_of_a_graph_stands_in_exactly_one_passage() -> None:
     for capture in mc.explain(cut_in_two)(x).captures:
         made = [name for passage in capture.passages for name in passage.nodes]
         assert made == [node.name for node in capture.graph.nodes if node.op.startswith("call")]
-
-
-def test_a_long_flow_shows_what_made_nodes() -> None:
-    (capture,) = mc.explain(long)(x).captures
-    assert len(capture.bytecode) > LONG_FLOW
-    assert len(capture.flow.split("\n")) <= 4 and "add_1 = operator.add(add, 50)" in capture.flow
-
-
-def test_the_picture_has_lines_nodes_cut_and_explanation() -> None:
-    found = mc.explain(cut_in_two)(x)
-    page = to_html(found)
-    for part in (
-        "BINARY_OP\N{NO-BREAK SPACE}*",
-        "mul: f32[3] = operator.mul(a, 3)",
-        "cut here: print writes to the terminal",
-        "Printing is an effect on the world",
-        "return b.relu() + b",
-    ):
-        assert part in page, part

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import minicompile as mc
-from minicompile.dynamo.history import Explanation
+from minicompile.debug.history import Explanation
 from tests.dynamo.helpers import dispatcher, equal
 
 
@@ -96,24 +96,32 @@ def inference() -> tuple[torch.Tensor]:
         return (torch.randn(3, 4),)
 
 
-INSIDE = [decorated, decorated_bare, with_block, calls_decorated]
-WAYS = [(True, function) for function in (*INSIDE, forward, with_inference_parameters)]
-WAYS += [(False, function) for function in INSIDE]
-
-
 @pytest.mark.parametrize("make", [normal, inference])
-@pytest.mark.parametrize(("outside", "function"), WAYS)
-def test_every_way_into_inference_mode_is_one_graph(
-    function: Any, outside: bool, make: Callable[[], tuple[Any, ...]]
+@pytest.mark.parametrize("function", [forward, with_inference_parameters])
+def test_a_call_in_inference_mode_is_one_graph(
+    function: Any, make: Callable[[], tuple[Any, ...]]
 ) -> None:
-    with torch.inference_mode(outside):
+    with torch.inference_mode():
         found = assert_like_eager(function, make)
     assert (found.graph_count, len(found.breaks), found.eager_calls) == (1, 0, 0)
     assert found.op_count >= 4
 
 
+@pytest.mark.parametrize("make", [normal, inference])
+@pytest.mark.parametrize("outside", [True, False])
+@pytest.mark.parametrize("function", [decorated, decorated_bare, with_block, calls_decorated])
+def test_a_block_of_inference_mode_is_a_graph_of_its_own(
+    function: Any, outside: bool, make: Callable[[], tuple[Any, ...]]
+) -> None:
+    with torch.inference_mode(outside):
+        found = assert_like_eager(function, make)
+    assert [n for n in (c.graph.op_count for c in found.captures) if n] == [found.op_count]
+    assert found.op_count >= 4
+    assert {stop.id for stop in found.breaks} == {"inference-mode"}
+
+
 def test_modes_and_inference_tensors_each_have_a_graph_of_their_own() -> None:
-    run = mc.compile(lambda a: (a * 2, a.view(-1), a), backend="aot_eager", fullgraph=True)
+    run = mc.compile(lambda a: (a * 2, a.view(-1), a), backend="aot_eager")
     (a,), (b,) = normal(), inference()
     for _ in range(2):
         for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
@@ -122,7 +130,10 @@ def test_modes_and_inference_tensors_each_have_a_graph_of_their_own() -> None:
                     result, expected = run(given), (given * 2, given.view(-1), given)
                 assert equal(result, expected)
                 assert flags(result) == flags(expected)
-    assert dispatcher(run).explanation().graph_count == 6
+    found = dispatcher(run).explanation()
+    assert found.graph_count == 4
+    whats = [(stop.id, stop.reason) for stop in found.breaks]
+    assert whats == [("inference-mode", "an inference tensor is used outside of inference mode")]
 
 
 # -- what differs between inference tensors and others

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.dynamo.helpers import compiled, equal, explained, graphs
+from tests.dynamo.helpers import compiled, equal, graphs
 
 
 class Cells(nn.Module):
@@ -49,26 +49,3 @@ def test_small_module_is_one_graph(name: str, training: bool) -> None:
         assert equal(run(*args), theirs(*args))
     assert equal(dict(ours.named_buffers()), dict(theirs.named_buffers()))
     assert graphs(run) == 1
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_attention_of_torch_in_eval_mode(grad: bool) -> None:
-    """It asks for active dispatch modes before it takes its fast path."""
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True).eval()
-    a = torch.randn(2, 3, 8)
-    with torch.set_grad_enabled(grad):
-        run = compiled(layer)
-        assert torch.allclose(run(a), layer(a), atol=1e-6)
-        attention = compiled(nn.MultiheadAttention(8, 2, batch_first=True).eval())
-        assert attention(a, a, a)[0].shape == a.shape
-    assert explained(run).graph_count == 1
-
-
-def test_the_number_of_active_modes_is_known() -> None:
-    count_dispatch, count_function = (
-        torch._C._len_torch_dispatch_stack,
-        torch._C._len_torch_function_stack,
-    )
-    run = compiled(lambda a: a + count_dispatch() + count_function())
-    assert torch.equal(run(torch.ones(2)), torch.ones(2))

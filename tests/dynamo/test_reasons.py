@@ -93,15 +93,6 @@ def test_fullgraph_raises_one_error_with_id_line_and_fix(function, id, line) -> 
     assert error.__cause__ is None
 
 
-def test_a_break_carries_its_id_and_explanation(capsys: pytest.CaptureFixture[str]) -> None:
-    run = mc.compile(prints, backend="eager")
-    assert torch.equal(run(x), (x + 1) * 2)
-    assert capsys.readouterr().out == "between\n"
-    (found,) = explained(run).breaks
-    assert found.id == "print" and "[print]" in str(found)
-    assert found.explanation == REASONS["print"].explanation
-
-
 def test_what_a_later_room_refuses_has_an_id_too() -> None:
     def refuses(a: torch.Tensor) -> torch.Tensor:
         return torch.sparse.mm(a.to_sparse(), a)
@@ -110,13 +101,3 @@ def test_what_a_later_room_refuses_has_an_id_too() -> None:
     a = torch.ones(2, 2)
     assert torch.equal(run(a), refuses(a))
     assert {stop.id for stop in explained(run).breaks} <= set(REASONS)
-
-
-def test_a_missing_tool_is_a_break() -> None:
-    def backend(gm, fakes):
-        raise mc.BackendError("no compiler here")
-
-    run = mc.compile(prints, backend=backend)
-    with pytest.warns(UserWarning, match="no compiler here"):
-        run(x)
-    assert "missing-tool" in {stop.id for stop in explained(run).breaks}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import re
 
 import pytest
 import torch
 
 import minicompile as mc
-from minicompile.dynamo.history import Timeline
+from minicompile.debug.history import Timeline
 from minicompile.errors import OptionError
 from minicompile.ops.display import to_html
-from tests.dynamo.test_hook import eager_loop, in_eager, needs_hook
 
 
 def grow(x: torch.Tensor, k: float) -> torch.Tensor:
@@ -85,63 +83,6 @@ def test_calls_in_eager_say_why_and_the_limit_is_told() -> None:
     assert "calls 3 to 5: 2 in eager, 1 by version 1" in str(timeline)
 
 
-def test_resumed_frames_have_timelines_by_name() -> None:
-    def cut(x: torch.Tensor) -> torch.Tensor:
-        y = x + 1
-        print(end="")
-        return y.relu()
-
-    run = mc.compile(cut, backend="eager")
-    for size in (3, 4, 5):
-        run(torch.ones(size))
-    own, rest = mc.timeline(run)
-    assert (own.name, rest.name) == (cut.__qualname__, f"{cut.__qualname__}, resumed")
-    assert [miss.symbolic for miss in rest.misses] == [(), ("y.size(0)",)]
-    assert rest.answered == {0: 0, 1: 1, 2: 2}
-
-
-@needs_hook
-def test_nested_frames_have_timelines_by_name() -> None:
-    run = in_eager(eager_loop)
-    for _ in range(3):
-        run(torch.ones(3))
-    own, inner = mc.timeline(run)
-    assert own.answered == {0: 3} and [miss.made for miss in own.misses] == [0]
-    assert own.misses[0].why is not None and "in eager: " in str(own)
-    assert inner.name == "helper" and [miss.made for miss in inner.misses] == [1, 2]
-    assert sum(inner.answered.values()) == 6
-
-
 def test_what_was_not_compiled_has_no_timeline() -> None:
     with pytest.raises(OptionError, match=r"give what mc\.compile returned"):
         mc.timeline(grow)
-
-
-@pytest.mark.filterwarnings("ignore:minicompile runs grow in eager")
-@pytest.mark.parametrize("seed", range(6))
-def test_random_calls_agree_with_who_was_seen_to_answer(seed: int) -> None:
-    """The oracle looks after each call which version's count has gone up."""
-    rng, run = (
-        random.Random(seed),
-        mc.compile(grow, backend="eager", options={"recompile_limit": 5}),
-    )
-    entries = run._minicompile.entries
-    seen: list[tuple[int, bool]] = []
-    for _ in range(40):
-        before, made = [entry.hits for entry in entries], len(entries)
-        dtype = rng.choice([torch.float32, torch.float64])
-        run(torch.ones(rng.choice([1, 2, 3]), dtype=dtype), rng.choice([-1, 1.0, 3, 4.0]))
-        after = [entry.hits for entry in entries]
-        before += [0] * (len(after) - len(before))
-        who = [n for n, (a, b) in enumerate(zip(before, after), 1) if b > a]
-        seen.append((who[0] if who else 0, len(entries) > made))
-    [timeline] = mc.timeline(run)
-    assert sum(timeline.answered.values()) == len(seen)
-    assert [m.call for m in timeline.misses if m.made] == [
-        call for call, (_, made) in enumerate(seen, 1) if made
-    ]
-    for miss, answered in timeline.stretches:
-        part = [who for who, _ in seen[miss.call - 1 : miss.call - 1 + sum(answered.values())]]
-        assert {n: part.count(n) for n in answered} == answered
-    ends = [m.call for m in timeline.misses[1:]] + [len(seen) + 1]
-    assert [m.call + sum(a.values()) for m, a in timeline.stretches] == ends

@@ -59,7 +59,7 @@ IMPORT_ALL = """
 import importlib, pkgutil
 import minicompile
 for module in pkgutil.walk_packages(minicompile.__path__, "minicompile."):
-    if not module.name.endswith(("__main__", "magics")):  # IPython reads the version too
+    if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 """
 

@@ -1,14 +1,10 @@
-"""Damaged packages: what becomes of them in Python and in a C program.
-
-python -m tests.export.damage 1000     damages each file of a package in turn; prints what was not refused
-"""
+"""Damaged packages: what becomes of them in Python and in a C program."""
 
 from __future__ import annotations
 
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,14 +77,3 @@ def refused(package: Path, program: Path, count: int, seed: int = 0) -> Iterator
             yield f"{name}, {what}: the program ends with {done.returncode} {done.stderr}"
         (copy / name).write_bytes(content)
     shutil.rmtree(copy)
-
-
-def main(count: int) -> None:
-    with tempfile.TemporaryDirectory() as work:
-        package = small_package(Path(work) / "gpt")
-        bad = list(refused(package, build_program(package), count))
-        print("\n".join([*bad, f"{count} damaged packages, {len(bad)} not refused"]))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import operator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import minicompile as mc
-from minicompile.aot.levels import family
-from minicompile.api import dispatcher_of
 from minicompile.bench.models import build_cnn, build_lesson_model
+from minicompile.lessons.levels import common_family
 from tests.comparing import assert_same
 from tests.torch_versions import needs
 
@@ -43,7 +41,7 @@ def test_the_graph_is_functional_core_aten():
     graph = mc.export(model.eval(), (tokens[:, :8],)).graph
     calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
     assert not any(n.target._schema.is_mutable for n in calls)
-    assert all(torch.Tag.core in n.target.tags or family(n.target) for n in calls)
+    assert all(torch.Tag.core in n.target.tags or common_family(n.target) for n in calls)
     assert all(node.op in ("placeholder", "call_function", "output") for node in graph.nodes)
 
 
@@ -258,36 +256,3 @@ def test_what_an_automatic_dimension_relies_on_is_a_constraint():
     for bad in ((10, 10), (12, 8)):
         with pytest.raises(mc.ExportError, match="size"):
             exported(*map(torch.ones, bad))
-
-
-@pytest.mark.long
-def test_defaults_that_no_literal_names_come_back(tmp_path: Path) -> None:
-    more = {"on": [torch.device("cpu"), float("nan")]}
-
-    def scaled(x, k=(1.0, float("inf")), more=more):
-        return x.clamp(max=k[1]) + k[0]
-
-    x = torch.randn(3)
-    loaded = mc.load_package(mc.aot_package(mc.export(scaled, (x,)), tmp_path / "scaled"))
-    torch.testing.assert_close(loaded(x), x + 1)
-
-
-def test_a_convolutions_layouts_do_not_depend_on_the_batch():
-    before, model = torch.get_num_threads(), nn.Conv2d(4, 8, 1)
-    torch.set_num_threads(1)
-    try:
-        compiled = mc.compile(model, backend="aot_eager", dynamic=True)
-        for batch in (3, 17, 5):
-            images = torch.randn(batch, 4, 6, 5).to(memory_format=torch.channels_last)
-            found = []
-            for call in (model, compiled):
-                given = images.clone().requires_grad_()
-                result = call(given)
-                result.sin().sum().backward()
-                found.append((result, given.grad))
-            torch.testing.assert_close(found[1], found[0])
-            assert [x.stride() for x in found[0]] == [x.stride() for x in found[1]]
-        # from 16 images on, torch gives windows of 1x1 to oneDNN, which it asks the size about
-        assert dispatcher_of(compiled).explanation().graph_count == 1
-    finally:
-        torch.set_num_threads(before)

@@ -109,11 +109,9 @@ X = torch.ones(4, 3)
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
-        (lambda: {"z": {0: B}}, ("no argument 'z'",)),
         (lambda: {"x": {2: B}}, ("x has no axis 2",)),
         (lambda: {"x": {0: mc.Dim("b", max=3)}}, ("x.size(0) is 4", "max=3")),
         (lambda: {"x": {0: B, 1: B}}, ("x.size(1) == x.size(0)", "f32[4, 3]")),
-        (lambda: {"n": {0: B}}, ("n is no tensor",)),
         (lambda: ({0: mc.Dim("b", min=1)},), ("min is 1", "apart")),
     ],
 )
@@ -131,16 +129,11 @@ def test_a_size_of_one_is_not_declared_dynamic():
     ("function", "args", "words"),
     [
         (lambda c: c.scale, (Config(),), ("c is", "Config", "close over")),
-        (lambda x: Config(), (X,), ("returns",)),
-        (lambda x: x.nonzero(), (X,), ("no single graph",)),
-        (lambda x: x.t_(), (X,), ("shape",)),
         (lambda x, y: x.add_(1) + y, (X, X[0]), ("share memory",)),
         (lambda xs: xs.append(1), ([X],), ("xs",)),
-        (lambda type: type, (X,), ("rename",)),
         (Stateful(), (torch.ones(2), "number"), ("self.calls",)),
         (Stateful(), (torch.ones(2), "list"), ("self.seen",)),
         (Stateful(), (torch.ones(2), "replaced"), ("buffer last", "copy_")),
-        (lambda x: x.max(dim=0), (X,), ("returns", "tuples")),
         (lambda d: d["x"], (OrderedDict(x=X),), ("OrderedDict", "no file can hold")),
     ],
 )
@@ -168,17 +161,12 @@ def exported(tmp_path_factory):
     [
         ((torch.ones(2, 3), BATCH), {}, ("3 <= x.size(0) <= 8", "x is f32[2, 3]")),
         ((torch.ones(4, 4), BATCH), {}, ("x.size(1) == 3", "x is f32[4, 4]")),
-        ((torch.ones(4, 3, 1), BATCH), {}, ("x.dim() == 2", "x is f32[4, 3, 1]")),
         ((X.double(), BATCH), {}, ("x.dtype == torch.float32", "x is f64")),
-        ((X.to("meta"), BATCH), {}, ("str(x.device) == 'cpu'", "x is")),
-        ((None, BATCH), {}, ("x.dtype", "x is None")),
         ((X, {"y": [torch.ones(4), 5]}), {}, ("batch['y'][0].size(0) == 3", "batch is")),
         ((X, {"y": (torch.ones(3), 5)}), {}, ("type(batch['y']) is list", "batch is")),
-        ((X, {"y": [torch.ones(3), 6]}), {}, ("repr(batch['y'][1]) == '5'", "batch is")),
         ((X, BATCH, False), {}, ("repr(flag) == 'True'", "flag is False")),
         ((X, BATCH), {"scale": 1}, ("repr(scale) == '1.0'", "scale is 1")),
         ((X,), {}, ("missing", "batch")),
-        ((X, BATCH), {"other": 1}, ("other",)),
     ],
 )
 def test_a_call_that_breaks_a_constraint_names_the_argument(exported, args, kwargs, words):

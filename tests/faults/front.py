@@ -56,13 +56,13 @@ def inserted(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 def float_argument_is_not_guarded(patch):
     """A stale Python number (#194976)."""
     for kind in ("equals", "number"):
-        guard_rules.rules.pop(kind, None)
+        guard_rules.records.pop(kind, None)
 
 
 @fault("", "", lambda x: torch.sin(x * 2) + x, [X], more=[[leaf()]])
 def tensors_are_not_guarded(patch):
     """A missing guard: the second call needs gradients, and only AOT autograd relies on it."""
-    guard_rules.rules.pop("tensor")
+    guard_rules.records.pop("tensor")
 
 
 @fault("capture", "<lambda>", lambda x: torch.erf(x.cos()) * x - 1, [X])

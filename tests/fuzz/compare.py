@@ -18,6 +18,7 @@ import torch
 import minicompile as mc
 from tests.dynamo.program_table import Recorder, called, reset
 from tests.fuzz.rounding import hangs_on_rounding
+from tests.fuzz.running import namespace_of
 
 NAME = "fuzzed"
 """The module that a program believes to be in."""
@@ -126,14 +127,10 @@ class Loose(Recorder):
 
 def module_of(text: str) -> types.ModuleType:
     """The program's module, executed anew; its source can be looked up."""
-    import linecache
-
     module = types.ModuleType(NAME)
-    file = f"<{NAME}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     sys.modules[NAME] = module
     torch.manual_seed(0)
-    exec(compile(text, file, "exec"), module.__dict__)
+    namespace_of(text, NAME, module.__dict__)
     return module
 
 

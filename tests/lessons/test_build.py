@@ -195,9 +195,3 @@ def test_a_lesson_is_validated_again_when_its_text_or_a_room_that_it_imports_cha
     room_changed = builder.fingerprint(lesson, folder)
     lesson.write_text(lesson.read_text() + "\n")
     assert len({before, room_changed, builder.fingerprint(lesson, folder)}) == 3
-
-
-def test_a_large_notebook_is_refused(lesson: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(builder, "LARGEST", 100)
-    with pytest.raises(MinicompileError, match="allowed 100"):
-        builder.build(lesson)

@@ -30,12 +30,6 @@ def test_targets_are_inputs_one_character_later():
     assert targets.is_contiguous()
 
 
-def test_batches_reach_the_last_character():
-    text = torch.arange(6)
-    seen = {int(t[0, -1]) for _, t in itertools.islice(data.batches(1, 4, text=text), 50)}
-    assert seen == {4, 5}
-
-
 def test_text_is_python_source():
     text = data.decode(data.corpus())
     assert text == data.decode(data.encode(data.read_text()))

@@ -14,7 +14,6 @@ import torch
 import minicompile as mc
 from minicompile.dynamo import dispatch
 from minicompile.dynamo.interpreter import bytecode
-from minicompile.extension import decompose
 from minicompile.lessons.exercise import (
     VERDICT,
     Lesson,
@@ -168,27 +167,6 @@ def test_a_released_cell_is_not_answered(text: str):
         try_answer(lesson_about(doubles, [1], [5]), cell(text))
 
 
-def relus(run: Run, relu: Callable[..., Any]) -> str:
-    with mc.scoped():
-        decompose(torch.ops.aten.relu.default, to="prims")(relu)
-        x = torch.randn(3)
-        run.close(mc.compile(torch.relu)(x), torch.relu(x), "relu")
-        mc.trace(torch.relu, x)
-    return "a rule"
-
-
-@pytest.mark.parametrize(
-    ("body", "verdict"),
-    [("raise NotImplementedError", "no answer yet"), ("x.nothing", "has no attribute 'nothing'")],
-)
-def test_the_error_of_an_answer_inside_the_compiler_is_told_once(
-    body: str, verdict: str, recwarn: pytest.WarningsRecorder
-):
-    with pytest.raises(Wrong, match=verdict):
-        try_answer(lesson_about(relus, [1], [5]), cell(f"def relu(x):\n    {body}\n"))
-    assert not [one for one in recwarn if "runs in eager" in str(one.message)]
-
-
 def test_an_exception_names_the_line_of_the_answer():
     namespace = cell("def double(n):\n    half = n / (n - 1)\n    return half * 4\n")
     with pytest.raises(Wrong) as wrong:
@@ -249,18 +227,6 @@ def test_an_error_of_an_answer_is_sent_as_text():
         judged(lesson, sent_by(lesson, "def double(n):\n    raise NotImplementedError\n"))
 
 
-def test_what_an_answer_draws_changes_no_later_input():
-    def draws(run: Run, double: Callable[..., Any]) -> str:
-        for _ in run.cases:
-            x = torch.randn(3)
-            run.close(double(x), x + x, "double")
-        return "drawn"
-
-    lesson = lesson_about(draws, [1, 2], [])
-    sent = sent_by(lesson, "def double(x):\n    torch.randn(7)\n    return 2 * x\n")
-    assert judged(lesson, sent) == "drawn"
-
-
 # -- names an answer may not use
 
 
@@ -281,14 +247,6 @@ def test_forbidden_names_are_found_wherever_they_stand(text: str, name: str):
     assert str(wrong.value) == f"ex1: double: expected an answer of your own, got a use of {name}"
 
 
-def test_words_in_texts_and_other_names_are_not_forbidden():
-    lesson = lesson_about(doubles, [1], [], forbidden=["mul"])
-    text = (
-        'def double(n):\n    """No mul here."""\n    multiple = 2  # mul\n    return n * multiple\n'
-    )
-    assert check_cell(lesson, cell(text)).passed
-
-
 # -- the state of the compiler
 
 
@@ -300,12 +258,45 @@ def test_rules_are_taken_away_for_the_check_and_those_of_the_answer_go_with_it(r
         run.expect(right, True, "a rule")
         return "seen"
 
-    before = dict(bytecode.rules)
+    before = dict(bytecode.records)
     lesson = lesson_about(looks, [], [], without=["bytecode:BINARY_OP"])
     answer = {"add_rule": lambda: bytecode("BINARY_OP", "MY_OWN")(len)}  # type: ignore[arg-type]
     with contextlib.nullcontext() if right else pytest.raises(Wrong):
         try_answer(lesson, answer)
-    assert bytecode.rules == before
+    assert bytecode.records == before
+
+
+def test_a_check_starts_from_an_empty_cache():
+    compiled = mc.compile(lambda x: x + 1, backend="eager")
+    compiled(torch.ones(2))
+
+    def counts(run: Run, answer: Any) -> str:
+        assert not mc.timeline(answer)[0].misses
+        answer(torch.ones(2))
+        return "counted"
+
+    try_answer(lesson_about(counts, [], []), {"answer": compiled})
+    assert not mc.timeline(compiled)[0].misses
+
+
+def test_what_an_answer_draws_changes_no_later_input():
+    def draws(run: Run, double: Callable[..., Any]) -> str:
+        for _ in run.cases:
+            x = torch.randn(3)
+            run.close(double(x), x + x, "double")
+        return "drawn"
+
+    lesson = lesson_about(draws, [1, 2], [])
+    sent = sent_by(lesson, "def double(x):\n    torch.randn(7)\n    return 2 * x\n")
+    assert judged(lesson, sent) == "drawn"
+
+
+def test_words_in_texts_and_other_names_are_not_forbidden():
+    lesson = lesson_about(doubles, [1], [], forbidden=["mul"])
+    text = (
+        'def double(n):\n    """No mul here."""\n    multiple = 2  # mul\n    return n * multiple\n'
+    )
+    assert check_cell(lesson, cell(text)).passed
 
 
 def test_a_check_draws_the_same_numbers_each_time_and_leaves_the_generator_alone():
@@ -323,16 +314,3 @@ def test_a_check_draws_the_same_numbers_each_time_and_leaves_the_generator_alone
     torch.testing.assert_close(torch.rand(3), wanted)
     try_answer(lesson, {"answer": 1})
     assert drawn[0] == drawn[1]
-
-
-def test_a_check_starts_from_an_empty_cache():
-    compiled = mc.compile(lambda x: x + 1, backend="eager")
-    compiled(torch.ones(2))
-
-    def counts(run: Run, answer: Any) -> str:
-        assert not mc.timeline(answer)[0].misses
-        answer(torch.ones(2))
-        return "counted"
-
-    try_answer(lesson_about(counts, [], []), {"answer": compiled})
-    assert not mc.timeline(compiled)[0].misses

@@ -69,26 +69,6 @@ def test_a_decorated_function_is_its_saved_result(monkeypatch: pytest.MonkeyPatc
     assert asked == [("99-speed", source_hash(text))]
 
 
-def test_with_a_gpu_the_function_runs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu, "machine", lambda: "Toy GPU")
-
-    @on_gpu("99-speed")
-    def speed() -> str:
-        return "fast"
-
-    assert isinstance(speed, GpuResult) and not speed.saved
-    assert str(speed) == "fast\n(made just now on Toy GPU)"
-
-
-def test_gpu_cells_are_found_without_jupytext(tmp_path: Path):
-    source = tmp_path / "99_speed.py"
-    source.write_text(CELL)
-    assert [cell.name for cell in code_cells(source)] == ["setup", "speed", "ex1-wrong"]
-    text = '@on_gpu("99-speed")\ndef speed() -> str:\n    return "fast"'
-    assert gpu_functions(source) == {"99-speed": source_hash(text)}
-
-
 def lessons_results() -> dict[str, str]:
     """The hash of every GPU cell of every lesson."""
     sources = sorted((NOTEBOOKS / "src").glob("*.py"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.lessons.assembly import cpp_assembly, explore_assembly, width_of
+from minicompile.lessons.assembly import cpp_assembly, explore_assembly
 from minicompile.lessons.cache import lines_fetched
 from minicompile.lessons.replay import launching
 from minicompile.ops.display import to_html
@@ -21,23 +21,6 @@ def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.relu(x @ w) @ w
-
-
-@pytest.mark.parametrize(
-    ("instruction", "bytes_at_once"),
-    [
-        ("vaddps %zmm3, %zmm0, %zmm0", 64),
-        ("vmulps (%rsi,%rax), %ymm4, %ymm0", 32),
-        ("addps %xmm1, %xmm0", 16),
-        ("vaddss %xmm1, %xmm0, %xmm0", 4),
-        ("fadd v0.4s, v0.4s, v1.4s", 16),
-        ("fadd s0, s0, s1", 4),
-        ("addq $64, %rax", 0),
-        ("vpinsrq $1, %rsi, %xmm1, %xmm0", 0),
-    ],
-)
-def test_an_instruction_has_the_width_of_its_registers(instruction: str, bytes_at_once: int):
-    assert width_of(instruction) == bytes_at_once
 
 
 def test_instructions_are_linked_to_the_lines_of_their_kernel():

@@ -73,11 +73,3 @@ def test_generation_with_and_without_cache_agrees():
     assert whole.shape == (2, 12)
     assert torch.equal(whole[:, :3], prompt)
     assert model.training
-
-
-def test_dropout_acts_in_training_only():
-    model = model_with(dropout=0.5)
-    idx = torch.randint(96, (2, 12))
-    assert not torch.equal(model(idx), model(idx))
-    model.eval()
-    assert torch.equal(model(idx), model(idx))

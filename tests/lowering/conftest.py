@@ -12,13 +12,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from minicompile.aot.levels import lower_to
 from minicompile.debug.reference import run_reference
-from minicompile.lowering.ir import ComputedBuffer, LoopGraph, verify
+from minicompile.debug.verify import verify_body
+from minicompile.lowering.ir import ComputedBuffer, LoopGraph
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, record
-from minicompile.scheduling.body import verify as verify_body
+from tests.comparing import assert_same
 
 torch.set_num_threads(1)
 
@@ -66,20 +67,6 @@ def lowered(
     return lower(traced(fn, args), options or Options(verify=True))
 
 
-def assert_same(
-    found: Any, expected: Any, rtol: float | None = None, atol: float | None = None
-) -> None:
-    """Equal values (floats within their rounding), size, strides and dtype."""
-    if not isinstance(expected, torch.Tensor):
-        assert found == expected
-        return
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
-    if expected.numel():
-        assert found.stride() == expected.stride()
-    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, equal_nan=True)
-
-
 def check_each(fns: dict[str, Callable[..., Any]], *args: torch.Tensor, **tolerance: Any) -> None:
     """`check` for many functions in one graph. Those that eager refuses are left out."""
     accepted = {}
@@ -116,16 +103,15 @@ def check(
     *args: torch.Tensor,
     externs: int | None = 0,
     options: Options | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
+    **tolerance: float,
 ) -> LoopGraph:
     """Lowered `fn` gives eager's answer, with this many extern calls (None: any number)."""
     graph = lowered(fn, *args, options=options)
-    verify(graph)
+    graph.verify()
     record_all(graph)
     found = run_reference(graph, args)
     for got, want in zip(found, flat(fn(*args)), strict=True):
-        assert_same(got, want, rtol, atol)
+        assert_same(got, want, **tolerance)
     if externs is not None:
         assert len(graph.externs) == externs, [str(e) for e in graph.externs]
     return graph

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.decompositions import decomposition
-from minicompile.aot.vjps import vjp
+from minicompile.custom.vjps import vjp
 from minicompile.lowering import rules as _rules  # noqa: F401  registers the reasons
 from minicompile.lowering.context import extern_reasons, lowering
 from minicompile.ops import plugins
@@ -51,7 +51,7 @@ def source(registry: Registry[object], op: OpOverload) -> str:
     """The family or the plug-in whose rule is in force for an operator; "" without one."""
     if op not in registry:
         return ""
-    package, _, family = registry.history[op][-1][0].rpartition(".")
+    package, _, family = registry.records[op][-1][0].rpartition(".")
     return "torch's" if family == "from_torch" else package.partition("plugins.")[2] or family
 
 

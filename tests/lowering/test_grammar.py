@@ -12,7 +12,7 @@ from minicompile.lowering import ir
 
 GRAMMAR = str(ir.__doc__)
 CLASSES = dict(re.findall(r"([A-Z]\w+)\(([\w, ]+)\)", GRAMMAR))
-NOTES = {"origins", "made_by", "why", "reads", "size_hints", "eager_bytes", "written_back", "index"}
+NOTES = {"origins", "made_by", "why", "reads", "size_hints", "written_back", "index"}
 """Fields that say where something is from, or help to choose: results don't depend on them."""
 
 

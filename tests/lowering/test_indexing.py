@@ -52,7 +52,6 @@ def test_an_index_out_of_range_is_an_error_as_in_eager(fn, wrong: int) -> None:
         lambda x, i: x[i][i % 2],
         lambda x, i: x.gather(0, i[:, None])[::3] * 2,
         lambda x, i: torch.constant_pad_nd(x[i] + 1, (0, 0, 0, -2)),
-        lambda x, i: x[i].unfold(0, 1, 3) * 1,
         lambda x, i: torch.slice_scatter(x, x[i][:2] * 2, 0, 0, 2),
     ],
 )

@@ -9,11 +9,12 @@ from torch.func import functional_call
 
 from minicompile.debug.reference import run_reference
 from minicompile.lessons.model import GPT, GPTConfig
-from minicompile.lowering.ir import LoopGraph, verify
+from minicompile.lowering.ir import LoopGraph
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
-from tests.lowering.conftest import assert_same, record_all, traced
+from tests.comparing import assert_same
+from tests.lowering.conftest import record_all, traced
 
 
 def gpt(layers: int = 2) -> GPT:
@@ -44,11 +45,11 @@ def joint_graph(model: nn.Module, *data: torch.Tensor) -> tuple[Graph, list[torc
 
 
 def equals_eager(graph: LoopGraph, model: nn.Module, args: list[torch.Tensor]) -> None:
-    verify(graph)
+    graph.verify()
     record_all(graph)
     found = run_reference(graph, args)
     for got, want in zip(found, joint(model)(*args), strict=True):
-        assert_same(got, want, 1e-4, 1e-5)
+        assert_same(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("inline", ["auto", "never"])

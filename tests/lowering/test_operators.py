@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile.aot.vjps import register_vjp
+from minicompile.custom.vjps import register_vjp
 from minicompile.ops import plugins
 from minicompile.ops.registry import scoped, without
 from tests.lowering.conftest import lowered

@@ -125,7 +125,7 @@ def test_division_rounds_as_eager_does_for_either_sign(
 def test_integer_division_by_a_tensor_is_eagers_so_that_zero_raises() -> None:
     x, y = torch.tensor([7, -7]), torch.tensor([2, 0])
     graph = lowered(lambda x, y: x // y, x, y)
-    assert not graph.externs
+    assert [extern.op.overloadpacket for extern in graph.externs] == [torch.ops.aten.div]
     with pytest.raises(RuntimeError, match="ZeroDivision"):
         run(graph, x, y)
 
@@ -190,7 +190,7 @@ def test_conversions_equal_eager(source: torch.dtype) -> None:
     ids=["0-d", "empty", "ones", "transposed", "strided", "expanded", "channels-last"],
 )
 def test_results_lie_as_eagers_do(x: torch.Tensor) -> None:
-    check(lambda x: [(x * 2 + 1).relu(), x.clone(), x + x.sum()], x)
+    check(lambda x: [(x * 2 + 1).relu(), x.clone(), x + x.sum()], x, externs=int(x.numel() == 0))
 
 
 def test_a_copy_is_never_an_alias_of_its_input() -> None:

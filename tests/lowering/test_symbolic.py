@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import fx
 
-from minicompile.lowering.ir import LoopGraph, verify
+from minicompile.lowering.ir import LoopGraph
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
 from minicompile.shapes.env import ShapeEnv
 from minicompile.shapes.expr import size_symbol
 from tests.aot.helpers import compile_aot
-from tests.lowering.conftest import assert_same, flat, record_all, run
+from tests.comparing import assert_same
+from tests.lowering.conftest import flat, record_all, run
 
 aten = torch.ops.aten
 
@@ -66,12 +67,12 @@ def test_one_lowering_serves_every_batch_size(name: str) -> None:
         return [torch.randn(n, 6, 8), torch.arange(n).flip(0)]
 
     graph = symbolic(fn, *inputs(5))
-    verify(graph)
+    graph.verify()
     record_all(graph)
     for n in (5, 3, 11):
         args = inputs(n)
         for got, want in zip(run(graph, *args), flat(fn(*args)), strict=True):
-            assert_same(got, want, 1e-5, 1e-5)
+            assert_same(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_broadcast_of_a_symbolic_size_prints_as_one_loop() -> None:

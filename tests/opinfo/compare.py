@@ -25,7 +25,7 @@ from minicompile import pipeline
 from minicompile.dynamo.dispatch import Dispatcher
 from minicompile.dynamo.result import Capture
 from minicompile.options import Options
-from tests.comparing import Answer, answer, strides_of, tensors
+from tests.comparing import Answer, alias_pattern, answer, strides_of, tensors
 from tests.opinfo.cases import METADATA_ONLY, Case
 
 BACKENDS = {"aot_eager": pipeline.aot_eager, "inductor": pipeline.compile_capture}
@@ -151,18 +151,9 @@ def groups(outcome: Answer) -> dict[str, list[Any]]:
     }
 
 
-def aliases(outcome: Answer) -> list[int]:
-    """For each tensor of arguments and result the first in the same memory; negative: the same object."""
-    places, memory, objects = [], {}, {}
-    for index, value in enumerate((*outcome.written, *tensors(outcome.results))):
-        same = objects.setdefault(id(value), index)
-        if same != index:
-            places.append(-1 - same)
-        elif value.layout is not torch.strided or value.numel() == 0:
-            places.append(index)
-        else:
-            places.append(memory.setdefault(value.untyped_storage()._cdata, index))
-    return places
+def aliases(outcome: Answer) -> list[tuple[Any, ...]]:
+    """How the tensors of arguments and result share memory."""
+    return alias_pattern([*outcome.written, *tensors(outcome.results)])
 
 
 def facts(value: torch.Tensor, strides: bool) -> dict[str, Any]:

@@ -56,7 +56,7 @@ from minicompile.ops.build import load_extension
 from minicompile.runtime.triton import CUDA_LAUNCH
 extension = load_extension(CUDA_LAUNCH)
 extension.open(sys.argv[1])
-launch = extension.bind(b"code", "kernel", 1, 128, 50000, 1, 1, 1, 0, False)
+launch = extension.bind(b"code", "kernel", 1, 128, 50000, 1, 1, 1, False)
 launch(5, 99, 0x7F0000001000, -3, 0.5)
 launch(0, 99, 1, 2, 0.5)
 def complain(fn, *arguments):
@@ -67,13 +67,9 @@ complain(launch, 2**31, 99, 1, 2, 0.5)
 complain(launch, 1, 99, 1, 2)
 complain(launch, 1, 99, None, 2, 0.5)
 complain(launch, 13, 99, 1, 2, 0.5)
-complain(extension.bind, b"!", "kernel", 1, 128, 0, 1, 1, 1, 0, False)
-complain(extension.bind, b"code", "kernel", 1, 512, 0, 1, 1, 1, 0, False)
-extension.bind(b"code", "kernel", 1, 128, 0, 1, 1, 1, 0, True)(1, 99, 1, 2**31, 0.5)
-derived = extension.bind(b"code", "kernel", 1, 128, 0, 1, 1, 1, 1, False)
-derived(1, 99, 1, 2, 0.5, 64)
-complain(derived, 1, 99, 1, 2, 0.5, 2**31)
-complain(derived, 1, 99, 1, 2, 0.5)
+complain(extension.bind, b"!", "kernel", 1, 128, 0, 1, 1, 1, False)
+complain(extension.bind, b"code", "kernel", 1, 512, 0, 1, 1, 1, False)
+extension.bind(b"code", "kernel", 1, 128, 0, 1, 1, 1, True)(1, 99, 1, 2**31, 0.5)
 complain(extension.open, "no.such.so")
 """
 
@@ -110,9 +106,6 @@ def test_a_launch_passes_grid_stream_and_arguments_to_the_driver(tmp_path: Path)
         "RuntimeError CUDA error 200: a reason",
         "RuntimeError 512 threads, and registers for 256",
         "launch 0x7 1 1 1, 128 1 1, 0, 0x63, 0x2: 1 -2147483648 0.5 (nil) (nil)",
-        "launch 0x7 1 1 1, 128 1 1, 0, 0x63, 0x2: 1 2 0.5 0x40 (nil)",
-        "OverflowError size 2147483648 of a kernel with 32-bit sizes",
-        "TypeError the kernel takes 4 arguments, not 3",
         "OSError no.such.so: cannot open shared object file: No such file or directory",
     ]
 

@@ -30,7 +30,6 @@ from minicompile.lowering.ir import (
     Scan,
     Scatter,
     View,
-    verify,
 )
 from minicompile.ops.handler import Index, StoreMode
 from minicompile.options import Options
@@ -233,7 +232,7 @@ class GraphBuilder:
     def finish(self, *outputs: T | Size | None) -> LoopGraph:
         found = [View(o.buffer.name, o.layout) if isinstance(o, T) else o for o in outputs]
         graph = LoopGraph("graph", self.inputs, [], self.operations, found, self.hints)
-        verify(graph)
+        graph.verify()
         return graph
 
 
@@ -383,7 +382,7 @@ def dirty_empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) 
 
 def compiled(schedule: Schedule, options: Options = Options()) -> Callable[[list[Any]], Any]:  # noqa: B008
     kernels, namespace = python_kernels(schedule)
-    wrapper = generate_wrapper(schedule, kernels, options)
+    wrapper = generate_wrapper(schedule, kernels)
     return load_wrapper(wrapper, {**namespace, "empty_strided_cpu": dirty_empty})
 
 

@@ -32,7 +32,7 @@ def test_as_text_every_question_has_its_reason_and_its_numbers() -> None:
     told = str(run)
     assert told.startswith("fusion of forward: 7 questions, 6 fused, 1 kept apart: 2 kernels")
     for decision in run:
-        assert decision.reason in told and decision.numbers in told
+        assert decision.reason in told and decision.numbers() in told
 
 
 def slides_of(page: str) -> list[str]:

@@ -20,11 +20,11 @@ from minicompile.scheduling.align import Matching
 from minicompile.scheduling.fusion import FusionContext, FusionPolicy, fusion_rule
 from minicompile.scheduling.nest import LoopNest
 from minicompile.scheduling.nodes import Schedule
-from minicompile.scheduling.schedule import schedule
+from minicompile.scheduling.schedule import Explained, schedule
 from minicompile.shapes.expr import Size, loop_symbol, size_symbol
+from tests.fuzz.loop_checks import compare
+from tests.fuzz.loops import generate
 from tests.scheduling.building import F64, I64, GraphBuilder, T, check, compiled, example_inputs
-from tests.scheduling.loop_checks import compare
-from tests.scheduling.loop_programs import generate
 
 OPTIONS = Options(verify=True)
 S0 = size_symbol("s0")
@@ -67,13 +67,14 @@ def becomes(
     return add
 
 
-def asked(result: Schedule, producer: str, consumer: str) -> Any:
-    """The first answer about a pair."""
-    return next(
+def asked(result: Explained, producer: str, consumer: str) -> Any:
+    """The first answer about a pair, or that of `why` if fusion did not ask about it."""
+    answers = (
         d
         for d in result.decisions
         if d.producer.endswith(producer) and d.consumer.startswith(consumer)
     )
+    return next(answers, None) or result.why(producer, consumer).decision
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -239,7 +240,7 @@ def a_gather_from_elsewhere_fuses_with_its_user(b: GraphBuilder) -> T:
     return b.add(b.gather(table, rows), w)
 
 
-complete = "complete only when all of its scatter has run"
+complete = "which others use"
 
 
 @becomes(3, why={"buf3 buf4": complete})

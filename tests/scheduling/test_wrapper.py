@@ -18,6 +18,7 @@ from minicompile.options import Options
 from minicompile.runtime.load import load_wrapper
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import size_symbol
+from tests.fuzz.loops import generate
 from tests.scheduling.building import (
     CPU,
     F64,
@@ -28,7 +29,6 @@ from tests.scheduling.building import (
     example_inputs,
     python_kernels,
 )
-from tests.scheduling.loop_programs import generate
 
 S0 = size_symbol("s0")
 OPTIONS = Options(verify=True)
@@ -38,7 +38,7 @@ Build = Callable[[GraphBuilder], Any]
 
 def text_of(graph: Any, options: Options = Options(fusion=False)) -> str:  # noqa: B008
     result = schedule(graph, options)
-    return generate_wrapper(result, python_kernels(result)[0], options).text
+    return generate_wrapper(result, python_kernels(result)[0]).text
 
 
 ROWS: dict[str, tuple[Build, tuple[str, ...], dict[Any, int]]] = {}
@@ -126,32 +126,13 @@ def names_that_python_or_the_wrapper_needs_are_changed(b: GraphBuilder) -> Any:
     return b.add(x, y)
 
 
-def test_it_reads_as_plain_python() -> None:
-    b = GraphBuilder()
-    text = text_of(b.finish(b.double(b.mm(b.double(b.input((8, 16))), b.input((16, 4))))))
-    assert text.splitlines()[-12:] == [
-        "def call(args):",
-        "    in0, in1 = args",
-        "    args.clear()",
-        "    buf0 = empty_strided_cpu((8, 16), (16, 1), torch.float64)",
-        "    kernel_0(in0, buf0)",
-        "    del in0",
-        "    buf1 = empty_strided_cpu((8, 4), (4, 1), torch.float64)",
-        "    torch.mm(buf0, in1, out=buf1)",
-        "    del buf0, in1",
-        "    buf2 = buf1; del buf1  # in place",
-        "    kernel_2(buf2)",
-        "    return (buf2,)",
-    ]
-
-
 def test_a_wrapper_knows_whether_it_gives_views() -> None:
     found = {True: 0, False: 0}
     for seed in range(1100, 1160):
         graph = generate(seed, 4 + seed % 12).build()
         result = schedule(graph, OPTIONS)
         kernels, namespace = python_kernels(result)
-        wrapper = generate_wrapper(result, kernels, OPTIONS)
+        wrapper = generate_wrapper(result, kernels)
         with suppress(IndexError):  # as eager has it, with these inputs
             results = load_wrapper(wrapper, namespace)(list(example_inputs(graph)))
             views = any(isinstance(r, torch.Tensor) and r._is_view() for r in results)
@@ -190,7 +171,7 @@ def test_inputs_and_intermediates_die_at_their_last_use() -> None:
         inner(*args)
 
     namespace[last] = spy
-    call = load_wrapper(generate_wrapper(result, kernels, OPTIONS), namespace)
+    call = load_wrapper(generate_wrapper(result, kernels), namespace)
     first = torch.randn(4, 4, dtype=F64)
     watched = weakref.ref(first)
     args = [first, torch.randn(4, 4, dtype=F64)]
@@ -230,14 +211,3 @@ def test_a_result_with_other_strides_than_expected_is_copied() -> None:
     result = schedule(graph, OPTIONS)
     have = compiled(result)([(given := torch.randn(4, 8, dtype=F64))])
     assert torch.equal(have[0], given.t()) and have[1].stride() == (4, 1)
-
-
-def test_checks_of_what_was_assumed_are_written_on_request() -> None:
-    b = GraphBuilder()
-    graph = b.finish(b.double(b.input((4, 8))))
-    call = compiled(schedule(graph, OPTIONS), OPTIONS)
-    with pytest.raises(AssertionError, match=r"in0 must be f64\[4, 8\]"):
-        call([torch.zeros(4, 9, dtype=F64)])
-    with pytest.raises(AssertionError):
-        call([torch.zeros(8, 4, dtype=F64).t()])
-    assert "assert" not in text_of(graph)

@@ -2,7 +2,7 @@
 
 What holds for every size from 2 on is answered without one; any other question is answered for the size at
 hand, once, and the answer kept as a condition. Shapes and strides computed that way are eager's at every size
-that the conditions allow. `test_simplify.py` has the forms that indices take, `test_soundness.py` random
+that the conditions allow. `test_simplify.py` has the forms that indices take, tests/fuzz/test_sizes.py random
 programs that are called at other sizes.
 """
 

@@ -11,7 +11,6 @@ import torch
 import minicompile as mc
 from minicompile.debug.diff import Diff
 from minicompile.ops.display import to_html
-from minicompile.ops.graph import PassRecord
 from minicompile.pipeline_result import Trace
 from minicompile.show.palette import BAD, GOOD, line_colour
 from tests.show import example
@@ -69,15 +68,6 @@ def test_only_the_words_that_changed_are_marked(trace: Trace) -> None:
     page = to_html(Diff("one", (row,)))
     marks = re.findall(r'<span style="background-color:(#......)66">(.*?)</span>', page)
     assert [(hue, plain(mark)) for hue, mark in marks] == [(BAD, "sin_1"), (GOOD, "sin")]
-
-
-def test_what_is_equal_is_folded_and_can_be_opened() -> None:
-    before = "\n".join(f"line {i}" for i in range(40))
-    page = to_html(PassRecord("p", before, before.replace("line 20", "line twenty"), 1))
-    folds = re.findall(r"<details><summary>(.*?)</summary>(.*?)</details>", page, flags=re.DOTALL)
-    assert [plain(title).strip() for title, _ in folds] == ["… 20 equal", "… 19 equal"]
-    assert [len(rows_of(content)) for _, content in folds] == [20, 19]
-    assert "twenty" in plain(page)
 
 
 def test_the_steps_are_slides_after_a_table_of_them_all(trace: Trace) -> None:

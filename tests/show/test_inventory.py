@@ -192,19 +192,3 @@ ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime", "shape
 def subclasses(cls: type) -> list[type]:
     found = [sub for sub in cls.__subclasses__() if sub.__module__.startswith("minicompile.")]
     return found + [below for sub in found for below in subclasses(sub)]
-
-
-def test_the_assembly_of_a_traces_kernels_has_the_levels_that_can_be_had(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("triton")
-    compiled = mc.compile(lambda x: x.exp() + 1, options={"device_codegen": "triton"})
-    found = mc.trace(compiled, torch.ones(64))
-    monkeypatch.setattr("minicompile.compat.triton_api.nvidia_tool", lambda tool: None)
-    [assembly] = found.assembly()
-    assert "ptx" in assembly.levels and "sass" not in assembly.levels
-    page = to_html(assembly)
-    stripes = re.findall('border-left:4px solid #.{6}"', page[page.index("<summary>PTX") :])
-    assert len(stripes) == sum(at is not None for at in assembly.kernel_lines("ptx"))
-    with pytest.raises(mc.MinicompileError, match="device_codegen"):
-        traced().assembly()

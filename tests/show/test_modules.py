@@ -69,14 +69,6 @@ def test_parts_hold_every_node_in_order_each_in_its_module(aot: Any, name: str) 
     assert flat(parts_of(nodes), ()) == nodes
 
 
-def test_modules_fold_inside_the_modules_that_hold_them(aot: Any) -> None:
-    for graph in (aot.forward, aot.backward):
-        page = to_html(graph)
-        for number in range(3):
-            start = page.index(f"<summary><code>{number}</code> <small>")
-            assert 0 < page.find("<summary><code>widen</code> <small>", start) - start < 100_000
-
-
 def test_boxes_and_arrows_of_a_drawing_are_those_of_the_graph(aot: Any) -> None:
     """By an independent walk over all edges of the graph."""
     parts = parts_of([n for n in aot.forward.nodes if n.op not in ("placeholder", "output")])
@@ -112,12 +104,3 @@ def test_what_is_saved_is_framed_and_what_the_backward_computes_again_is_marked(
     inputs = {node.name for node in aot.joint.nodes if node.op == "placeholder"}
     for value in (v for v in aot.partition.saved if v.name not in inputs):
         assert f"▬ saved for backward, {bytes_text(value.bytes or 0)}" in page
-
-
-def test_long_functions_without_modules_fold_by_line() -> None:
-    scope: dict[str, Any] = {}
-    line = "    x = x" + ".relu()" * 10 + "\n"
-    exec("def f(x):\n" + line * 9 + "    return x", scope)
-    page = to_html(mc.trace(scope["f"], torch.ones(4)).capture.graph)
-    lines = re.findall(r"<summary><code>\S+:(\d+)</code> <small>10 operations", page)
-    assert lines == [str(number) for number in range(2, 11)]

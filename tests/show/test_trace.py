@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections import Counter
@@ -52,11 +51,6 @@ def test_a_line_is_followed_through_every_stage(trace: Trace) -> None:
 def test_a_call_stands_for_what_it_did(trace: Trace) -> None:
     inlined = {str(p) for p in trace.from_line(7)}
     assert inlined and inlined < {str(p) for p in trace.from_line(11)}
-
-
-def test_a_line_that_became_nothing_is_empty(trace: Trace) -> None:
-    assert trace.from_line(3) == []
-    assert trace.from_line(12, "other.py") == []
 
 
 def test_a_line_number_of_several_files_needs_the_file() -> None:
@@ -129,21 +123,6 @@ def test_data_behind_the_links_is_the_origins(trace: Trace) -> None:
     assert shown == wanted
 
 
-def test_data_names_the_lines_that_compute_nothing(trace: Trace) -> None:
-    model = model_of(to_html(trace))
-    weak = {
-        (pane["key"], texts(model, section, "text")[i])
-        for pane in model["panes"]
-        for section in pane["sections"]
-        for i in section["weak"]
-    }
-    inputs = {("capture", "x: f32[512, 64]"), ("capture", "w: f32[64, 128]")}
-    assert {found for found in weak if found[0] == "capture"} == inputs
-    lines = (line for graph in trace.graphs.values() for line in graph.kernels[0].lines)
-    scaffold = {("kernels", line.text) for line in lines if line.scaffold or not line.origins}
-    assert {found for found in weak if found[0] == "kernels"} == scaffold
-
-
 def test_a_trace_that_stops_early_opens_what_it_has(trace: Trace) -> None:
     with pytest.raises(ValueError, match="no pane 'ptx' in the trace of block; it has: source"):
         trace.explore(["ptx"])
@@ -173,16 +152,6 @@ def test_assembly_lines_have_the_origins_of_their_kernel_lines() -> None:
     parsed(to_html(explorer))
 
 
-def test_titles_tell_without_scripts(trace: Trace) -> None:
-    bare = re.sub(r"<(script|style)>.*?</\1>", "", to_html(trace), flags=re.DOTALL)
-    titles = "\n".join(html.unescape(t) for t in re.findall(r'title="([^"]*)"', bare))
-    assert (
-        "saved for backward (256 KiB)" in titles
-        and "from model.py:12 in block" in titles.replace("tests/show/", "")
-    )
-    assert "library matrix product" in bare
-
-
 def test_places_are_the_same_on_every_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,30 +160,3 @@ def test_places_are_the_same_on_every_machine(
     assert short_file(str(tmp_path / "nowhere" / "m.py")) == "m.py"
     monkeypatch.syspath_prepend(str(tmp_path))
     assert short_file(str(tmp_path / "package" / "m.py")) == "package/m.py"
-
-
-def test_an_empty_pane_says_why() -> None:
-    [nothing, *_] = panes = [
-        {pane.key: pane.sections for pane in mc.trace(fn, torch.ones(2)).explore().panes}
-        for fn in (lambda x: x, lambda x: x + 1)
-    ]
-    for key in ("loops", "schedule", "kernels"):
-        assert [section.title[:3] for section in nothing[key]] == ["no "]
-    assert not any(section.title.startswith("no ") for section in panes[1]["kernels"])
-
-
-def test_a_function_without_source_is_shown_by_its_line_numbers() -> None:
-    scope: dict[str, Any] = {}
-    exec("def f(x):\n    return x + 1", scope)
-    [section] = mc.trace(scope["f"], torch.ones(2)).explore().pane("source").sections
-    assert [piece.text for piece in section.pieces] == ["line 2, whose source is not there"]
-    assert str(mc.launches(scope["f"], torch.ones(2))).startswith("forward of f")
-
-
-def test_bytes_of_symbolic_sizes_name_the_sizes_that_they_are_of() -> None:
-    x = torch.ones(5, 4)
-    mc.mark_dynamic(x, 0)
-    symbolic, fixed = (mc.trace(lambda x: (x * 2).sum(0), v) for v in (x, torch.ones(5, 4)))
-    assert "bytes below are those at s0 = 5" in str(symbolic.schedule)
-    assert " at s0 = 5: " in str(symbolic.roofline())
-    assert "s0" not in str(fixed.schedule) + str(fixed.roofline())

@@ -13,13 +13,11 @@ from xml.etree import ElementTree
 import pytest
 
 from minicompile.codegen.plan import CodeLine
-from minicompile.dynamo.history import Explanation, Miss, Timeline
-from minicompile.dynamo.result import GraphBreak, GuardFailure
+from minicompile.dynamo.result import GraphBreak
 from minicompile.lowering.ir import ExternKernel
 from minicompile.ops.display import Several, Shown, renderer, to_html
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origin, SourceLine
-from minicompile.ops.registry import scoped
 from minicompile.show.palette import BAD, GOOD, line_colour
 from tests.show import example
 
@@ -107,20 +105,6 @@ def test_names_and_code_of_the_user_are_escaped(tmp_path: Path) -> None:
         parsed(page.read_text())
 
 
-@pytest.mark.long
-def test_importing_a_room_alone_is_enough_for_its_picture() -> None:
-    import subprocess
-    import sys
-
-    program = (
-        "from minicompile.dynamo.result import GraphBreak\n"
-        "import sys; assert 'minicompile.show' not in sys.modules\n"
-        "page = GraphBreak('why', None)._repr_mimebundle_()['text/html']\n"
-        "assert 'class=\"mc ' in page, page\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 @dataclass
 class Plain(Shown):
     def __str__(self) -> str:
@@ -139,13 +123,6 @@ def test_a_view_of_ones_own_replaces_the_built_in_one_everywhere() -> None:
         assert to_html(Several([graph])).endswith("<p>mine: Graph</p>")
     assert "<b>a &lt; b</b>" in to_html(Plain())
     assert "mine" not in to_html(graph)
-
-
-def test_views_loaded_inside_a_scope_stay() -> None:
-    graph = example.trace().capture.graph
-    with scoped():
-        to_html(graph)
-    assert to_html(graph).startswith("<style>")
 
 
 def test_a_line_has_one_colour_in_every_view() -> None:
@@ -168,11 +145,6 @@ def _stripe_of(page: str, content: str) -> str:
     raise AssertionError(f"no line with {content}")
 
 
-def test_neighbouring_lines_differ_in_colour() -> None:
-    colours = [line_colour(SourceLine("m.py", n, "f")) for n in range(1, 9)]
-    assert len(set(colours)) == len(colours)
-
-
 def test_the_picture_of_a_memory_plan_has_a_rectangle_for_each_piece() -> None:
     memory = example.trace().schedule.memory
     (data,) = re.findall('base64,([^"]+)', to_html(memory))
@@ -185,42 +157,3 @@ def test_the_picture_of_a_memory_plan_has_a_rectangle_for_each_piece() -> None:
         )
     }
     assert heights["buf0"] == pytest.approx(heights["buf4"], abs=0.2) and heights["buf0"] > 50
-
-
-def test_an_explanation_tells_breaks_and_recompiles() -> None:
-    capture = example.trace().capture
-    first = Miss({0: 0}, made=1)
-    failures = (GuardFailure(capture.guards[0], 7),)
-    second = Miss({0: 2, 1: 2}, failures, 2)
-    explanation = Explanation(
-        "f",
-        (capture,),
-        (GraphBreak("no rule", example.CALL, "rewrite"),),
-        2,
-        3,
-        True,
-        (Timeline("f", (first, second), {0: 2, 1: 3, 2: 0}),),
-    )
-    page = to_html(explanation)
-    parsed(page)
-    assert "no rule" in page and "recompile limit" in page and "failed" in page
-    assert "from call 5" in page and "✗" in page
-
-
-def test_a_type_can_be_shown_by_its_full_name() -> None:
-    """Assembly lives beside Triton, which may be missing: its view imports nothing."""
-    kernel = example.trace().kernels[0]
-
-    class Assembly(Shown):
-        source, levels = kernel, {"ptx": ".visible <entry>\n\tld.global\n\tret;"}
-
-        def kernel_lines(self, level: str) -> list[int | None]:
-            return [None, 4, None]
-
-        def __str__(self) -> str:
-            return "softmax for cuda 90: 4 warps\n  ptx: 3 lines"
-
-    Assembly.__module__, Assembly.__qualname__ = "minicompile.debug.gpu_assembly", "Assembly"
-    page = to_html(Assembly())
-    parsed(page)
-    assert "3 lines, 1 of them from a source line" in page and ".visible &lt;entry&gt;" in page

@@ -68,14 +68,9 @@ def test_what_is_forced_together_though_it_would_be_wrong_is_refused_in_the_pane
 
 
 @pytest.mark.long
-def test_dropdowns_and_the_tile_slider_compile() -> None:
+def test_dropdowns_compile() -> None:
     opened = Panel()
     assert "inline = 'never'" in opened.set("inline", "never")
-    opened.set("tile", "x")
-    shown = opened.set("its size", 32)
-    assert "tiles = {'x': 32}" in shown and "refused" not in shown
-    assert "columns lie on the stack" in opened.set("its size", 4096)
-    opened.set("tile", "as planned")
     assert "answer" in opened.set("backend", "aot_eager")
 
 

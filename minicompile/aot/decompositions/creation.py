@@ -69,13 +69,14 @@ def full(
 def arange_start_step(
     start: Any, end: Any, step: Any = 1, *, dtype: Dtype = None, device: Any = None, **_: Any
 ) -> Tensor:
-    """Integers by iota; other types stay."""
+    """Integers by iota, perhaps converted; between floats, eager's operator rounds in its own way."""
     dtype = dtype or torch.int64
-    if dtype.is_floating_point or any(isinstance(v, float) for v in (start, end, step)):
+    if any(isinstance(v, float) for v in (start, end, step)):
         return NotImplemented
     length = (end - start + step - (1 if step > 0 else -1)) // step
-    options = {"dtype": dtype, "device": torch.device(device or "cpu"), "requires_grad": False}
-    return prims.iota.default(length, start=start, step=step, **options)
+    exact = torch.int64 if dtype.is_floating_point else dtype
+    options = {"dtype": exact, "device": torch.device(device or "cpu"), "requires_grad": False}
+    return prims.iota.default(length, start=start, step=step, **options).to(dtype)
 
 
 @decompose(aten._to_copy.default, to="core")

@@ -1,4 +1,4 @@
-"""Layer, RMS, group and batch normalization: subtract the mean, multiply by the reciprocal
+"""Layer and batch normalization: subtract the mean, multiply by the reciprocal
 deviation, scale, shift.
 
 Statistics are computed in float32 for half types. The backward rules use n = (x - mean) * rstd and
@@ -30,29 +30,6 @@ def affine(x: Tensor, weight: Maybe, bias: Maybe) -> Tensor:
     return x if bias is None else x + bias
 
 
-def total(x: Tensor, dims: list[int]) -> Tensor:
-    """A sum over no dimensions is the value itself (torch would take all of them)."""
-    return x.sum(dims) if dims else x.clone()
-
-
-def gradients(
-    grad: Tensor, normal: Tensor, rstd: Tensor, weight: Maybe, along: list[int],
-    shared: list[int], mask: list[bool],
-) -> tuple[Maybe, ...]:  # fmt: skip
-    """Of input, weight and bias, as far as `mask` wants them; every argument broadcasts against `grad`.
-
-    The input was normalized over the dimensions `along`; a weight counts for all elements along `shared`.
-    """
-    scaled, n = affine(grad, weight, None), count(grad, along)
-    steep = (scaled * normal).sum(along, keepdim=True)
-    middle = scaled - scaled.sum(along, keepdim=True) / n
-    return (
-        rstd * (middle - normal * (steep / n)) if mask[0] else None,
-        total(grad * normal, shared) if mask[1] else None,
-        total(grad, shared) if mask[2] else None,
-    )
-
-
 # Over the last dimensions ------------------------------------------------------------------------
 
 
@@ -70,40 +47,25 @@ def layer_norm(
     return affine(normal, weight, bias), mean, rstd
 
 
+def total(x: Tensor, dims: list[int]) -> Tensor:
+    """A sum over no dimensions is the value itself (torch would take all of them)."""
+    return x.sum(dims) if dims else x.clone()
+
+
 @decompose(aten.native_layer_norm_backward.default, to="core", wide=True)
 def layer_norm_backward(
     grad: Tensor, x: Tensor, shape: list[Any], mean: Tensor, rstd: Tensor, weight: Maybe,
     bias: Maybe, mask: list[bool],
 ) -> tuple[Maybe, ...]:  # fmt: skip
     outer, inner = outer_and_inner(x, shape)
-    wanted = [mask[0], mask[1] and weight is not None, mask[2] and bias is not None]
-    return gradients(grad, (x - mean) * rstd, rstd, weight, inner, outer, wanted)
-
-
-# Over groups of channels -------------------------------------------------------------------------
-
-
-@decompose(aten.native_group_norm.default, to="prims", wide=True)
-def group_norm(
-    x: Tensor, weight: Maybe, bias: Maybe, n: Any, c: Any, spatial: Any, groups: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    grouped = x.reshape([n, groups, (c // groups) * spatial])
-    normal, mean, rstd, _ = normalize(grouped, [2], eps)
-    result = affine(normal.reshape(x.shape), channels(weight, x), channels(bias, x))
-    return result, mean.squeeze(2), rstd.squeeze(2)
-
-
-@decompose(aten.native_group_norm_backward.default, to="core", wide=True)
-def group_norm_backward(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Maybe, n: Any, c: Any,
-    spatial: Any, groups: int, mask: list[bool],
-) -> tuple[Maybe, ...]:  # fmt: skip
-    size = [n, groups, c // groups, spatial]
-    center, rstd = (v.reshape([n, groups, 1, 1]) for v in (mean, rstd))
-    normal = (x.reshape(size) - center) * rstd
-    weight = weight.reshape([1, groups, -1, 1]) if weight is not None else None
-    found = gradients(grad.reshape(size), normal, rstd, weight, [2, 3], [0, 3], mask)
-    return tuple(g if g is None else g.reshape(to) for g, to in zip(found, (x.shape, [c], [c])))
+    normal, scaled, n = (x - mean) * rstd, affine(grad, weight, None), count(x, inner)
+    steep = (scaled * normal).sum(inner, keepdim=True)
+    middle = scaled - scaled.sum(inner, keepdim=True) / n
+    return (
+        rstd * (middle - normal * (steep / n)) if mask[0] else None,
+        total(grad * normal, outer) if mask[1] and weight is not None else None,
+        total(grad, outer) if mask[2] and bias is not None else None,
+    )
 
 
 # Over all but the channels -----------------------------------------------------------------------

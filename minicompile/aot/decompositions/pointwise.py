@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, where
 
 from minicompile.aot.decompositions.registry import (
-    Maybe,
     Rule,
     decompose,
     formulas,
@@ -62,18 +61,6 @@ def power(x: Tensor, exponent: Number) -> Tensor:
             return NotImplemented
     single = abs(exponent) == 0.5 or exponent == -1
     return POWERS[exponent](x if single else wide(x))  # one operation's digits aren't cut
-
-
-@decompose(aten.pow.Scalar, to="prims")
-def scalar_power(base: Number, exponent: Tensor) -> Tensor:
-    dtype = torch.result_type(base, exponent)
-    return torch.pow(constant(base, dtype, exponent.device), exponent.to(dtype))
-
-
-@decompose(aten.clamp.Tensor, to="prims")
-def clamp_tensor(x: Tensor, low: Maybe = None, high: Maybe = None) -> Tensor:
-    x = x if low is None else torch.maximum(x, low)
-    return x if high is None else torch.minimum(x, high)
 
 
 formulas(

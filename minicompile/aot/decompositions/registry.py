@@ -25,6 +25,8 @@ from minicompile.ops.registry import Registry
 
 Rule = Callable[..., Any]
 """Computes an operator's result with other operators; may return NotImplemented."""
+Target = Literal["core", "prims"]
+"""The level whose operators a rule uses."""
 Dtype = torch.dtype | None
 Maybe = torch.Tensor | None
 
@@ -34,7 +36,7 @@ class Decomposition:
     """A rule, and the level whose operators it uses."""
 
     rule: Rule
-    level: Literal["core", "prims"]
+    level: Target
 
 
 decomposition: Registry[Decomposition] = Registry(
@@ -42,9 +44,7 @@ decomposition: Registry[Decomposition] = Registry(
 )
 
 
-def decompose(
-    *ops: OpOverload, to: Literal["core", "prims"], wide: bool = False
-) -> Callable[[Rule], Rule]:
+def decompose(*ops: OpOverload, to: Target, wide: bool = False) -> Callable[[Rule], Rule]:
     """Decorator: the function computes `ops`. It may return NotImplemented to leave a call as it is.
 
     `wide` is for formulas over real numbers: tensors of half types reach the rule as float32, in
@@ -58,9 +58,7 @@ def decompose(
     return add
 
 
-def formulas(
-    rules: Mapping[OpOverload, Rule], to: Literal["core", "prims"] = "core", wide: bool = True
-) -> None:
+def formulas(rules: Mapping[OpOverload, Rule], to: Target = "core", wide: bool = True) -> None:
     """Register a table of rules."""
     for op, rule in rules.items():
         decompose(op, to=to, wide=wide)(rule)

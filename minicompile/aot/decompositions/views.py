@@ -32,23 +32,20 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
 
 @decompose(aten.roll.default, to="core")
 def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """Two slices in the other order; torch's rule gathers."""
     if not dims:
         return roll(x.flatten(), shifts, [0]).view(x.shape)
     for shift, dim in zip(shifts, dims):
         if (size := x.shape[dim]) != 0:
             start = (size - shift) % size
             x = torch.cat([x.narrow(dim, start, size - start), x.narrow(dim, 0, start)], dim)
-    return x.clone() if all(shift == 0 for shift in shifts) else x
+    return x
 
 
 formulas(
     {
-        aten.t.default: lambda x: x.permute([1, 0]) if x.dim() == 2 else x,
         aten.detach.default: lambda x: x,
-        aten._unsafe_view.default: lambda x, size: x.view(size),
-        aten.squeeze.default: lambda x: x.squeeze([d for d, n in enumerate(x.shape) if n == 1]),
         aten.unbind.int: lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],
-        aten.stack.default: lambda xs, dim=0: torch.cat([x.unsqueeze(dim) for x in xs], dim),
     },
     wide=False,
 )

@@ -1,4 +1,4 @@
-"""No-ops, chains of views, constants, common subexpressions and dead code on functional graphs.
+"""No-ops, constants, common subexpressions and dead code on functional graphs.
 
 No pass merges or removes random operators' draws, merges two results that the user may write to
 separately, or touches an operator kept for its effect. A merged node keeps the origins of all that it
@@ -88,34 +88,6 @@ def drop_no_ops(gm: fx.GraphModule, kept: Collection[fx.Node]) -> int:
     for node in found:
         replace(node, node.args[0])
     return len(found)
-
-
-# View chains -------------------------------------------------------------------------------------
-
-
-@graph_pass("merge_views", stage="prims", order=15)
-def merge_views(gm: fx.GraphModule, mode: Any) -> int:
-    """view(view(x)) is one view, permute(permute(x)) one permutation (often none)."""
-    changed = 0
-    for node in list(gm.graph.nodes):
-        inner: Any = argument(node, 0)
-        if not isinstance(inner, fx.Node) or inner.target is not node.target:
-            continue
-        if node.target is aten.view.default and argument(inner, 0).meta["val"].is_contiguous():
-            node.update_arg(0, inner.args[0])
-        elif node.target is aten.permute.default:
-            first, second = argument(inner, 1), argument(node, 1)
-            rank = len(first)
-            node.update_arg(1, [first[d % rank] % rank for d in second])
-            node.update_arg(0, inner.args[0])
-        else:
-            continue
-        node.meta["origins"] = origins_of(node) | origins_of(inner)
-        changed += 1
-    gm.graph.eliminate_dead_code(has_effect)
-    if changed:
-        remove_early_no_ops(gm, mode)
-    return changed
 
 
 # Constants ---------------------------------------------------------------------------------------

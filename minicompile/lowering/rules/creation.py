@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import sympy
 import torch
 
 from minicompile.errors import Unsupported
@@ -21,24 +20,14 @@ from minicompile.lowering.rules.common import Scalar, aten, constant, number, pr
 from minicompile.lowering.value import Positions, TensorValue
 from minicompile.ops.dtypes import is_int, promote
 from minicompile.ops.handler import Index, Ops, V
-from minicompile.ops.philox import PHILOX
 from minicompile.shapes.expr import (
-    ONE,
-    ModularIndexing,
     Size,
-    contiguous_strides,
-    floor_div,
-    linear_index,
-    product,
     same,
     to_size,
 )
 
 MAX_JOINED = 16
 """Most tensors joined by selects; beyond, copying each in turn is faster."""
-
-MOST_CONSTANTS = 2**16
-"""Elements of a sequence that is kept rather than computed."""
 
 Bounds = Mapping[int, tuple[Size, Size]]
 """By dimension: the first index that counts, and the first one after it that doesn't."""
@@ -48,7 +37,7 @@ Bounds = Mapping[int, tuple[Size, Size]]
 def full(ctx: LoweringContext, size: Sequence[Size], value: Scalar, **_: Any) -> TensorValue:
     """One number everywhere."""
     dtype, device = ctx.result.dtype, ctx.result.device
-    return ctx.pointwise(size, device, lambda ops, _: constant(ops, value, dtype), dtype)
+    return ctx.pointwise(size, device, lambda ops, _: constant(ops, value, dtype))
 
 
 @lowering(prims.iota.default)
@@ -68,38 +57,11 @@ def iota(
     def body(ops: Ops, index: Sequence[Index]) -> V:
         return ops.index_expr(index[0] * step + start, dtype)
 
-    found = ctx.pointwise((length,), ctx.result.device, body, dtype)
+    found = ctx.pointwise((length,), ctx.result.device, body)
     last = to_size(start + step * (length - 1))
     low, high = (last, start) if isinstance(step, int) and step < 0 else (start, last)
     found.storage.positions = Positions(lambda i: i[0] * step + start, low, high)
     return found
-
-
-@lowering(aten.arange.start_step, aten.linspace.default, aten.logspace.default)
-@lowering(aten.tril_indices.default, aten.triu_indices.default)
-def known_now(ctx: LoweringContext, *numbers: Scalar, **options: Any) -> TensorValue:
-    """Eager's operator makes it once, here: with its roundings, which depend on its vector width."""
-    length = product(ctx.result_size)
-    if not isinstance(length, int) or length > MOST_CONSTANTS:
-        raise Unsupported(f"a sequence of {length} elements that eager rounds in its own way")
-    if any(isinstance(n, sympy.Basic) for n in numbers):
-        raise Unsupported("a sequence between symbolic numbers that eager rounds in its own way")
-    assert ctx.node is not None and callable(ctx.node.target)
-    return ctx.copy_of(ctx.constant(ctx.node.target(*numbers, **options), ctx.new_name()))
-
-
-@lowering(PHILOX)
-def philox(
-    ctx: LoweringContext, seeds: TensorValue, number: int, size: Sequence[Size], kind: str
-) -> TensorValue:
-    """Random numbers, each by its position in a contiguous tensor, however this one lies."""
-    strides = contiguous_strides(size)
-
-    def body(ops: Ops, index: Sequence[Index]) -> V:
-        place = ops.index_expr(linear_index(index, strides), torch.int64)
-        return ops.pointwise(kind, seeds.load(ops, [sympy.Integer(number)]), place)
-
-    return ctx.pointwise(size, seeds.device, body)
 
 
 # -- joining
@@ -156,7 +118,7 @@ def cat(ctx: LoweringContext, tensors: Sequence[TensorValue], dim: int = 0) -> T
             found = value if mask is None or found is None else ops.where(mask, value, found)
         return found
 
-    return ctx.pointwise(size, first.device, body, dtype)
+    return ctx.pointwise(size, first.device, body)
 
 
 @lowering(aten.constant_pad_nd.default)
@@ -179,7 +141,7 @@ def constant_pad_nd(
         mask = inside(ops, index, size, bounds)
         return only_where(ops, mask, lambda inner: x.load(inner, at), filler)
 
-    return ctx.pointwise(size, x.device, body, x.dtype)
+    return ctx.pointwise(size, x.device, body)
 
 
 @lowering(aten.select_scatter.default)
@@ -203,20 +165,16 @@ def slice_scatter(
     end: Size | None = None,
     step: int = 1,
 ) -> TensorValue:
+    if step != 1:
+        raise Unsupported("a write to every other element")
     dim = views.wrap_dim(dim, x.dim)
-    given = src.size[dim] if src.dim == x.dim else None
-    low, high, length = views.slice_bounds(x.size[dim], start, end, step, given)
-    source = ctx.view(src, views.expand(src.size, (*x.size[:dim], length, *x.size[dim + 1 :])))
+    low = views.slice_start(x.size[dim], start)
+    high = to_size(low + src.size[dim])
 
     def body(ops: Ops, i: Sequence[Index]) -> V:
-        offset = i[dim] - low
-        at = [*i[:dim], sympy.sympify(floor_div(offset, step)), *i[dim + 1 :]]
+        at = [*i[:dim], i[dim] - low, *i[dim + 1 :]]
         mask = inside(ops, i, x.size, {dim: (low, high)})
-        if step != 1:
-            skipped = ops.index_expr(ModularIndexing(offset, ONE, sympy.Integer(step)), torch.int64)
-            first = ops.eq(skipped, ops.constant(0, torch.int64))
-            mask = first if mask is None else ops.logical_and(mask, first)
-        new = only_where(ops, mask, lambda inner: source.load_as(inner, at, x.dtype))
+        new = only_where(ops, mask, lambda inner: src.load_as(inner, at, x.dtype))
         return new if mask is None else ops.where(mask, new, x.load(ops, i))
 
-    return ctx.pointwise(x.size, x.device, body, x.dtype)
+    return ctx.pointwise(x.size, x.device, body)

@@ -21,7 +21,7 @@ from minicompile.lowering.value import Scope, TensorValue
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.handler import Index, Ops, V
 from minicompile.ops.origin import union
-from minicompile.shapes.expr import ZERO, Size, is_nonnegative, product
+from minicompile.shapes.expr import ZERO, Size, is_nonnegative, product, same
 
 
 def integer_index(index: TensorValue, x: TensorValue, extent: Size) -> None:
@@ -124,7 +124,7 @@ def read(
     def body(ops: Ops, i: Sequence[Index]) -> V:
         return x.load(Scope.over(ops).through(origins), position(ops, i))
 
-    return ctx.pointwise(size, x.device, body, x.dtype)
+    return ctx.pointwise(size, x.device, body)
 
 
 @lowering(aten.index.Tensor)
@@ -188,7 +188,7 @@ def chosen(
         holds = mask.load(ops, i[: mask.dim])
         return ops.where(holds, value.load(ops, corner), x.load(ops, i))
 
-    return ctx.pointwise(x.size, x.device, body, x.dtype)
+    return ctx.pointwise(x.size, x.device, body)
 
 
 @lowering(aten.index_put.default)
@@ -204,6 +204,10 @@ def index_put(
         return chosen(ctx, x, mask, values)
     size, position = advanced_index(ctx, x, indices, ordered=not one)
     common_device(x, values)
+    pairs = zip(reversed(values.size), reversed(size), strict=False)
+    fits = all(have == 1 or same(*map(ctx.simplified, (have, place))) for have, place in pairs)
+    if values.dtype is not x.dtype or values.dim > len(size) or not fits:
+        raise Unsupported(f"index_put of {values.dtype} {values.size} into {x.dtype} {size}")
     if accumulate:
         can_accumulate(ctx, x)
     elif not one:

@@ -7,6 +7,7 @@ The real compiler: torch/_inductor/lowering.py (register_pointwise).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import sympy
@@ -38,6 +39,10 @@ OPERATORS = """
     neg maximum minimum eq ne lt le gt ge isnan signbit
     logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not"""
 """ATen operators that have a loop operation of the same name."""
+SHIFTS = {
+    "lshift": (aten.__lshift__, aten.bitwise_left_shift),
+    "rshift": (aten.__rshift__, aten.bitwise_right_shift),
+}
 
 
 def overloads(packet: Any) -> list[Any]:
@@ -52,21 +57,11 @@ def operation(name: str, dtype: torch.dtype) -> Formula:
     return lambda ops, *values: ops.pointwise(chosen, *values)
 
 
-Dtypes = frozenset[torch.dtype]
-BOOL: Dtypes = frozenset({torch.bool})
-FLOATS: Dtypes = frozenset(dtype for dtype in LOOP_DTYPES if dtype.is_floating_point)
-INTS: Dtypes = LOOP_DTYPES - FLOATS - BOOL
-
-
-def one_operation(
-    name: str, unchanged: Dtypes = frozenset(), refused: Dtypes = frozenset()
-) -> Rule:
+def one_operation(name: str, unchanged: Collection[torch.dtype] = ()) -> Rule:
     """The rule of an operator that is one loop operation; it gives values of some dtypes back as they are."""
 
     def rule(ctx: LoweringContext, *operands: Operand) -> Operand:
         dtype = common_dtype(*operands)
-        if dtype in refused:
-            raise Unsupported(f"{name} of {dtype}")
         if dtype in unchanged:
             return operands[0]
         return elementwise(ctx, operation(name, dtype), *operands)
@@ -76,22 +71,18 @@ def one_operation(
 
 for _name in OPERATORS.split():
     lowering(*overloads(getattr(aten, _name)))(one_operation(_name))
-lowering(aten.abs.default)(one_operation("abs", unchanged=BOOL | {torch.uint8}))
-lowering(aten.sign.default)(one_operation("sign", unchanged=BOOL))
+for _name, _packets in SHIFTS.items():
+    for _packet in _packets:
+        lowering(*overloads(_packet))(one_operation(_name))
+lowering(aten.abs.default)(one_operation("abs", (torch.bool, torch.uint8)))
+lowering(aten.sign.default)(one_operation("sign", (torch.bool,)))
+WHOLE = [dtype for dtype in LOOP_DTYPES if not dtype.is_floating_point]
 for _name in ("floor", "ceil", "trunc", "round"):
-    lowering(getattr(aten, _name).default)(one_operation(_name, unchanged=INTS, refused=BOOL))
-lowering(*overloads(aten.__lshift__), *overloads(aten.bitwise_left_shift))(
-    one_operation("lshift", refused=FLOATS | BOOL)
-)
-lowering(*overloads(aten.__rshift__), *overloads(aten.bitwise_right_shift))(
-    one_operation("rshift", refused=FLOATS | BOOL)
-)
+    lowering(getattr(aten, _name).default)(one_operation(_name, WHOLE))
 
 
 @lowering(aten.relu.default)
 def relu(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    if x.dtype is torch.bool:
-        raise Unsupported("relu of bools")
     return elementwise(ctx, operation("maximum", x.dtype), x, 0)
 
 
@@ -148,20 +139,17 @@ lowering(aten.mul.Tensor)(product("mul"))
 
 
 def division(name: str) -> Rule:
-    """Integer division by zero raises as in eager. A kernel checks its divisors; it must see each of them,
-    and no others: the quotient is not inlined into users, which may read only some, under a mask.
+    """On a CPU, eager looks whether an integer is divided by zero, and so do we: it is a library call, unless
+    the divisor is a number that is known not to be 0.
     """
 
     def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
         dtype = common_dtype(a, b)
-        if dtype is torch.bool:
-            raise Unsupported("integer division of bools")
         known = isinstance(b, int) and b != 0
         known |= isinstance(b, sympy.Expr) and bool(b.is_positive)
-        found = elementwise(ctx, operation(name, dtype), a, b)
-        if not known and not dtype.is_floating_point:
-            ctx.settle(found.storage, "division that may fail")
-        return found
+        if not known and not dtype.is_floating_point and common_device(a, b).type == "cpu":
+            raise Unsupported("an integer divided by what may be 0")
+        return elementwise(ctx, operation(name, dtype), a, b)
 
     return rule
 

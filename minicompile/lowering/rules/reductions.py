@@ -82,8 +82,6 @@ def extreme(kind: ReductionKind, of_bools: ReductionKind | None = None) -> Rule:
         ctx: LoweringContext, x: TensorValue, dim: Dims = None, keepdim: bool = False
     ) -> TensorValue:
         dims = canonical_dims(dim, x.dim)
-        if any(isinstance(x.size[d], int) and x.size[d] == 0 for d in dims):
-            raise Unsupported(f"{kind} of no elements")
         if x.dtype is torch.bool and of_bools is not None:
             return reduce(ctx, of_bools, x, dims, keepdim)
         position = torch.int64 if kind in POSITIONS else None

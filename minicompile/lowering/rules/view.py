@@ -41,17 +41,6 @@ def view(ctx: LoweringContext, x: TensorValue, size: Sequence[Size]) -> TensorVa
     return ctx.view(x, views.reshape(x.size, ctx.result_size))
 
 
-@lowering(aten.diagonal.default)
-def diagonal(ctx: LoweringContext, x: TensorValue, *place: int, **named: int) -> TensorValue:
-    return ctx.view(x, views.diagonal(x.size, ctx.result_size[-1], *place, **named))
-
-
-@lowering(aten.unfold.default)
-def unfold(ctx: LoweringContext, x: TensorValue, dim: int, size: Size, step: Size) -> TensorValue:
-    made = views.unfold(x.size, dim, size, step)
-    return ctx.view(x, views.ViewMap(ctx.result_size, made.index))  # a guard may know the count
-
-
 @lowering(aten.slice.Tensor)
 def slice_(
     ctx: LoweringContext,
@@ -61,7 +50,7 @@ def slice_(
     end: Size | None = None,
     step: int = 1,
 ) -> TensorValue:
-    return ctx.view(x, views.slice_(x.size, dim, start, end, step, ctx.result_size[dim]))
+    return ctx.view(x, views.slice_(x.size, dim, start, step, ctx.result_size[dim]))
 
 
 @lowering(aten.as_strided.default)

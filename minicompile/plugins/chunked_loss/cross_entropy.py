@@ -15,6 +15,8 @@ Source: Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models (202
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.passes.rewriting import may_write
+from minicompile.aot.passes.replacing import may_write
 from minicompile.ops.graph import Rewrite, origins_of, statement, target_name
 from minicompile.ops.nodes import bytes_of
 from minicompile.passes.manager import graph_pass
@@ -98,11 +100,23 @@ def losses_and_slopes(logits: Tensor, labels: Tensor, ignore: int) -> tuple[Tens
     return losses.sum(), slopes
 
 
+@functools.cache
+def adds_products_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Can a product of half types be added to a float32 matrix in place, without rounding it?"""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    with compat.no_dispatch_modes(), contextlib.suppress(RuntimeError, TypeError):
+        total, factor = (torch.ones(16, 16, device=device, dtype=d) for d in (torch.float32, dtype))
+        torch.addmm(total, factor, factor, torch.float32, out=total)  # type: ignore[call-overload]
+        return bool((total == 17).all())
+    return False
+
+
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """total + a @ b, not rounded in between."""
     if total.dtype is a.dtype:
         return torch.addmm(total, a, b)
-    if compat.adds_products_in_float32(a.device, a.dtype):
+    if adds_products_in_float32(a.device, a.dtype):
         return torch.addmm(total, a, b, out_dtype=total.dtype)  # type: ignore[call-overload, no-any-return]
     return total + (a @ b).to(total.dtype)
 

@@ -1,8 +1,8 @@
-"""Which kernels reduce columns in vectors, the width of their tiles, and how threads share rows."""
+"""Which kernels reduce columns in vectors, the width of their tiles, and where threads share rows."""
 
 from __future__ import annotations
 
-from minicompile.codegen.cpp_rules import PARALLEL_NANOSECONDS, chunks, nanoseconds
+from minicompile.codegen.cpp_rules import PARALLEL_NANOSECONDS, nanoseconds
 from minicompile.codegen.phases import contiguous_uses
 from minicompile.codegen.plan import CppPlan, plan_rule
 from minicompile.options import Options
@@ -13,7 +13,14 @@ COLUMN_CHUNK, MOST_COLUMN_CHUNKS = 64, 16
 """Most columns of a tile; with fewer tiles, threads share rows, at least so many at a time."""
 
 
-@plan_rule("cpp:columns", before="cpp:tiles")
+FEW_ROWS, LONG_ROW = 8, 32768
+"""Fewer rows than this, each at least this long, are shared by threads in chunks of r."""
+
+CHUNK, MOST_CHUNKS = 16384, 256
+"""Least elements of such a chunk, and most chunks."""
+
+
+@plan_rule("cpp:columns", before="cpp:stash")
 def choose_axis(plan: CppPlan, options: Options) -> str | None:
     """Vectorise the loop over columns where these lie side by side, and elements of rows don't."""
     body = plan.body
@@ -37,6 +44,16 @@ def choose_axis(plan: CppPlan, options: Options) -> str | None:
     return uses
 
 
+@plan_rule("cpp:chunks", before="cpp:stash")
+def choose_chunks(plan: CppPlan, options: Options) -> str | None:
+    """Threads share few long rows."""
+    few = plan.rows < FEW_ROWS and plan.row_length >= LONG_ROW
+    if plan.reduction != "looped" or plan.body.scans or not few:
+        return None
+    plan.tiles, plan.reduction = chunks(plan, CHUNK, MOST_CHUNKS), "chunks"
+    return f"threads share {plan.rows} rows of {plan.row_length} elements"
+
+
 def tiles_of_columns(plan: CppPlan, width: int) -> dict[str, int]:
     """Wide tiles read memory in order; when there are too few for all threads, these share the rows."""
     outer, tile = plan.rows // max(width, 1), min(-(-width // 16) * 16, WIDEST_TILE)
@@ -48,3 +65,10 @@ def tiles_of_columns(plan: CppPlan, width: int) -> dict[str, int]:
     if worth_it and outer * -(-width // tile) < FEW_TILES:
         return {"x": tile} | chunks(plan, COLUMN_CHUNK, MOST_COLUMN_CHUNKS)
     return {"x": tile}
+
+
+def chunks(plan: CppPlan, least: int, most: int) -> dict[str, int]:
+    """Chunks of the outermost r: at most `most`, of at least `least` elements of the row."""
+    outermost = size_hint(next(iter(plan.reduction_ranges.values())), plan.hints)
+    inside = max(plan.row_length // max(outermost, 1), 1)
+    return {"r": max(-(-least // inside), -(-outermost // most)), "chunks": most}

@@ -1,7 +1,7 @@
 """C kernels with reductions of columns: loops over r, inside them a loop over a tile of columns in vectors.
 
 A reduction has an accumulator for each column of the tile. What is around it is in
-`codegen/cpp_reductions.py`.
+`codegen/cpp_reductions.py` and chunks.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from minicompile.codegen.cpp_loops import operands
-from minicompile.codegen.cpp_reductions import MANY, ReductionPrinter
+from minicompile.codegen.cpp_reductions import MANY
 from minicompile.codegen.cpp_values import ALIGNED, Loop
 from minicompile.codegen.phases import cost, float_sums
 from minicompile.codegen.plan import CppPlan
 from minicompile.codegen.printing import kernel_template
 from minicompile.ops.table import POSITIONS
+from minicompile.plugins.column_reductions.chunks import ChunkPrinter
 from minicompile.scheduling.body import Value, varying
 from minicompile.shapes.expr import Size, product, size_hint
 
@@ -29,11 +30,12 @@ COLUMN_BLOCK = 64
 
 
 @kernel_template("columns")
-class ColumnPrinter(ReductionPrinter):
+class ColumnPrinter(ChunkPrinter):
     """For each tile of the last x: loops over r, inside them a loop over the columns in vectors."""
 
-    summed = COLUMN_BLOCK
+    block_length = COLUMN_BLOCK
     fewest = 16
+    """Iterations of the inner loop from which each of the outer one adds to totals."""
 
     def __init__(self, plan: CppPlan) -> None:
         super().__init__(plan)
@@ -51,7 +53,7 @@ class ColumnPrinter(ReductionPrinter):
         """Reductions whose chunks are still to be combined, by the loop that comes next."""
 
     def nest(self) -> None:
-        self._chunks()
+        self.declare_chunks()
         *outer, last = self.x_loops
         inner, size = last.var, last.size
         tiled = not isinstance(size, int) or size > self.lanes
@@ -82,7 +84,7 @@ class ColumnPrinter(ReductionPrinter):
                     if self.divided:  # the sweep reads what the last one found
                         with self.each_lane():
                             self._first()
-                    self._loop_phase(values)
+                    self.sweep(values)
                 elif values:
                     self._over_columns(values)
 
@@ -93,7 +95,7 @@ class ColumnPrinter(ReductionPrinter):
         """Combine what chunks have found, once."""
         divided, self.divided = self.divided, ()
         if divided:
-            self._combine(divided)
+            self.combine_parts(divided)
 
     def innermost(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
         """One row of the tile."""
@@ -102,12 +104,12 @@ class ColumnPrinter(ReductionPrinter):
             self.compute(v for v in values if v in still)
             self._over_columns([v for v in values if v not in still])
 
-    def _sweep(self, values: Sequence[Value], start: str = "0", stop: str = "") -> None:
+    def sweep(self, values: Sequence[Value], start: str = "0", stop: str = "") -> None:
         """A few numbers in each column are added up at once, those of a few columns as doubles."""
         loop, columns = self.r_loops[0], product(self.plan.ranges.values())
         known = isinstance(loop.size, int) and loop.size < self.fewest and loop is self.r_loops[-1]
         if not known or self.split or not self._alone(values):
-            super()._sweep(values, start, stop)
+            super().sweep(values, start, stop)
             return
         for value in float_sums(values):
             self._declare_array(value, "", "float")
@@ -140,10 +142,26 @@ class ColumnPrinter(ReductionPrinter):
                 self.line(text.format(*places), value.origins)
 
     def in_fours(self, values: Sequence[Value]) -> bool:
+        """Are four iterations summed at once?"""
         size = self.r_loops[-1].size
         return isinstance(size, int) and size >= self.fewest and self._alone(values)
 
+    def totals(self, values: Sequence[Value]) -> list[Value]:
+        often = (
+            self.r_loops[1:] and size_hint(self.r_loops[-1].size, self.plan.hints) >= self.fewest
+        )
+        at_times = often or self.in_fours(values) or self.in_blocks(values)
+        return float_sums(values) if at_times else []
+
+    def piece(
+        self, values: Sequence[Value], loop: Loop, totals: list[Value], most: Size, at_once: bool
+    ) -> None:
+        left = self._fours(values, loop) if self.in_fours(values) else loop
+        if left is not None:
+            super().piece(values, left, totals, most, at_once)
+
     def _fours(self, values: Sequence[Value], loop: Loop) -> Loop | None:
+        """Add up four iterations at a time, each four into the totals. Gives the loop over what is left."""
         var, size, start, stop, _ = loop
         with self.loop(Loop(f"{var}_four", size, start, f"{stop} - 3", 4)):
             self._at_once(values, Loop("k", 4), "float", "{2} += {1};")
@@ -154,6 +172,8 @@ class ColumnPrinter(ReductionPrinter):
 
     def in_blocks(self, values: Sequence[Value]) -> bool:
         """Columns of which more is summed than fits a block, or may be."""
+        if self.in_fours(values):
+            return False
         size = self.r_loops[-1].size
         if isinstance(size, int):
             chunk = self.plan.tiles.get("r", size) if len(self.r_loops) == 1 else size
@@ -196,31 +216,39 @@ class ColumnPrinter(ReductionPrinter):
             yield
         self.lane = outside
 
-    def _part(self, value: Value, suffix: str = "") -> str:
+    def for_each(self, values: Iterable[Value], text: str) -> None:
+        for value in values:
+            with self.each_lane():
+                super().for_each([value], text)
+
+    def by_row(self, value: Value) -> bool:
+        return False
+
+    def part(self, value: Value, suffix: str = "") -> str:
         return f"{self.names[value]}{suffix}_parts[c * {self.lanes} + {self.lane}]"
 
-    def _divided(self, reductions: Sequence[Value]) -> None:
+    def finish_chunks(self, reductions: Sequence[Value]) -> None:
         for value in reductions:
             for suffix, ctype, _ in self.accumulators(value):
                 self._declare_array(value, suffix, ctype)
         self.divided = reductions
 
-    def _declare_accumulator(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
+    def set_accumulator(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
         if ctype:
             self._declare_array(value, suffix, ctype)
         with self.each_lane():
-            self._set(value, suffix, ctype, initial)
+            self.start_lane(value, suffix, ctype, initial)
 
-    def _set(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
-        super()._set(value, suffix, "", initial)  # the array is declared
+    def start_lane(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
+        super().set_accumulator(value, suffix, "", initial)  # the array is declared
 
     def _declare_array(self, value: Value, suffix: str, ctype: str) -> None:
         array = f"{self.names[value]}{suffix}_tile[{self.lanes}]"
         self.line(f"{ctype} {array} {ALIGNED};", value.origins)
 
-    def _take(self, value: Value, source: str, position: str) -> None:
+    def take(self, value: Value, source: str, position: str) -> None:
         if value.kind not in POSITIONS:
-            super()._take(value, source, position)
+            super().take(value, source, position)
             return
         total = self.accumulator(value, self.accumulators(value)[0][0])
         best = self.accumulator(value, "_best")

@@ -24,13 +24,13 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional as F
 
 from minicompile import compat
-from minicompile.aot.passes.rewriting import TORCH, may_write, replace_nodes
+from minicompile.aot.passes.replacing import TORCH, may_write, replace_nodes
 from minicompile.lowering.context import layout_of
 from minicompile.ops.dtypes import LOOP_DTYPES, TENSOR_CORES
 from minicompile.ops.graph import Rewrite, call_text, target_name
 from minicompile.ops.nodes import is_pointwise
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.patterns import Match
+from minicompile.passes.replacements import Match
 from minicompile.plugins.flash_attention.operators import FlashAttention, function_of
 from minicompile.plugins.flash_attention.score import scores_of
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.passes.rewriting import trace_function
+from minicompile.aot.passes.replacing import trace_function
 from minicompile.codegen.legalize import COMPARISONS, legalize
 from minicompile.codegen.phases import cone
 from minicompile.codegen.plan import INT32_END
@@ -400,7 +400,7 @@ def recorded(
 
     function = with_slope if training else score
     traced = trace_function(function, fakes + fakes[:1] * training, mode, "post_grad")
-    graph = compat.graph_module(torch.nn.Module(), traced.parameters[0].graph, "scores")
+    graph = compat.graph_module(torch.nn.Module(), traced, "scores")
     results = formulas(Graph(graph, "scores", "tracing"), Options())
     body = LoopBody("score", dict(zip(PLACE[:3], size)), {KEY: size[3]})
     last = f"x{len(others) + 1}"

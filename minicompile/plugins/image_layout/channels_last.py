@@ -10,6 +10,7 @@ The real compiler: GraphLowering.decide_layout_opt in torch/_inductor/graph.py.
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.layout import same_strides
-from minicompile.aot.levels import family
+from minicompile.aot.partition import REDUCTIONS
 from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Rewrite, copies, origins_of, statement
-from minicompile.ops.nodes import bytes_of
+from minicompile.ops.nodes import bytes_of, is_pointwise
 from minicompile.ops.strides import dense_strides
 from minicompile.passes.manager import graph_pass
 from minicompile.shapes.symnode import hint
@@ -30,8 +31,10 @@ aten = torch.ops.aten
 
 CONVOLUTIONS: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 """How many of the first arguments are images."""
-FOLLOWING = {aten.cat.default, aten.constant_pad_nd.default, aten.clone.default}
-"""Results lie as operands do, as those of pointwise operators and windows."""
+FOLLOWING = re.compile(
+    "cat|constant_pad_nd|clone|convert_element_type|_to_copy|.*(pool|pad.d|upsample).*"
+)
+"""Names of operators whose results lie as operands do, as those of pointwise operators."""
 VIEWS = {aten.permute, aten.expand, aten.slice, aten.select, aten.squeeze, aten.unsqueeze}
 """They view what lies in any order."""
 ROWS, LAST = torch.contiguous_format, torch.channels_last
@@ -118,8 +121,7 @@ class Images:
         target: Any = node.target
         if not isinstance(target, OpOverload):
             return target is operator.getitem
-        kind = family(target)
-        if kind in ("pointwise", "cast", "window") or target in FOLLOWING:
+        if is_pointwise(target) or FOLLOWING.fullmatch(target.overloadpacket.__name__):
             if any(map(is_last, node.all_input_nodes)):
                 self.lay_out(node)
         elif target.overloadpacket in VIEWS:
@@ -129,7 +131,7 @@ class Images:
                 with self.mode:
                     node.meta["val"] = target(*args)
         else:
-            return kind == "reduction"
+            return target.overloadpacket in REDUCTIONS
         return True
 
     def lay_out(self, node: fx.Node) -> None:

@@ -64,7 +64,7 @@ def divided(
         value = ops.pointwise(quotient, value, ops.to_dtype(count, wide))
         return ops.to_dtype(value, dtype)
 
-    return ctx.pointwise(x.size, x.device, body, dtype)
+    return ctx.pointwise(x.size, x.device, body)
 
 
 @lowering(aten.avg_pool2d.default)
@@ -112,23 +112,22 @@ def maximum(
             return found
         return ops.where(ops.isnan(value), ops.bitwise_not(at), found)
 
-    keys = folded(ctx, "min", ctx.pointwise(windows.size, x.device, key, INT))
+    keys = folded(ctx, "min", ctx.pointwise(windows.size, x.device, key))
 
     def position(ops: Ops, index: Sequence[Index]) -> V:
         found = keys.load(ops, index)
         return ops.where(ops.lt(found, ops.constant(0, INT)), ops.bitwise_not(found), found)
 
-    return best, ctx.pointwise(best.size, x.device, position, INT)
+    return best, ctx.pointwise(best.size, x.device, position)
 
 
 @lowering(aten.max_pool2d_with_indices_backward.default)
 def maximum_gradient(
     ctx: LoweringContext, grad: TensorValue, x: TensorValue, *window: Any
 ) -> TensorValue:
-    """Each window gives its gradient to its largest element."""
-    *numbers, at = window
-    axes = strided(x.size, grad.size, *numbers)
-    positions = unfolded(ctx, at, turned(axes), -1)
+    """Each window gives its gradient to its largest element, whose position is the last argument."""
+    axes = strided(x.size, grad.size, *window[:-1])
+    positions = unfolded(ctx, window[-1], turned(axes), -1)
     parts = unfolded(ctx, converted(ctx, grad, summation_dtype(grad)), turned(axes))
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
@@ -136,5 +135,5 @@ def maximum_gradient(
         chosen = ops.eq(positions.load(ops, index), mine)
         return ops.where(chosen, parts.load(ops, index), ops.constant(0.0, parts.dtype))
 
-    terms = ctx.pointwise(parts.size, grad.device, body, parts.dtype)
+    terms = ctx.pointwise(parts.size, grad.device, body)
     return converted(ctx, folded(ctx, "sum", terms), grad.dtype)

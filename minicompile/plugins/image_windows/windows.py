@@ -130,7 +130,7 @@ def unfolded(
         return only_where(ops, mask, lambda inner: x.load(inner, where), other)
 
     size = (*x.size[:-2], *(axis.count for axis in axes), *(axis.taps for axis in axes))
-    return ctx.pointwise(size, x.device, body, x.dtype)
+    return ctx.pointwise(size, x.device, body)
 
 
 def folded(ctx: LoweringContext, kind: ReductionKind, x: TensorValue) -> TensorValue:
@@ -153,7 +153,7 @@ def folded(ctx: LoweringContext, kind: ReductionKind, x: TensorValue) -> TensorV
             found = ops.to_dtype(ops.to_dtype(found, x.dtype), wide) if narrow else found
         return ops.to_dtype(found, x.dtype)
 
-    return ctx.pointwise(size, x.device, body, x.dtype)
+    return ctx.pointwise(size, x.device, body)
 
 
 def summation_dtype(x: TensorValue) -> torch.dtype:

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.passes.rewriting import replace_nodes
+from minicompile.aot.passes.replacing import replace_nodes
 from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Rewrite, origins_of, statement
 from minicompile.ops.toolchain import processor_features
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.patterns import Match
+from minicompile.passes.replacements import Match
 from minicompile.shapes.symnode import hint
 
 aten = torch.ops.aten

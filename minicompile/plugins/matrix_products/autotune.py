@@ -105,7 +105,8 @@ def product_candidates(source: KernelSource) -> list[Tiles]:
     """The ways to compute a product, the library's first: it is taken where nothing can be measured."""
 
     def listed(plan: TritonPlan, way: str = "") -> list[Tiles]:
-        return [Tiles.of(choice, way) for choice in plan.choices]
+        choices = [dict(choice) for choice in plan.choices]
+        return [Tiles(num_warps=c.pop("warps"), way=way, **c) for c in choices]
 
     found = [Tiles(way="library"), *listed(source.plan)]
     for way, steps in source.rivals.items():

@@ -61,7 +61,7 @@ def _refusal(producer: LoopNest, consumer: LoopNest, fuser: Fuser) -> Verdict | 
         told = f"{other} loads its factors several times: {count} operations each are too many"
     else:
         return None
-    return refused(told, "template", final=True)
+    return refused(told, "template")
 
 
 def _reduced_by(nest: LoopNest, fuser: Fuser) -> str | None:

@@ -39,6 +39,12 @@ GROUP = 8
 """Rows of tiles whose programs follow one another."""
 
 
+def multiplies_in_tf32() -> bool:
+    """Whether float32 matrix products on a GPU round their factors to TF32."""
+    found = settings.matmul_precision()
+    return found[0] == "tf32" if isinstance(found, tuple) else found != "highest"
+
+
 @kernel_template("product")
 class ProductPrinter(TilePrinter):
     """Prints the kernel of a plan whose reduction is a matrix product."""
@@ -65,7 +71,7 @@ class ProductPrinter(TilePrinter):
     @property
     def precision(self) -> str:
         """How float32 factors are multiplied: as torch's own products are."""
-        exact = self.found.left.dtype is not torch.float32 or not settings.multiplies_in_tf32()
+        exact = self.found.left.dtype is not torch.float32 or not multiplies_in_tf32()
         return "ieee" if exact else "tf32"
 
     def tile(self) -> None:

@@ -21,7 +21,6 @@ import torch
 
 from minicompile import compat
 from minicompile.compat import storage_uses
-from minicompile.ops.display import bytes_text, count_text
 from minicompile.runtime.load import allocator
 from minicompile.scheduling.nodes import LARGE
 
@@ -79,7 +78,8 @@ class Arena:
             self.shrink(limit - span)
             block = Block(span)
             self.blocks[span] = self.blocks.pop(span, deque())
-        made = compat.tensor_on(block.storage, size, stride, dtype)
+        # a view of no other tensor
+        made = compat.empty_strided_cpu((0,), (1,), dtype).set_(block.storage, 0, size, stride)
         if (blocks := self.blocks.get(span)) is not None:
             blocks.append(block)  # no longer free: nobody takes it
         return made
@@ -116,12 +116,6 @@ class Arena:
 
     def bytes(self) -> int:
         return sum(size * len(blocks) for size, blocks in list(self.blocks.items()))
-
-    def __str__(self) -> str:
-        every = [block for blocks in list(self.blocks.values()) for block in list(blocks)]
-        free = [block.size for block in every if block.free()]
-        total = f"{count_text(len(every), 'block')} with {bytes_text(self.bytes())}"
-        return f"arena: {total}, {bytes_text(sum(free))} of it in nobody's use"
 
 
 @functools.lru_cache(1024)

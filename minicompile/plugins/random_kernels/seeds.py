@@ -10,22 +10,41 @@ The real compiler: torch/_inductor/fx_passes/replace_random.py.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
+import sympy
 import torch
 from torch import Tensor, fx
 
+from minicompile.lowering.context import LoweringContext, lowering
+from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Rewrite, origins_of, statement
+from minicompile.ops.handler import Index, Ops, V
 from minicompile.ops.nodes import is_size
 from minicompile.ops.origin import union
 from minicompile.ops.philox import PHILOX
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.patterns import Replacement
+from minicompile.passes.replacements import Replacement
+from minicompile.shapes.expr import Size, contiguous_strides, linear_index
 
 aten = torch.ops.aten
+
+
+@lowering(PHILOX)
+def random_numbers(
+    ctx: LoweringContext, seeds: TensorValue, number: int, size: Sequence[Size], kind: str
+) -> TensorValue:
+    """Random numbers, each by its position in a contiguous tensor, however this one lies."""
+    strides = contiguous_strides(size)
+
+    def body(ops: Ops, index: Sequence[Index]) -> V:
+        place = ops.index_expr(linear_index(index, strides), torch.int64)
+        return ops.pointwise(kind, seeds.load(ops, [sympy.Integer(number)]), place)
+
+    return ctx.pointwise(size, seeds.device, body)
 
 
 Draw = Callable[[str], Tensor]

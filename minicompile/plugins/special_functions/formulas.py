@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, where
 
-from minicompile.aot.decompositions.registry import Rule, decompose, formulas, wide
+from minicompile.aot.decompositions.registry import Rule, formulas, wide
 
 aten = torch.ops.aten
 INF, NAN, PI = math.inf, math.nan, math.pi
-FEW = 32
-"""As many comparisons cost less than sorting."""
 
 
 def real(rule: Rule) -> Rule:
@@ -83,18 +81,3 @@ formulas(
     },
     wide=False,
 )
-
-
-@decompose(aten.isin.Tensor_Tensor, to="core")
-def isin(x: Tensor, among: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    """By comparison with each, if they are few."""
-    if not isinstance(among.numel(), int) or among.numel() > FEW:
-        return NotImplemented
-    found = (x.unsqueeze(-1) == among.reshape([-1])).any(-1)
-    return ~found if invert else found
-
-
-@decompose(aten.linalg_cross.default, to="core")
-def cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
-    x, y = torch.broadcast_tensors(x, y)
-    return x.roll(-1, dim) * y.roll(-2, dim) - x.roll(-2, dim) * y.roll(-1, dim)

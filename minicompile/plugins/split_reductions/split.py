@@ -55,8 +55,6 @@ def refusal(plan: TritonPlan) -> str | None:
         return "a scan goes through its row in order"
     if any(v.kind in POSITIONS for v in body.reductions):
         return "positions are counted along the whole row"
-    if any(v.check and v.op != "indirect" for v in body.values):
-        return "lanes beyond the end of a row would divide by zero"
     order = {v: i for i, v in enumerate(body.values)}
     stores = {v.buffer: order[v] for v in body.stores}
     before = {v.buffer for v in body.loads if order[v] < stores.get(v.buffer, -1)}
@@ -93,7 +91,7 @@ def launch_plan(
     sizes = {a.buffer: a.dtype.itemsize for a in arguments}
     read, written = (
         sum(elements(place, plan.hints) * sizes[name] for name in places for place in places[name])
-        for places in touched_by_loops([body], plan.hints)
+        for places in touched_by_loops(body, plan.hints)
     )
     return replace(
         plan,
@@ -109,8 +107,6 @@ def launch_plan(
         index_dtype=torch.int64,
         index_reach=(),
         assumes={},
-        granule=1,
-        rows_cached=False,
         side_by_side=False,
         tiling=None,
         steps=(),

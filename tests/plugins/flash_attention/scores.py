@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile as mc
+from tests.comparing import in_double
 
 Scores = Callable[..., Tensor]
 
@@ -75,8 +76,7 @@ def error(name: str, head: int, length: int = 1000) -> float:
     fn = partial(attention, CASES[name])
 
     def errors(fn: Callable[..., Tensor], reference: str) -> list[float]:
-        exact = [x.detach().double().requires_grad_(x.requires_grad) for x in given]
-        right = gradients(partial(attention, CASES[reference]), exact, down.double())
+        right = gradients(partial(attention, CASES[reference]), in_double(given), down.double())
         return largest_errors(gradients(fn, given, down), right)
 
     compiled = mc.compile(fn, fullgraph=True, dynamic=False, options=options)

@@ -19,6 +19,7 @@ from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.plugins.flash_attention.kernels import AttentionPrinter
 from minicompile.plugins.flash_attention.operators import FlashAttention
+from tests.comparing import in_double
 from tests.plugins.flash_attention.scores import (
     CASES,
     attention,
@@ -46,11 +47,9 @@ def errors(fn: Function, exact: Function, given: Sequence[Tensor]) -> list[float
     """Largest differences from float64, by the largest number."""
     torch.manual_seed(1)
     down = torch.randn(given[0].shape).to(given[0].dtype)
-    doubles = [
-        x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x
-        for x in given
-    ]
-    return largest_errors(gradients(fn, given, down), gradients(exact, doubles, down.double()))
+    return largest_errors(
+        gradients(fn, given, down), gradients(exact, in_double(given), down.double())
+    )
 
 
 def compiled(fn: Function, **options: Any) -> Any:
@@ -194,26 +193,6 @@ def test_large_products_leave_one_weight(dtype: torch.dtype, size: float) -> Non
     fn = partial(attention, CASES["causal"])
     limits = errors(fn, fn, [*given, v, v])
     assert all(a <= 2 * b for a, b in zip(errors(compiled(fn), fn, [*given, v, v]), limits))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "more",
-    [
-        lambda s, hidden: s + torch.tanh(s),
-        lambda s, hidden: s + s.masked_fill(hidden, -torch.inf),
-    ],
-)
-def test_scores_that_are_used_twice_are_looked_at_once(more: Function) -> None:
-    """Else thirty such steps would take a billion looks."""
-
-    def score(s: Tensor) -> Tensor:
-        i, j = positions(s)
-        for _ in range(30):
-            s = more(s, j > i)
-        return s
-
-    assert len(kernel_texts(partial(attention, score), made(40, 40, 16)[:3])) == 3
 
 
 def filled_in_part(s: Tensor, bias: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Random attention through the template of kernels; the long run is `python -m tests.fuzz.attention`."""
+"""Random attention through the template of kernels; the long run is `python -m tests.fuzz attention`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from minicompile.plugins.flash_attention import kernels
 from minicompile.plugins.flash_attention.recognise import Writes
-from tests.fuzz.attention import wrong
+from tests.plugins.flash_attention.programs import wrong
 
 pytest.importorskip("triton")
 
