@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.dynamo.builtins import means
+from minicompile.dynamo.refusals import LAUNCHES
 from minicompile.dynamo.variables import is_constant
 from minicompile.dynamo.world import World
 from minicompile.ops.writes import written_arguments
@@ -30,9 +31,6 @@ from minicompile.shapes.symnode import SYMBOLIC
 
 _library = torch.library.Library("minicompile", "FRAGMENT")
 _numbers = itertools.count(1)
-
-RUNS = ("triton.runtime.jit.run", "triton.runtime.autotuner.run", "triton.runtime.interpreter.run")
-"""The methods that launch a kernel: compiled; autotuned or with heuristics; interpreted."""
 
 NUMBERS = {"i64": "SymInt", "fp32": "float"}
 """Triton's types of symbolic numbers, and those of an operator's schema."""
@@ -59,7 +57,7 @@ def compile_time_parameters(function: Callable[..., Any]) -> set[str]:
     return {p.name for p in parameters if "constexpr" in str(p.annotation)}
 
 
-@means(*RUNS)
+@means(*LAUNCHES)
 def launch(
     world: World, kernel: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any
 ) -> None:
