@@ -33,7 +33,9 @@ from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource, size
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, Layout, View
 from minicompile.ops.display import count_text
+from minicompile.ops.functional import WRITING
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
+from minicompile.ops.writes import written_arguments
 from minicompile.scheduling.nodes import (
     LARGE,
     Allocation,
@@ -189,6 +191,8 @@ class _Writer:
             self._kernel(step, node)
         elif step in self.kernels:
             self._template(step, node)
+        elif node.kernel.op in WRITING:
+            self._writing(step, node.kernel, WRITING[node.kernel.op])
         elif sums:
             self._extern(node.kernel, sums[0].reuses)
             self._allocate(sums[0])
@@ -281,6 +285,46 @@ class _Writer:
             self._line(call, origins)
         for output in outputs:
             self._expect(self._name(output.name), output.layout, origins)
+
+    def _writing(self, step: int, kernel: ExternKernel, op: torch._ops.OpOverload) -> None:
+        """A call of a user's operator that writes to its arguments, or to copies where others have them."""
+        nodes = (n for n in self.schedule.nodes if isinstance(n, ExternKernelSchedulerNode))
+        looks = [(view, n.kernel) for n in nodes for view in n.kernel.views()]
+        made = [i for i, result in enumerate(op._schema.returns) if result.alias_info is None]
+        changed = written_arguments(op, kernel.args, kernel.kwargs)
+        texts: dict[View, str] = {}
+        for view, output in zip(changed, kernel.outputs[len(made) :]):
+            if view is None or view in texts:
+                continue
+            texts[view] = name = self._view(view)
+            alone = all(at == (view, kernel) for at in looks if at[0].buffer == view.buffer)
+            dies = view.buffer in self.owned and view.buffer in self.memory.free[step]
+            if not (alone and dies and name in self.taken):
+                texts[view] = self._unique("copy") if output is None else self._name(output.name)
+                self._line(f"{texts[view]} = {name}.clone()", kernel.origins)
+
+        def text(value: Any) -> str:
+            return texts[value] if isinstance(value, View) and value in texts else self._argument(value)
+
+        arguments = [text(a) for a in kernel.args]
+        arguments += [f"{key}={text(value)}" for key, value in kernel.kwargs.items()]
+        call = f"{self._operator(op)}({', '.join(arguments)})"
+        self._line(f"results = {call}" if made else call, kernel.origins)
+        several = len(op._schema.returns) > 1
+        values = [f"results[{i}]" if several else "results" for i in made]
+        values += ["torch.empty(0)" if view is None else texts[view] for view in changed]
+        for output, value in zip(kernel.outputs, values):
+            if output is None:
+                continue
+            name = self._name(output.name)
+            self.bound.add(output.name)
+            if value in self.taken:
+                self.owned.add(output.name)
+            if value != name:
+                self._line(f"{name} = {value}", kernel.origins)
+            self._expect(name, output.layout, kernel.origins)
+        if made:
+            self._line("del results", kernel.origins)
 
     def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
         """What a library returns must lie as kernels expect it."""

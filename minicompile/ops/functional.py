@@ -3,6 +3,8 @@
     mylib::scale_(Tensor(a!) x, float by) -> ()    becomes, when first asked for,
     minicompile::functional_mylib_scale_(Tensor x, float by) -> Tensor    which scales and returns a copy of x
 
+Compiled code calls the user's operator again, on copies where they are needed (codegen/wrapper.py).
+
 The real compiler: torch/_higher_order_ops/auto_functionalize.py.
 """
 
@@ -18,6 +20,8 @@ from torch._ops import OpOverload
 from minicompile.errors import Unsupported
 from minicompile.ops.writes import written_arguments
 
+WRITING: dict[OpOverload, OpOverload] = {}
+"""The operators that write, by their functional forms."""
 _library = torch.library.Library("minicompile", "FRAGMENT")
 ALIAS = re.compile(r"\([\w*|]+!?(?: -> [\w*|]+)?\)(?=[?\s])")
 """In a schema: `(a!)` of what is written to."""
@@ -58,4 +62,5 @@ def functional_form(op: OpOverload) -> OpOverload:
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"minicompile::{name}", run, lib=_library)
     form: OpOverload = getattr(torch.ops.minicompile, name).default
+    WRITING[form] = op
     return form
