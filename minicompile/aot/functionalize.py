@@ -285,8 +285,9 @@ class Functionalizer:
         fresh = sum(r.alias_info is None for r in op._schema.returns)
         result = self.compute(node, op)
         parts = list(result) if isinstance(result, tuple | list) else [result]
-        # lists are gone through one by one: what is written there must not be read either
-        used = [node.args, node.kwargs] if isinstance(node.args[0], list) else written
+        # lists are gone through one by one, and nobody knows when a user's operator reads what it writes
+        whole = isinstance(node.args[0], list) or op.namespace not in ("aten", "prims")
+        used = [node.args, node.kwargs] if whole else written
         memory = [x.meta.get("storage") for x in compat.tree_leaves(used) if isinstance(x, fx.Node)]
         if any(memory.count(x.meta["storage"]) > 1 for x in written if isinstance(x, fx.Node)):
             raise Unsupported(f"{op} goes several times into one memory", user_line(node))

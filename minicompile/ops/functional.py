@@ -39,16 +39,14 @@ def functional_form(op: OpOverload) -> OpOverload:
     plain = all(str(a.type) in ("Tensor", "Optional[Tensor]") for a in written)
     if not plain or not all(alias is None or alias.is_write for alias in aliases):
         raise Unsupported(f"{op} writes into lists of tensors or returns views: no functional form")
+    names = {a.name for a in written}
+    places = {i for i, a in enumerate(schema.arguments) if a.name in names}
     fresh = [i for i, result in enumerate(schema.returns) if result.alias_info is None]
     results = [str(schema.returns[i].type) for i in fresh] + ["Tensor"] * len(written)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        copies: dict[int, torch.Tensor] = {}
-        for x in written_arguments(op, args, kwargs):
-            if x is not None:
-                copies.setdefault(id(x), x.clone())
-        args = tuple(copies.get(id(x), x) for x in args)
-        kwargs = {name: copies.get(id(x), x) for name, x in kwargs.items()}
+        args = tuple(x.clone() if i in places and x is not None else x for i, x in enumerate(args))
+        kwargs = {k: x.clone() if k in names and x is not None else x for k, x in kwargs.items()}
         found = op(*args, **kwargs)
         made = list(found) if isinstance(found, tuple | list) else [found]
         contents = written_arguments(op, args, kwargs)
