@@ -20,9 +20,11 @@ The real compiler: torch/_inductor/codegen/wrapper.py.
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +37,6 @@ from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, L
 from minicompile.ops.display import count_text
 from minicompile.ops.functional import WRITING
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
-from minicompile.ops.writes import written_arguments
 from minicompile.scheduling.nodes import (
     LARGE,
     Allocation,
@@ -287,32 +288,39 @@ class _Writer:
             self._expect(self._name(output.name), output.layout, origins)
 
     def _writing(self, step: int, kernel: ExternKernel, op: torch._ops.OpOverload) -> None:
-        """A call of a user's operator that writes to its arguments, or to copies where others have them."""
+        """A call of a user's operator that writes to its arguments, or to copies where others see them."""
         nodes = (n for n in self.schedule.nodes if isinstance(n, ExternKernelSchedulerNode))
-        looks = [(view, n.kernel) for n in nodes for view in n.kernel.views()]
+        seen = Counter(view.buffer for n in nodes for view in n.kernel.views())
         made = [i for i, result in enumerate(op._schema.returns) if result.alias_info is None]
-        changed = written_arguments(op, kernel.args, kernel.kwargs)
-        texts: dict[View, str] = {}
-        for view, output in zip(changed, kernel.outputs[len(made) :]):
-            if view is None or view in texts:
-                continue
-            texts[view] = name = self._view(view)
-            alone = all(at == (view, kernel) for at in looks if at[0].buffer == view.buffer)
-            dies = view.buffer in self.owned and view.buffer in self.memory.free[step]
-            if not (alone and dies and name in self.taken):
-                texts[view] = self._unique("copy") if output is None else self._name(output.name)
-                self._line(f"{texts[view]} = {name}.clone()", kernel.origins)
-
-        def text(value: Any) -> str:
-            return texts[value] if isinstance(value, View) and value in texts else self._argument(value)
-
-        arguments = [text(a) for a in kernel.args]
-        arguments += [f"{key}={text(value)}" for key, value in kernel.kwargs.items()]
-        call = f"{self._operator(op)}({', '.join(arguments)})"
-        self._line(f"results = {call}" if made else call, kernel.origins)
-        several = len(op._schema.returns) > 1
+        several, origins = len(op._schema.returns) > 1, kernel.origins
         values = [f"results[{i}]" if several else "results" for i in made]
-        values += ["torch.empty(0)" if view is None else texts[view] for view in changed]
+        outputs = iter(kernel.outputs[len(made) :])
+
+        def text(value: Any, written: bool) -> str:
+            name = self._argument(value)
+            if not written:
+                return name
+            output = next(outputs)
+            view = value if isinstance(value, View) else None
+            alone = view and seen[view.buffer] == 1 and view.buffer in self.owned
+            if view and not (
+                alone and name in self.taken and view.buffer in self.memory.free[step]
+            ):
+                copy = self._unique("copy") if output is None else self._name(output.name)
+                self._line(f"{copy} = {name}.clone()", origins)
+                name = copy
+            values.append(name if view else "torch.empty(0)")
+            return name
+
+        arguments = []
+        for parameter, value in itertools.zip_longest(op._schema.arguments, kernel.args):
+            name, written = parameter.name, parameter.alias_info is not None
+            if name in kernel.kwargs:
+                arguments.append(f"{name}={text(kernel.kwargs[name], written)}")
+            elif len(arguments) < len(kernel.args):
+                arguments.append(text(value, written))
+        call = f"{self._operator(op)}({', '.join(arguments)})"
+        self._line(f"results = {call}" if made else call, origins)
         for output, value in zip(kernel.outputs, values):
             if output is None:
                 continue
