@@ -1,6 +1,6 @@
 """`kernel[grid](x, y, n, BLOCK=64)`: a launch of a Triton kernel is an operator that writes to its arguments.
 
-    minicompile::triton_add_1(Tensor x, Tensor(a0!) y, SymInt n, SymInt[] grid) -> ()
+    minicompile::triton_add_4c1f09(Tensor x, Tensor(a0!) y, SymInt n, SymInt[] grid) -> ()
 
 Tensors and symbolic numbers are the operator's arguments; what else the kernel is called with (`BLOCK`)
 belongs to it. The grid is worked out at capture, for each configuration where the kernel is autotuned. Later
@@ -11,8 +11,8 @@ The real compiler: torch/_higher_order_ops/triton_kernel_wrap.py.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,7 +30,6 @@ from minicompile.runtime.gpu_kernel import POINTER_TYPES
 from minicompile.shapes.symnode import SYMBOLIC
 
 _library = torch.library.Library("minicompile", "FRAGMENT")
-_numbers = itertools.count(1)
 
 NUMBERS = {"i64": "SymInt", "fp32": "float"}
 """Triton's types of symbolic numbers, and those of an operator's schema."""
@@ -163,7 +162,12 @@ def operator_of(
     for place, (names, type) in enumerate(operands):
         tensor = "Tensor" if written.isdisjoint(names) else f"Tensor(a{place}!)"
         parameters.append(f"{NUMBERS.get(type, tensor)} {names[0]}")
-    name = f"triton_{inner.fn.__name__}_{next(_numbers)}"
+    # by what it is, so that a graph that another process stored means the same
+    about = [inspect.getsource(inner.fn), getattr(inner, "cache_key", ""), chosen, operands, fixed]
+    digest = hashlib.sha256(repr(about).encode()).hexdigest()
+    name = f"triton_{inner.fn.__name__}_{digest[:12]}"
+    while hasattr(torch.ops.minicompile, name):  # another kernel of the same text
+        name += "_"
     _library.define(f"{name}({', '.join([*parameters, 'SymInt[] grid'])}) -> ()")
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"minicompile::{name}", lambda *_: None, lib=_library)
