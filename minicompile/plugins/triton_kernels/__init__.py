@@ -9,5 +9,4 @@ PLUGIN = Plugin(
     "triton_kernels",
     "Captures launches of Triton kernels that users wrote, at which the graph would end.",
     (f"{__name__}.launches",),
-    cases=("triton_kernel, large",),
 )
