@@ -20,7 +20,6 @@ The real compiler: torch/_inductor/codegen/wrapper.py.
 
 from __future__ import annotations
 
-import itertools
 import keyword
 import math
 import re
@@ -301,24 +300,26 @@ class _Writer:
             if not written:
                 return name
             output = next(outputs)
-            view = value if isinstance(value, View) else None
-            alone = view and seen[view.buffer] == 1 and view.buffer in self.owned
-            if view and not (
-                alone and name in self.taken and view.buffer in self.memory.free[step]
-            ):
+            if not isinstance(value, View):
+                values.append("torch.empty(0)")
+                return name
+            alone = value.buffer in self.owned and seen[value.buffer] == 1 and name in self.taken
+            if not alone or value.buffer not in self.memory.free[step]:
                 copy = self._unique("copy") if output is None else self._name(output.name)
                 self._line(f"{copy} = {name}.clone()", origins)
                 name = copy
-            values.append(name if view else "torch.empty(0)")
+            values.append(name)
             return name
 
         arguments = []
-        for parameter, value in itertools.zip_longest(op._schema.arguments, kernel.args):
+        for place, parameter in enumerate(op._schema.arguments):
             name, written = parameter.name, parameter.alias_info is not None
-            if name in kernel.kwargs:
+            if place < len(kernel.args):
+                arguments.append(text(kernel.args[place], written))
+            elif name in kernel.kwargs:
                 arguments.append(f"{name}={text(kernel.kwargs[name], written)}")
-            elif len(arguments) < len(kernel.args):
-                arguments.append(text(value, written))
+            elif written:  # left out, which is None
+                text(None, written)
         call = f"{self._operator(op)}({', '.join(arguments)})"
         self._line(f"results = {call}" if made else call, origins)
         for output, value in zip(kernel.outputs, values):
@@ -326,13 +327,13 @@ class _Writer:
                 continue
             name = self._name(output.name)
             self.bound.add(output.name)
-            if value in self.taken:
+            if value in self.taken - RESERVED:
                 self.owned.add(output.name)
             if value != name:
-                self._line(f"{name} = {value}", kernel.origins)
-            self._expect(name, output.layout, kernel.origins)
+                self._line(f"{name} = {value}", origins)
+            self._expect(name, output.layout, origins)
         if made:
-            self._line("del results", kernel.origins)
+            self._line("del results", origins)
 
     def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
         """What a library returns must lie as kernels expect it."""

@@ -31,7 +31,8 @@ ALIAS = re.compile(r"\([\w*|]+!?(?: -> [\w*|]+)?\)(?=[?\s])")
 def functional_form(op: OpOverload) -> OpOverload:
     """An operator with the same arguments that gives what `op` newly makes, then what `op` would write.
 
-    Raises Unsupported where `op` writes to lists of tensors, or returns views.
+    Raises Unsupported where `op` writes to lists of tensors, returns views, or returns some of what it writes
+    beside new tensors.
     """
     schema = op._schema
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
@@ -39,6 +40,8 @@ def functional_form(op: OpOverload) -> OpOverload:
     plain = all(str(a.type) in ("Tensor", "Optional[Tensor]") for a in written)
     if not plain or not all(alias is None or alias.is_write for alias in aliases):
         raise Unsupported(f"{op} writes into lists of tensors or returns views: no functional form")
+    if len({result.alias_info is None for result in schema.returns}) > 1:
+        raise Unsupported(f"{op} returns what it writes beside new tensors: no functional form")
     names = {a.name for a in written}
     places = {i for i, a in enumerate(schema.arguments) if a.name in names}
     fresh = [i for i, result in enumerate(schema.returns) if result.alias_info is None]
