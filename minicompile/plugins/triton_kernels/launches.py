@@ -27,14 +27,14 @@ from minicompile.dynamo.world import World
 from minicompile.ops.writes import written_arguments
 from minicompile.plugins.triton_kernels.writes import written_parameters
 from minicompile.runtime.gpu_kernel import POINTER_TYPES
-from minicompile.shapes.symnode import SYMBOLIC
 
 _library = torch.library.Library("minicompile", "FRAGMENT")
 
 NUMBERS = {"i64": "SymInt", "fp32": "float"}
 """Triton's types of symbolic numbers, and those of an operator's schema."""
-Constants = tuple[tuple[str, type, Any], ...]
-"""What a kernel is called with besides tensors and symbolic numbers: name, type and value."""
+OPERANDS = (torch.Tensor, torch.SymInt, torch.SymFloat)
+Constants = tuple[tuple[str, str, Any], ...]
+"""What a kernel is called with besides operands: name, text and value. The text tells 0.0 from -0.0."""
 
 
 def layers(kernel: Any) -> Iterator[Any]:
@@ -61,6 +61,8 @@ def launch(
     world: World, kernel: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any
 ) -> None:
     """Record a launch. It gives None in a graph, not the compiled kernel."""
+    if warmup:
+        world.unsupported("triton-kernel", "a Triton kernel is compiled ahead of its launch")
     rely_on(world, kernel, "the kernel")
     *_, inner = layers(kernel)
     arguments = dict(zip(inner.arg_names, args)) | kwargs
@@ -69,7 +71,7 @@ def launch(
     names: list[list[str]] = []
     """For each operand, the parameters that take it."""
     for name, value in arguments.items():
-        if isinstance(value, (torch.Tensor, *SYMBOLIC)) and name not in compile_time:
+        if isinstance(value, OPERANDS) and name not in compile_time:
             same = [i for i, other in enumerate(operands) if other is value]
             if same:
                 names[same[0]].append(name)
@@ -78,7 +80,12 @@ def launch(
                 names.append([name])
         else:
             arguments[name] = value = world.pinned(world.deep(value))
-            if not is_constant(value):
+            if isinstance(value, torch.SymBool):
+                arguments[name] = bool(value)
+            elif not is_constant(value):
+                if name not in compile_time:
+                    what = f"a Triton launch with an argument of type {type(value).__name__}"
+                    world.unsupported("triton-kernel", what, "pass tensors and numbers")
                 rely_on(world, value, name)
     every = [complete(world, kernel, arguments | setting) for setting in settings(kernel)]
     grids = [world.deep(world.call(grid, (v,), {}) if callable(grid) else grid) for v in every]
@@ -88,14 +95,14 @@ def launch(
         kernel,
         tuple((tuple(those), triton_type(value)) for those, value in zip(names, operands)),
         constants({name: v for name, v in arguments.items() if name not in taken}),
-        constants({name: v for name, v in every[0].items() if name not in taken}),
+        tuple(constants({k: v for k, v in values.items() if k not in taken}) for values in every),
     )
     tensors = [x for x in operands if isinstance(x, torch.Tensor)]
     memory = [compat.storage_id(x) for x in tensors]
-    changed = [compat.storage_id(x) for x in written_arguments(operator, operands, {})]
-    if any(memory.count(storage) > 1 for storage in changed):
-        what = "a Triton launch with several views of one memory, to which it writes"
-        world.unsupported("triton-kernel", what, "pass the tensor itself")
+    for tensor in written_arguments(operator, operands, {}):
+        if memory.count(compat.storage_id(tensor)) > 1 or is_part(tensor):
+            what = "a Triton launch that writes to a view: its pointers may reach what lies around"
+            world.unsupported("triton-kernel", what, "pass the tensor itself")
     for i, value in enumerate(operands):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             # autograd knows nothing of what a kernel does
@@ -114,7 +121,7 @@ def complete(world: World, kernel: Any, arguments: dict[str, Any]) -> dict[str, 
 
 
 def constants(values: Mapping[str, Any]) -> Constants:
-    return tuple((name, type(value), value) for name, value in values.items())
+    return tuple((name, repr(value), value) for name, value in values.items())
 
 
 def triton_type(value: Any) -> str:
@@ -122,6 +129,11 @@ def triton_type(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return POINTER_TYPES.get(value.dtype, "*i8")
     return "i64" if isinstance(value, torch.SymInt) else "fp32"
+
+
+def is_part(tensor: torch.Tensor) -> bool:
+    """Does a tensor's memory hold more than its elements, each once? Its clone would lie differently."""
+    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
 
 
 def rely_on(world: World, value: Any, what: str) -> None:
@@ -138,12 +150,19 @@ def operator_of(
     kernel: Any,
     operands: tuple[tuple[tuple[str, ...], str], ...],
     fixed: Constants,
-    compiled_for: Constants,
+    compiled_for: tuple[Constants, ...],
 ) -> OpOverload:
-    """Return the operator that launches a kernel. It takes `operands`, and a grid for each configuration."""
+    """Return the operator that launches a kernel. It takes `operands`, and a grid for each configuration.
+
+    It is compiled for the constants of each configuration to see what it writes to.
+    """
     *_, inner = layers(kernel)
     types = tuple((name, type) for names, type in operands for name in names)
-    written = written_parameters(inner, types, compiled_for)
+    written = set().union(*(written_parameters(inner, types, each) for each in compiled_for))
+    for layer in layers(kernel):
+        written.update(getattr(layer, "reset_to_zero", ()))
+        if any(config.pre_hook for config in getattr(layer, "configs", ())):
+            written.update(name for name, _ in types)  # a hook is Python that gets all arguments
     given = {name: value for name, _, value in fixed}
     chosen = settings(kernel)
 

@@ -26,8 +26,12 @@ CARRIED = re.compile(r"(%[\w.-]+) = (%[\w.-]+(?:#\d+)?)")
 """In the head of a loop: a value inside, and what it is before the first turn."""
 
 
-def written_pointers(ttir: str) -> set[str] | None:
-    """Return the names of the values that a kernel's stores may point at; None where that isn't known."""
+def written_pointers(ttir: str) -> set[int] | None:
+    """Return the places of the parameters that a kernel's stores may point at; None where that isn't known.
+
+    Names don't tell: TTIR calls a parameter `%p` after `p = x_ptr`.
+    """
+    parameters: list[str] = []
     made_from: dict[str, set[str]] = defaultdict(set)
     stored: list[str] = []
     blocks: list[list[list[str]]] = []
@@ -38,6 +42,8 @@ def written_pointers(ttir: str) -> set[str] | None:
         name, values = result.partition(":")[0], VALUE.findall(operation)
         if UNKNOWN.search(operation):
             return None
+        if "tt.func" in line:
+            parameters = values
         if STORES.search(operation):
             stored.append(values[0])
         if text.startswith("}"):
@@ -47,7 +53,8 @@ def written_pointers(ttir: str) -> set[str] | None:
         elif text.endswith("{"):
             count = int(result.partition(":")[2] or bool(result))
             block = [[f"{name}#{i}" if count > 1 else name] for i in range(count)]
-            for users, (inside, before) in zip(block, CARRIED.findall(operation)):
+            carried = CARRIED.findall(operation.partition("iter_args")[2])
+            for users, (inside, before) in zip(block, carried):
                 users.append(inside)
                 for user in users:
                     made_from[user].add(before)
@@ -64,12 +71,12 @@ def written_pointers(ttir: str) -> set[str] | None:
         if value not in reached:
             reached.add(value)
             stored += made_from[value]
-    return {value.removeprefix("%") for value in reached}
+    return {place for place, name in enumerate(parameters) if name in reached}
 
 
 @functools.cache
 def written_parameters(
-    function: Any, types: tuple[tuple[str, str], ...], constants: tuple[tuple[str, type, Any], ...]
+    function: Any, types: tuple[tuple[str, str], ...], constants: tuple[tuple[str, str, Any], ...]
 ) -> frozenset[str]:
     """Return the parameters that a kernel, for arguments of these Triton types and values, may write to."""
     pointers = {name for name, type in types if type.startswith("*")}
@@ -84,4 +91,7 @@ def written_parameters(
     except Exception:  # whatever the compiler says, the launch will say again
         return frozenset(pointers)
     written = written_pointers(compiled.asm["ttir"])
-    return frozenset(pointers if written is None else pointers & written)
+    if written is None:
+        return frozenset(pointers)
+    passed = [name for name, type in signature.items() if type != "constexpr"]
+    return frozenset(passed[place] for place in written) & pointers

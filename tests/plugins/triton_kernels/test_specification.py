@@ -1,7 +1,8 @@
 """Launches of users' Triton kernels in the graph.
 
 - A launch is one operator of one graph, with few guards, whatever decorates the kernel; sizes may be symbols.
-- It writes what it writes in eager: to inputs, to views, to results; what nobody else has isn't copied.
+- It writes what it writes in eager: to inputs and to results; what nobody else has isn't copied. A launch
+  that may write to a part of some memory ends the graph: its pointers may reach the rest.
 - Autograd doesn't see it, as in eager.
 - Which arguments a kernel writes to follows from its TTIR; where that is too hard, all of them.
 - Another kernel, constant or grid is another launch. A kernel made in the captured function ends the graph.
@@ -64,11 +65,6 @@ def programs(device: str) -> dict[str, Callable[[Tensor], Any]]:
         add[(triton.cdiv(x.numel(), 64),)](x, x, x.numel(), 1, block=64)
         return x * 2
 
-    def of_view(x: Tensor) -> Any:
-        y = x.sin()
-        add[(1,)](x, y[2:], 4, 1, block=4)
-        return y
-
     def twice(x: Tensor) -> Any:
         y, z = x.clone(), x.clone()
         for by in (1, 2):
@@ -81,7 +77,7 @@ def programs(device: str) -> dict[str, Callable[[Tensor], Any]]:
         sized[(1,)](x, y, x.numel(), 2)
         return y + 1
 
-    return {f.__name__: f for f in (between, chosen_grid, of_input, of_view, twice, measured)}
+    return {f.__name__: f for f in (between, chosen_grid, of_input, twice, measured)}
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -127,6 +123,85 @@ def test_a_kernel_made_inside_ends_the_graph() -> None:
     assert dispatcher_of(compiled).explanation().breaks
 
 
+def double_kernel(x_ptr, row, column, rows, columns, block: tl.constexpr):
+    i, j = tl.arange(0, block)[:, None], tl.arange(0, block)[None, :]
+    pointer, mask = x_ptr + i * row + j * column, (i < rows) & (j < columns)
+    tl.store(pointer, tl.load(pointer, mask=mask) * 2, mask=mask)
+
+
+def add_back_kernel(x_ptr, y_ptr, n, by, block: tl.constexpr):
+    i = tl.arange(0, block)
+    tl.store(y_ptr - i, tl.load(x_ptr + i, mask=i < n) + by, mask=i < n)
+
+
+def test_a_launch_that_writes_to_a_part_of_memory_ends_the_graph() -> None:
+    double, add_back = kernel_for("cpu", double_kernel), kernel_for("cpu", add_back_kernel)
+
+    def columns(x: Tensor) -> Tensor:
+        y = x.sin()
+        part = y[:, 1:3]
+        double[(1,)](part, *part.stride(), *part.shape, block=16)
+        return y
+
+    def backwards(x: Tensor) -> Tensor:
+        y = x.sin()
+        add_back[(1,)](x, y[3:], 4, 1, block=4)
+        return y
+
+    for program, x in ((columns, torch.randn(4, 6)), (backwards, torch.randn(8))):
+        compiled = mc.compile(program)
+        assert_as_eager(compiled, program, x)
+        first, *_ = dispatcher_of(compiled).explanation().breaks
+        assert "writes to a view" in first.reason
+
+
+def test_a_kernel_that_is_only_compiled_does_not_run() -> None:
+    add = kernel_for("cpu", add_kernel)
+
+    def program(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        add.run(x, y, x.numel(), 1, grid=(1,), warmup=True, block=64)
+        return y + 1
+
+    assert_as_eager(mc.compile(program), program, torch.randn(20))
+
+
+def by_type_kernel(x_ptr, y_ptr, n, kind: tl.constexpr, block: tl.constexpr):
+    i = tl.arange(0, block)
+    by = 1 if kind[0] is True else 2 if isinstance(kind[0], float) else 3
+    tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n) + by, mask=i < n)
+
+
+def test_constants_that_are_equal_and_of_other_types_are_other_launches() -> None:
+    by_type = kernel_for("cpu", by_type_kernel)
+
+    def program(x: Tensor) -> list[Tensor]:
+        results = []
+        for kind in ((True,), (1,), (1.0,)):
+            y = torch.empty_like(x)
+            by_type[(1,)](x, y, x.numel(), kind, block=32)
+            results.append(y)
+        return results
+
+    assert_as_eager(mc.compile(program, fullgraph=True), program, torch.randn(20))
+
+
+def test_tensors_in_a_tuple_end_the_graph() -> None:
+    def in_tuple(pair, n, block: tl.constexpr):
+        i = tl.arange(0, block)
+        tl.store(pair[1] + i, tl.load(pair[0] + i, mask=i < n) + 1, mask=i < n)
+
+    kernel = kernel_for("cpu", in_tuple)
+
+    def program(pair: tuple[Tensor, Tensor]) -> Tensor:
+        kernel[(1,)](pair, pair[0].numel(), block=32)
+        return pair[1] * 2
+
+    compiled = mc.compile(program)
+    for _ in range(2):
+        assert_as_eager(compiled, program, (torch.randn(20), torch.randn(20)))
+
+
 def both(x_ptr, y_ptr, z_ptr, n, block: tl.constexpr):
     i = tl.arange(0, block)
     at = tl.load(y_ptr + i)
@@ -152,11 +227,44 @@ def by_branch(x_ptr, y_ptr, z_ptr, n, block: tl.constexpr):
     tl.store(pointer, tl.load(z_ptr + i))
 
 
-@pytest.mark.parametrize(("function", "written"), [(both, "x"), (in_loop, "xz"), (by_branch, "xy")])
+def in_turn(x_ptr, y_ptr, z_ptr, n, block: tl.constexpr):
+    pointer, other = x_ptr, y_ptr
+    for _ in range(n):
+        tl.store(pointer, tl.load(z_ptr))
+        pointer, other = other, pointer
+
+
+def renamed(x_ptr, y_ptr, z_ptr, n, block: tl.constexpr):
+    z = x_ptr
+    if n > 3:
+        z = y_ptr
+    tl.store(z, tl.load(z_ptr))
+
+
+FUNCTIONS = [(both, "x"), (in_loop, "xz"), (by_branch, "xy"), (in_turn, "xy"), (renamed, "xy")]
+
+
+@pytest.mark.parametrize(("function", "written"), FUNCTIONS)
 def test_what_a_kernel_writes_follows_from_its_code(function: Any, written: str) -> None:
     types = (("x_ptr", "*i32"), ("y_ptr", "*i32"), ("z_ptr", "*i32"), ("n", "i32"))
-    found = written_parameters(triton.jit(function), types, (("block", int, 16),))
+    found = written_parameters(triton.jit(function), types, (("block", "16", 16),))
     assert found == {f"{name}_ptr" for name in written}
+
+
+def either(x_ptr, y_ptr, first: tl.constexpr):
+    tl.store(x_ptr if first else y_ptr, 1.0)
+
+
+def test_an_autotuned_kernel_writes_what_any_of_its_configurations_writes() -> None:
+    configs = [triton.Config({"first": first}) for first in (True, False)]
+    kernel = triton.autotune(configs, key=[])(triton.jit(either))
+
+    def program(x: Tensor, y: Tensor) -> None:
+        kernel[(1,)](x, y)
+
+    nodes = mc.trace(program, torch.randn(2), torch.randn(2)).capture.graph.gm.graph.nodes
+    (operator,) = (node.target for node in nodes if node.op == "call_function")
+    assert "Tensor(a0!) x_ptr, Tensor(a1!) y_ptr" in str(operator._schema)
 
 
 @on_gpu
