@@ -23,6 +23,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource, size
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, Layout, View
 from minicompile.ops.display import count_text
+from minicompile.ops.functional import WRITING
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.scheduling.nodes import (
     LARGE,
@@ -180,6 +182,8 @@ class _Writer:
             self._kernel(step, node)
         elif step in self.kernels:
             self._template(step, node)
+        elif node.kernel.op in WRITING:
+            self._writing(step, node.kernel, WRITING[node.kernel.op])
         elif sums:
             self._extern(node.kernel, sums[0].reuses)
             self._allocate(sums[0])
@@ -272,6 +276,55 @@ class _Writer:
             self._line(call, origins)
         for output in outputs:
             self._expect(self._name(output.name), output.layout, origins)
+
+    def _writing(self, step: int, kernel: ExternKernel, op: torch._ops.OpOverload) -> None:
+        """A call of a user's operator that writes to its arguments, or to copies where others see them."""
+        nodes = (n for n in self.schedule.nodes if isinstance(n, ExternKernelSchedulerNode))
+        seen = Counter(view.buffer for n in nodes for view in n.kernel.views())
+        made = [i for i, result in enumerate(op._schema.returns) if result.alias_info is None]
+        several, origins = len(op._schema.returns) > 1, kernel.origins
+        values = [f"results[{i}]" if several else "results" for i in made]
+        outputs = iter(kernel.outputs[len(made) :])
+
+        def text(value: Any, written: bool) -> str:
+            name = self._argument(value)
+            if not written:
+                return name
+            output = next(outputs)
+            if not isinstance(value, View):
+                values.append("torch.empty(0)")
+                return name
+            alone = value.buffer in self.owned and seen[value.buffer] == 1 and name in self.taken
+            if not alone or value.buffer not in self.memory.free[step]:
+                copy = self._unique("copy") if output is None else self._name(output.name)
+                self._line(f"{copy} = {name}.clone()", origins)
+                name = copy
+            values.append(name)
+            return name
+
+        arguments = []
+        for place, parameter in enumerate(op._schema.arguments):
+            name, written = parameter.name, parameter.alias_info is not None
+            if place < len(kernel.args):
+                arguments.append(text(kernel.args[place], written))
+            elif name in kernel.kwargs:
+                arguments.append(f"{name}={text(kernel.kwargs[name], written)}")
+            elif written:  # left out, which is None
+                text(None, written)
+        call = f"{self._operator(op)}({', '.join(arguments)})"
+        self._line(f"results = {call}" if made else call, origins)
+        for output, value in zip(kernel.outputs, values):
+            if output is None:
+                continue
+            name = self._name(output.name)
+            self.bound.add(output.name)
+            if value in self.taken - RESERVED:
+                self.owned.add(output.name)
+            if value != name:
+                self._line(f"{name} = {value}", origins)
+            self._expect(name, output.layout, origins)
+        if made:
+            self._line("del results", origins)
 
     def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
         """What a library returns must lie as kernels expect it."""

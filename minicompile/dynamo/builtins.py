@@ -30,7 +30,7 @@ from minicompile.dynamo.interpreter import (
     UNBOUND,
     TracedGenerator,
 )
-from minicompile.dynamo.refusals import FUNCTIONS
+from minicompile.dynamo.refusals import FUNCTIONS, LAUNCHES
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     MISSING,
@@ -80,6 +80,7 @@ for _id, _owner, _names in FUNCTIONS:
     for _function in (getattr(_owner, _name) for _name in _names.split() if hasattr(_owner, _name)):
         refuse(_id, f"{_function.__qualname__} is called", _function)
 refuse("autograd-function", "a torch.autograd.Function is applied", compat.function_apply)
+refuse("triton-kernel", "a Triton kernel is launched", *LAUNCHES)
 
 
 # -- functions that are operations of the interpreter

@@ -60,6 +60,13 @@ FUNCTIONS: tuple[tuple[str, Any, str], ...] = (
 )
 """(id of the reason, where the functions are, their names)."""
 
+LAUNCHES = (
+    "triton.runtime.jit.run",
+    "triton.runtime.autotuner.run",
+    "triton.runtime.interpreter.run",
+)
+"""The methods that launch a user's Triton kernel: compiled; autotuned or with heuristics; interpreted."""
+
 OF_TENSORS = (
     (
         "item",

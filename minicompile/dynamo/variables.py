@@ -236,7 +236,7 @@ def is_fixed(owner: types.ModuleType | type | str) -> bool:
     return is_fixed_name(owner if isinstance(owner, str) else owner.__module__)
 
 
-FIXED = ("torch", "minicompile", "builtins")
+FIXED = ("torch", "triton", "minicompile", "builtins")
 
 
 @functools.lru_cache(maxsize=8192)

@@ -3,6 +3,8 @@
     mylib::scale_(Tensor(a!) x, float by) -> ()    becomes, when first asked for,
     minicompile::functional_mylib_scale_(Tensor x, float by) -> Tensor    which scales and returns a copy of x
 
+Compiled code calls the user's operator again, on copies where they are needed (codegen/wrapper.py).
+
 The real compiler: torch/_higher_order_ops/auto_functionalize.py.
 """
 
@@ -18,6 +20,8 @@ from torch._ops import OpOverload
 from minicompile.errors import Unsupported
 from minicompile.ops.writes import written_arguments
 
+WRITING: dict[OpOverload, OpOverload] = {}
+"""The operators that write, by their functional forms."""
 _library = torch.library.Library("minicompile", "FRAGMENT")
 ALIAS = re.compile(r"\([\w*|]+!?(?: -> [\w*|]+)?\)(?=[?\s])")
 """In a schema: `(a!)` of what is written to."""
@@ -27,14 +31,17 @@ ALIAS = re.compile(r"\([\w*|]+!?(?: -> [\w*|]+)?\)(?=[?\s])")
 def functional_form(op: OpOverload) -> OpOverload:
     """An operator with the same arguments that gives what `op` newly makes, then what `op` would write.
 
-    Raises Unsupported where `op` writes to lists of tensors, or returns views or several that it wrote to.
+    Raises Unsupported where `op` writes to lists, or returns views, or what it writes among others.
     """
     schema = op._schema
     written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     plain = all(str(a.type) in ("Tensor", "Optional[Tensor]") for a in written)
     aliases = [x.alias_info for x in schema.returns if x.alias_info is not None]
-    if not plain or len(aliases) > 1 or not all(alias.is_write for alias in aliases):
-        raise Unsupported(f"{op} writes into lists of tensors or returns views: no functional form")
+    several = len(schema.returns) > 1
+    if not plain or not all(alias.is_write for alias in aliases) or (aliases and several):
+        raise Unsupported(
+            f"{op} writes into lists of tensors, or returns views or what it writes: no functional form"
+        )
     names = {a.name for a in written}
     places = {i for i, a in enumerate(schema.arguments) if a.name in names}
     fresh = [i for i, result in enumerate(schema.returns) if result.alias_info is None]
@@ -56,4 +63,5 @@ def functional_form(op: OpOverload) -> OpOverload:
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"minicompile::{name}", run, lib=_library)
     form: OpOverload = getattr(torch.ops.minicompile, name).default
+    WRITING[form] = op
     return form

@@ -46,6 +46,19 @@ LIBRARY.define("inc_(Tensor(a!) x, int by) -> Tensor(a!)")
 LIBRARY.impl("inc_", lambda x, by: x.add_(by), "CompositeExplicitAutograd")
 LIBRARY.define("two(Tensor(a!) x, Tensor y) -> (Tensor, Tensor)")
 LIBRARY.impl("two", lambda x, y: (x.add_(1) * y, x - y), "CompositeExplicitAutograd")
+LIBRARY.define("mixed(Tensor(a!) x, Tensor y) -> (Tensor(a!), Tensor)")
+LIBRARY.impl("mixed", lambda x, y: (x.add_(1), x - y), "CompositeExplicitAutograd")
+LIBRARY.define("keywords(Tensor x, Tensor(a!)? y=None, *, Tensor(b!) z, Tensor(c!)? w=None) -> ()")
+
+
+def add_to_each(x: Tensor, y: Tensor | None = None, *, z: Tensor, w: Tensor | None = None) -> None:
+    for i, written in enumerate((y, z, w)):
+        if written is not None:
+            written.add_(x, alpha=i + 1)
+
+
+LIBRARY.impl("keywords", add_to_each, "CompositeExplicitAutograd")
+torch.library.register_fake("mc_writes::keywords", lambda *_, **__: None, lib=LIBRARY)
 
 
 OPS = torch.ops.mc_writes
@@ -68,6 +81,14 @@ def given(x: Tensor, y: Tensor) -> Any:
 
 def left_out(x: Tensor, y: Tensor) -> Any:
     return optional(y) + optional(x, None)
+
+
+def by_keyword(x: Tensor, y: Tensor) -> Any:
+    z, w = x.sin(), y.cos()
+    OPS.keywords(x, z=z)
+    OPS.keywords(x, None, z=z, w=w)
+    OPS.keywords(x, y, z=y.exp())
+    return z, w
 
 
 def returned(x: Tensor, y: Tensor) -> Any:
@@ -108,6 +129,9 @@ def equal(x: Tensor, y: Tensor) -> Any:
 
 PROGRAMS: list[Any] = [
     *(argument, several, given, returned, results, part, turned, computed, equal),
+    pytest.param(
+        by_keyword, marks=needs("an argument that is written may be left out"), id="by_keyword"
+    ),
     pytest.param(
         left_out, marks=needs("an argument that is written may be left out"), id="left_out"
     ),
@@ -151,6 +175,7 @@ def to_what_is_read(x: Tensor, y: Tensor) -> Tensor:
     ("program", "reason"),
     [
         (to_lists, "writes into lists of tensors"),
+        (lambda x, y: OPS.mixed(x, y), "returns what it writes beside new tensors"),
         (to_what_is_read, "goes several times into one memory"),
     ],
 )
