@@ -175,7 +175,7 @@ def to_what_is_read(x: Tensor, y: Tensor) -> Tensor:
     ("program", "reason"),
     [
         (to_lists, "writes into lists of tensors"),
-        (lambda x, y: OPS.mixed(x, y), "returns what it writes beside new tensors"),
+        (lambda x, y: OPS.mixed(x, y), "or returns views or what it writes"),
         (to_what_is_read, "goes several times into one memory"),
     ],
 )
