@@ -89,7 +89,7 @@ several-processes: compile what lies between
     Processes exchange tensors at a moment that all must reach, and in the order in which they call.
 no-value-yet: assign it before the call
     A variable or slot that existed before the call is empty, and no guard can watch over nothing.
-triton-kernel: the plug-in triton_kernels makes a launch an operator of the graph
+triton-kernel: make it an operator with torch.library.triton_op, or launch it outside
     A launch is Python code of Triton's, which compiles and starts the kernel; it runs as it is.
 nested-compile: leave such calls outside of the compiled function
     Code that steers a compiler itself (torch.compile, compiler.disable) runs as it is.
