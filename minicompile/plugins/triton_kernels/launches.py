@@ -3,8 +3,8 @@
     minicompile::triton_add_4c1f09(Tensor x, Tensor(a0!) y, SymInt n, SymInt[] grid) -> ()
 
 Tensors and symbolic numbers are the operator's arguments. The kernel's other arguments (`BLOCK`) are
-constants of the operator. The grid is computed at capture; for an autotuned kernel, once for each configuration. Later
-stages treat a launch like any operator that users define.
+constants of the operator. The grid is computed at capture; for an autotuned kernel, once for each
+configuration. Later stages treat a launch like any operator that users define.
 
 A tensor that the kernel may write to must be all of its memory. Compiled code may pass a copy instead, and a
 pointer into a part of some memory can reach the rest, which the copy hasn't.
