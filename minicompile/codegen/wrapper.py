@@ -278,7 +278,8 @@ class _Writer:
             self._expect(self._name(output.name), output.layout, origins)
 
     def _writing(self, step: int, kernel: ExternKernel, op: torch._ops.OpOverload) -> None:
-        """A call of a user's operator that writes to its arguments, or to copies where others see them."""
+        """Call a user's operator that writes: on a clone of each tensor that it writes to, or on the tensor
+        itself where nothing else reads that memory."""
         nodes = (n for n in self.schedule.nodes if isinstance(n, ExternKernelSchedulerNode))
         seen = Counter(view.buffer for n in nodes for view in n.kernel.views())
         made = [i for i, result in enumerate(op._schema.returns) if result.alias_info is None]

@@ -3,7 +3,8 @@
     mylib::scale_(Tensor(a!) x, float by) -> ()    becomes, when first asked for,
     minicompile::functional_mylib_scale_(Tensor x, float by) -> Tensor    which scales and returns a copy of x
 
-Compiled code calls the user's operator again, on copies where they are needed (codegen/wrapper.py).
+A graph holds the functional form; generated code calls the user's operator, on copies only where they are
+needed (codegen/wrapper.py).
 
 The real compiler: torch/_higher_order_ops/auto_functionalize.py.
 """
@@ -21,7 +22,7 @@ from minicompile.errors import Unsupported
 from minicompile.ops.writes import written_arguments
 
 WRITING: dict[OpOverload, OpOverload] = {}
-"""The operators that write, by their functional forms."""
+"""For each functional form, the user's operator that writes."""
 _library = torch.library.Library("minicompile", "FRAGMENT")
 ALIAS = re.compile(r"\([\w*|]+!?(?: -> [\w*|]+)?\)(?=[?\s])")
 """In a schema: `(a!)` of what is written to."""

@@ -2,9 +2,12 @@
 
     minicompile::triton_add_4c1f09(Tensor x, Tensor(a0!) y, SymInt n, SymInt[] grid) -> ()
 
-Tensors and symbolic numbers are the operator's arguments; what else the kernel is called with (`BLOCK`)
-belongs to it. The grid is worked out at capture, for each configuration where the kernel is autotuned. Later
-stages treat a launch as any operator that users define.
+Tensors and symbolic numbers are the operator's arguments. The kernel's other arguments (`BLOCK`) are
+constants of the operator. The grid is computed at capture; for an autotuned kernel, once for each
+configuration. Later stages treat a launch like any operator that users define.
+
+A tensor that the kernel may write to must be all of its memory. Compiled code may pass a copy instead, and a
+pointer into a part of some memory can reach the rest, which the copy hasn't.
 The real compiler: torch/_higher_order_ops/triton_kernel_wrap.py.
 """
 
@@ -13,7 +16,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -67,22 +71,16 @@ def launch(
     *_, inner = layers(kernel)
     arguments = dict(zip(inner.arg_names, args)) | kwargs
     compile_time = compile_time_parameters(inner.fn)
-    operands: list[Any] = []
-    names: list[list[str]] = []
-    """For each operand, the parameters that take it."""
+    operands: dict[int, Any] = {}
+    names = defaultdict[int, list[str]](list)
+    """For each operand, by its id: the parameters that take it."""
     for name, value in arguments.items():
         if isinstance(value, OPERANDS) and name not in compile_time:
-            same = [i for i, other in enumerate(operands) if other is value]
-            if same:
-                names[same[0]].append(name)
-            else:
-                operands.append(value)
-                names.append([name])
+            operands[id(value)] = value
+            names[id(value)].append(name)
         else:
             arguments[name] = value = world.pinned(world.deep(value))
-            if isinstance(value, torch.SymBool):
-                arguments[name] = bool(value)
-            elif not is_constant(value):
+            if not is_constant(value):
                 if name not in compile_time:
                     what = f"a Triton launch with an argument of type {type(value).__name__}"
                     world.unsupported("triton-kernel", what, "pass tensors and numbers")
@@ -90,24 +88,23 @@ def launch(
     every = [complete(world, kernel, arguments | setting) for setting in settings(kernel)]
     grids = [world.deep(world.call(grid, (v,), {}) if callable(grid) else grid) for v in every]
     sizes = [size for sizes in grids for size in [*sizes, 1, 1][:3]]
-    taken = {name for those in names for name in those}
+    values = [*operands.values()]
     operator = operator_of(
         kernel,
-        tuple((tuple(those), triton_type(value)) for those, value in zip(names, operands)),
-        constants({name: v for name, v in arguments.items() if name not in taken}),
-        tuple(constants({k: v for k, v in values.items() if k not in taken}) for values in every),
+        tuple((tuple(names[id(x)]), triton_type(x)) for x in values),
+        constants(arguments, operands),
+        tuple(constants(v, operands) for v in every),
     )
-    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-    memory = [compat.storage_id(x) for x in tensors]
-    for tensor in written_arguments(operator, operands, {}):
+    memory = [compat.storage_id(x) for x in values if isinstance(x, torch.Tensor)]
+    for tensor in written_arguments(operator, values, {}):
         if memory.count(compat.storage_id(tensor)) > 1 or is_part(tensor):
             what = "a Triton launch that writes to a view: its pointers may reach what lies around"
             world.unsupported("triton-kernel", what, "pass the tensor itself")
-    for i, value in enumerate(operands):
+    for i, value in enumerate(values):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             # autograd knows nothing of what a kernel does
-            operands[i] = world.torch_call(torch.Tensor.detach, (value,), {})
-    world.torch_call(operator, (*operands, sizes), {})
+            values[i] = world.torch_call(torch.Tensor.detach, (value,), {})
+    world.torch_call(operator, (*values, sizes), {})
 
 
 def complete(world: World, kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -120,8 +117,10 @@ def complete(world: World, kernel: Any, arguments: dict[str, Any]) -> dict[str, 
     return defaults | arguments
 
 
-def constants(values: Mapping[str, Any]) -> Constants:
-    return tuple((name, repr(value), value) for name, value in values.items())
+def constants(arguments: Mapping[str, Any], operands: Container[int]) -> Constants:
+    """Return the arguments that are no operands."""
+    given = arguments.items()
+    return tuple((name, repr(value), value) for name, value in given if id(value) not in operands)
 
 
 def triton_type(value: Any) -> str:

@@ -1,10 +1,10 @@
-"""Which of its arguments a Triton kernel writes to: its TTIR tells what its stores point at.
+"""Which of its arguments a Triton kernel writes to: its TTIR, Triton's first IR, tells where stores point.
 
     %p = tt.addptr %y_ptr, %i      a pointer is followed to the parameters that it was made from
-    %k = tt.load %q                what is loaded is data: what a store's indices were read from isn't written
+    %k = tt.load %q                a loaded value isn't followed: it is data, such as an index, and no pointer
 
-A kernel that can't be compiled here (an interpreted one can't), or whose TTIR has an operation that is not
-followed, may write to all of its tensors: then a graph copies more than it must.
+Interpreted kernels and those that fail to compile have no TTIR, and some operations (UNKNOWN) aren't
+followed. Then the kernel may write to all of its tensors, and a graph copies more than it must.
 """
 
 from __future__ import annotations
