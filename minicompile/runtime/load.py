@@ -45,7 +45,7 @@ tuner: Registry[Tuner] = Registry(
 allocator: Registry[Any] = Registry(
     "allocator", "name -> what gives large memory on the CPU, and keeps some for later calls"
 )
-"""It has `empty(size, stride, dtype, limit)`, which keeps at most `limit` bytes that nobody uses, and `clear()`."""
+"""It has `empty(size, stride, dtype, limit)`, which keeps so many bytes that nobody uses, and `clear()`."""
 
 
 @kernel_loader("cpp")
