@@ -45,7 +45,7 @@ tuner: Registry[Tuner] = Registry(
 allocator: Registry[Any] = Registry(
     "allocator", "name -> what gives large memory on the CPU, and keeps some for later calls"
 )
-"""It has `clear()` and `empty(size, stride, dtype, limit)`: at most `limit` unused bytes are kept."""
+"""It has `empty(size, stride, dtype, limit)`, which keeps so many bytes that nobody uses, and `clear()`."""
 
 
 @kernel_loader("cpp")

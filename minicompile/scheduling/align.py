@@ -104,7 +104,7 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Verdict:
             told = f"{read.node} reads {read.buffer} at a position known only at run time"
             return refused(f"{told}: all of it must be there", "unknown_index")
         if not (matching.match(write, read) if forwards else matching.match(read, write)):
-            return index_mismatch(write, read)
+            return index_mismatch(write, read, a.hints)
     matching = _with_shared_reads(matching)
     level = _complete(matching)
     return level if isinstance(level, Verdict) else joined(matching, level)
@@ -171,5 +171,5 @@ def _flaw(nest: LoopNest) -> Verdict | None:
             continue
         written, used = nest.at(write), nest.at(read)
         if written is None or used is None or not written.equals(used):
-            return index_mismatch(write, read)
+            return index_mismatch(write, read, nest.hints)
     return None

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from minicompile.scheduling.nest import Access, LoopNest
 from minicompile.scheduling.nodes import Cause
+from minicompile.shapes.strided import Hints, elements
 
 
 class Verdict(NamedTuple):
@@ -35,10 +36,13 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     return " and ".join(filter(None, (", ".join(told[:-1]), *told[-1:])))
 
 
-def index_mismatch(write: Access, read: Access) -> Verdict:
-    """`buf0 is written at 64*p0 + p1 but buf1 reads it at p0 + 64*p1`."""
+def index_mismatch(write: Access, read: Access, hints: Hints) -> Verdict:
+    """`buf0 is written at 64*p0 + p1 but buf1 reads it at p0 + 64*p1: 4096 elements of 4096`."""
     written, used = ("?" if a.key is None else a.key[1] for a in (write, read))
     told = f"{write.buffer} is written at {written} but {read.node} reads it at {used}"
+    if write.footprint is not None and read.footprint is not None:
+        part, whole = (elements(place, hints) for place in (read.footprint, write.footprint))
+        told += f": {part} elements of {whole}"
     return refused(told, "index_mismatch")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -142,7 +143,10 @@ def check_index_mismatch(schedule: Schedule, decision: FusionDecision) -> None:
     (write,) = (d for d in writer.writes if d.buffer == buffer)
     reads = [d for d in reader.reads if d.buffer == buffer]
     assert str(write.index) == written
-    assert rest in [str(d.index) for d in reads] and rest != written
+    used, _, numbers = rest.partition(":")
+    assert used in [str(d.index) for d in reads]
+    hints, whole = schedule.graph.size_hints, int(numbers.split()[-1])
+    assert whole == math.prod(size_hint(size, hints) for _, size in write.ranges)
 
 
 def check_hazard(schedule: Schedule, decision: FusionDecision) -> None:

@@ -165,7 +165,7 @@ def the_innermost_loop_is_where_writes_are_contiguous(b: GraphBuilder) -> T:
 # -- what stays apart
 
 
-in_another_order = "buf1 is written at 8*p0 + p1 but buf2 reads it at p0 + 8*p1"
+in_another_order = "buf1 is written at 8*p0 + p1 but buf2 reads it at p0 + 8*p1: 64 elements of 64"
 
 
 @becomes(2, why={"buf1 buf2": in_another_order})
@@ -174,7 +174,7 @@ def a_matrix_and_its_transpose(b: GraphBuilder) -> T:
     return b.add(u, u.t())
 
 
-part = "buf0 is written at p0 but buf1 reads it at p0"
+part = "buf0 is written at p0 but buf1 reads it at p0: 64 elements of 65"
 
 
 @becomes(2, why={"buf0 buf1": part})

@@ -84,7 +84,7 @@ def _prologue(producer: LoopNest, product: LoopNest) -> LoopNest | Verdict:
     matching = Matching(producer, product, {})
     for write, read, _ in flows(producer, product):
         if write.key is None or read.key is None or not matching.match(write, read):
-            return index_mismatch(write, read)
+            return index_mismatch(write, read, product.hints)
     if matching.free(matching.a.loops):
         return loop_mismatch(matching.a, matching.b)
     return joined(matching, "elem")
