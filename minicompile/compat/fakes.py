@@ -161,8 +161,8 @@ MOST_LAYOUTS = 8192
 NUMERIC_LAYOUTS: dict[Any, Any] = {}
 """`EagerLayouts.layouts` of all modes whose sizes are numbers: a later compilation knows them already."""
 
-UNKEYED = {torch.ops.aten.as_strided.default}
-"""Their results depend on more of their arguments than type and layout: here on the size of the storage."""
+UNKEYED = {torch.ops.aten.as_strided.default, torch.ops.aten.native_batch_norm.default}
+"""Not only the types and layouts of arguments matter: the size of a storage; statistics are written to."""
 
 
 class Layout(NamedTuple):

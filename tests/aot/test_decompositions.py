@@ -75,45 +75,6 @@ def test_results_and_gradients_round_where_eagers_round(name, dtype):
     assert_aot_as_eager(call, fn, *inputs, gradient_strides=True, rtol=close, atol=close)
 
 
-PLAIN = {
-    "large numbers": (lambda x: x * 0 + torch.arange(11) * 1_000_000_000, lambda: [torch.ones(1).long()]),
-    "division": (
-        lambda x, y: (x / y, x // y, x % y, torch.div(x, y, rounding_mode="trunc"), x.float() // y),
-        lambda: [torch.randint(-9, 9, (3, 4)), torch.tensor([-3, 2, 5, -7])],
-    ),
-    "dtypes": (
-        lambda x, i, b: (x + i, i * b, b + b, i > x, torch.where(b, i, x), i * 2.5, i + True, i**2),
-        lambda: [torch.randn(3, 4), torch.randint(-4, 4, (4,)), torch.rand(3, 1) > 0.5],
-    ),
-    "no dimensions": (
-        lambda x, s: (x + s, x * s.double(), s > x, s.sum(), s.mean(), s.amax()),
-        lambda: [torch.randn(3), torch.tensor(2.0)],
-    ),
-    "nan": (
-        lambda x: (x.amax(0), *x.max(0), x.amin(0), x.clamp(min=0), x.logical_not()),
-        lambda: [torch.tensor([[1.0, math.nan], [math.nan, 2.0]])],
-    ),
-    "empty": (
-        lambda x: (x.sum(), x.sum(1), x.mean(), x + 1, torch.softmax(x, 1), x.var()),
-        lambda: [torch.randn(0, 3)],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_operator_equals_eager_in_values_dtypes_and_strides(name):
-    fn, make = PLAIN[name]
-    torch.manual_seed(0)
-    inputs = make()
-    call, _ = compile_aot(fn, inputs)
-    expected = fn(*inputs)
-    for got, wanted in zip(
-        call(list(inputs)), expected if isinstance(expected, tuple) else (expected,), strict=True
-    ):
-        assert (got.dtype, got.shape, got.stride()) == (wanted.dtype, wanted.shape, wanted.stride())
-        torch.testing.assert_close(got, wanted, rtol=2e-6, atol=2e-6, equal_nan=True)
-
-
 def test_softmax_and_log_softmax_are_stable_for_large_values():
     x = torch.tensor([[1e4, 1e4 - 1, -1e4], [88.0, 89.0, 90.0]])
     call, _ = compile_aot(lambda x: (x.softmax(-1), x.log_softmax(-1), x.logsumexp(1)), [x])

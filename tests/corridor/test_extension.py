@@ -12,7 +12,6 @@ from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.ops.events import observer
 from minicompile.ops.registry import ALL, Registry
 from minicompile.options import Options
-from minicompile.pipeline_result import Trace
 from tests.comparing import assert_as_eager
 
 aten = torch.ops.aten
@@ -34,10 +33,6 @@ def assert_still_right(model: GPT, batch, **options) -> None:
     compiled = mc.compile(model, fullgraph=True, options=options)
     call = lambda run: lambda: run(*batch)[1]  # noqa: E731
     assert_as_eager(call(compiled), call(model), module=model, atol=1e-5, rtol=1e-4)
-
-
-def externs(trace: Trace) -> list[str]:
-    return [str(extern.op) for extern in trace.loops.externs]
 
 
 @pytest.mark.long
@@ -98,81 +93,6 @@ def test_a_gradient(model, batch):
     torch.testing.assert_close(loss, expected[0])
     assert not torch.allclose(gradient, expected[1], rtol=1e-2)
     assert_still_right(model, batch)
-
-
-@pytest.mark.long
-def test_a_lowering(model, batch):
-    from minicompile.lowering.context import lowering
-    from minicompile.lowering.rules.common import elementwise
-
-    with mc.without("lowering:aten.erf"):
-        assert "aten.erf.default" in externs(mc.trace(model, *batch))
-        assert_still_right(model, batch)
-
-        @lowering(aten.erf.default)
-        def erf(ctx, x):
-            return elementwise(ctx, lambda ops, v: ops.neg(ops.erf(ops.neg(v))), x)
-
-        trace = mc.trace(model, *batch)
-        assert "aten.erf.default" not in externs(trace)
-        assert "neg(erf(neg(" in str(trace.loops)
-        assert_still_right(model, batch)
-
-
-@pytest.mark.long
-def test_a_fusion_policy(model, batch):
-    from minicompile.extension import FusionPolicy, fusion_rule
-
-    before = len(mc.trace(model, *batch).kernels)
-    with mc.scoped():
-
-        @fusion_rule("policy")
-        class Never(FusionPolicy):
-            def can_fuse(self, producer, consumer, context):
-                return False, "not in this house"
-
-        trace = mc.trace(model, *batch)
-        assert len(trace.kernels) > before
-        assert any(d.reason == "not in this house" for d in trace.schedule.decisions)
-        assert_still_right(model, batch)
-
-
-def gelu(x):
-    return torch.nn.functional.gelu(x)
-
-
-def other_gelu(x):
-    return x * torch.erfc(x * -(0.5**0.5)) * 0.5
-
-
-def mirrored(x):
-    return -torch.erf(-x)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "stage, search, replacement, sign",
-    [
-        ("pre_grad", gelu, other_gelu, "aten.erfc"),
-        ("joint", gelu, other_gelu, "aten.erfc"),
-        ("post_grad", torch.erf, mirrored, "aten.neg.default(erf"),
-    ],
-)
-def test_a_pattern(model, batch, stage, search, replacement, sign):
-    example = torch.empty(2, 2, requires_grad=True)
-    with mc.scoped():
-        add = mc.register_pattern("mine", search=search, examples=[example], stage=stage)
-        add(replacement)
-        trace = mc.trace(model, *batch)
-        assert sign in str(trace.aot.forward)
-        records = [r for r in trace.aot.passes if r.name == f"{stage}.pattern:mine" and r.changed]
-        assert records and all("model.py" in r.rewrites[0].title for r in records)
-        assert_still_right(model, batch)
-        off = mc.compile(model, options={"disable_passes": ("pattern:mine",)})
-        assert sign not in str(mc.trace(off, *batch).aot.forward)
-        with mc.without(f"pass:{stage}.pattern:mine"):
-            assert sign not in str(mc.trace(model, *batch).aot.forward)
-    assert sign not in str(mc.trace(model, *batch).aot.forward)
 
 
 def test_a_kernel_plan(model, batch):

@@ -19,12 +19,6 @@ def cut_in_two(a: torch.Tensor) -> torch.Tensor:
     return b.relu() + b
 
 
-def long(a: torch.Tensor) -> torch.Tensor:
-    for i in range(100):
-        a = a + i if i % 50 == 0 else a
-    return a
-
-
 def test_counts_and_operators() -> None:
     found = mc.explain(cut_in_two)(x)
     assert found.graph_count == len(found.captures) == 2 and found.op_count == 4

@@ -19,7 +19,7 @@ from minicompile.lowering.rules import creation
 from minicompile.lowering.rules.common import elementwise
 from minicompile.scheduling import in_place
 from minicompile.scheduling.fusion import Fuser
-from tests.faults.table import CPP, NUMBERS, SQUARE, WITH_NAN, X, fault
+from tests.faults.table import CPP, SQUARE, WITH_NAN, X, fault
 
 aten = torch.ops.aten
 
@@ -54,25 +54,6 @@ def the_tail_is_masked_out(patch):
 def a_rule_crashes(patch):
     """An exception inside."""
     bugs["no table"]()
-
-
-@fault(
-    "lowering", "aten.mul.Tensor", lambda n: torch.arange(11) * 1_000_000_000 + n, [torch.tensor(5)]
-)
-def products_overflow_int32(patch):
-    """Integers are multiplied in 32 bits."""
-
-    def narrow(right: Any, ctx: Any, a: Any, b: Any) -> Any:
-        if getattr(a, "dtype", None) is not torch.int64:
-            return right(ctx, a, b)
-
-        def formula(ops: Any, x: Any, y: Any) -> Any:
-            x, y = ops.to_dtype(x, torch.int32), ops.to_dtype(y, torch.int32)
-            return ops.to_dtype(ops.mul(x, y), torch.int64)
-
-        return elementwise(ctx, formula, a, b)
-
-    wrapped(aten.mul.Tensor, narrow)
 
 
 @fault("lowering", "aten.argmin.default", lambda x: torch.argmin(x.sin().t()) + 1, [X])
@@ -130,13 +111,6 @@ def the_offset_of_a_view_is_lost(patch):
     wrapped(aten.select.int, lambda right, ctx, x, dim, index: right(ctx, x, dim, 0))
 
 
-@fault("lowering", "aten.remainder", lambda n: (n * 2 + 1) % 5 + n, [NUMBERS])
-def remainders_have_the_sign_of_the_dividend(patch):
-    """Integer division that rounds to zero."""
-    for op in (aten.remainder.Scalar, aten.remainder.Tensor):
-        lowering(op)(lowering[aten.fmod.Scalar])
-
-
 @fault(
     *("lowering", "aten.index_put.default"),
     lambda x, i, y: torch.index_put(x.sin(), [i], y, accumulate=True) * 2,
@@ -148,23 +122,6 @@ def writes_that_meet_are_lost(patch):
         aten.index_put.default,
         lambda right, ctx, x, indices, values, accumulate=False: right(ctx, x, indices, values),
     )
-
-
-@fault(
-    "lowering",
-    "aten.slice_scatter.default",
-    lambda x, y: torch.slice_scatter(x.sin(), y, 1, 1, 9, 2),
-    [X, X[:, :4]],
-)
-def a_step_is_ignored(patch):
-    """A wrong index: what lies between is overwritten too."""
-
-    def dense(
-        right: Any, ctx: Any, x: Any, src: Any, dim: int, low: Any, high: Any, step: int = 1
-    ) -> Any:
-        return right(ctx, x, src, dim, low, low + src.size[dim], 1)
-
-    wrapped(aten.slice_scatter.default, dense)
 
 
 # -- fusion

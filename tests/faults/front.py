@@ -117,13 +117,6 @@ def random_numbers_are_drawn_once(patch):
         return len(rest)
 
 
-@fault("pre_grad pass", "no_dropout", lambda x: F.dropout(x.sin(), 0.5) * x + 1, [X])
-def dropout_is_taken_for_idle(patch):
-    """A pass for inference runs in training."""
-
-    wrong_pass("no_dropout", "pre_grad", [F.dropout], lambda n: bypass(n, n.args[0]))
-
-
 # -- the joint graph
 
 
@@ -213,40 +206,6 @@ def a_conversion_moves_over_neg(patch):
 def a_conversion_moves_over_a_sum(patch):
     """The sum of two bytes is one (#105264)."""
     cast_early(aten.add.Tensor)
-
-
-@fault(
-    *("prims pass", "merge_turns"),
-    lambda x: x.sin().permute(1, 2, 0).permute(0, 2, 1) + 1,
-    [torch.linspace(0, 5, 27).reshape(3, 3, 3)],
-)
-def permutations_are_composed_in_the_wrong_order(patch):
-    """A chain of views becomes the wrong one."""
-
-    def merged(node: fx.Node) -> Any:
-        inner = node.args[0]
-        if inner.target is not node.target:
-            return False
-        node.args = (inner.args[0], [node.args[1][d] for d in inner.args[1]])
-        return True
-
-    wrong_pass("merge_turns", "prims", [aten.permute.default], merged, 12)
-
-
-@fault("prims pass", "same_calls", lambda x: x.sum(0) + x.cos().sum(0) - x.cos().sum(), [SQUARE])
-def equal_calls_differ_in_an_argument(patch):
-    """Common subexpressions by their first argument."""
-
-    @graph_pass("same_calls", stage="prims", order=35)
-    def same_calls(gm: fx.GraphModule, mode: Any) -> int:
-        first: dict[Any, fx.Node] = {}
-        changed = 0
-        for node in calls(gm, prims.sum.default, aten.sum.dim_IntList, aten.sum.default):
-            known = first.setdefault(node.args[0], node)
-            if known is not node and known.meta["val"].dim() >= node.meta["val"].dim():
-                bypass(node, known)
-                changed += 1
-        return changed
 
 
 @fault("post_grad pass", "explode", lambda x: torch.erf(x.sin()) * 2, [X])

@@ -16,23 +16,6 @@ from notebooks.gpu import code_cells, gpu_functions
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MADE = GpuResult("99-speed", "abc", "3.1 TB/s", "Toy GPU, torch 9, Triton 9", saved=False)
-CELL = """# %% name="setup" tags=["setup"]
-from minicompile.lessons.gpu import on_gpu
-
-# %% [markdown]
-# `on_gpu("99-prose")` is no cell.
-
-# %% name="speed" tags=["gpu"]
-@on_gpu("99-speed")
-def speed() -> str:
-    return "fast"
-
-
-# %% name="ex1-wrong" tags=["wrong"] kind="built-in" says="x"
-@on_gpu("99-wrong")
-def speed() -> str:
-    return "wrong"
-"""
 
 
 def test_a_saved_result_says_where_it_was_made(tmp_path: Path):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import partial
 
 import pytest
 import torch
 
-from minicompile.lowering.ir import View
 from tests.lowering.conftest import check, check_each, lowered, run
 
 aten = torch.ops.aten
@@ -91,24 +89,6 @@ def test_zero_dimensional_tensors_do_not_raise_the_dtype(
     for op in (torch.add, torch.mul, torch.div, torch.lt, torch.maximum):
         check(op, sample(dtype), other)
         check(op, other, sample(dtype))
-
-
-@pytest.mark.long
-def test_promotion_is_torchs_for_every_pair_and_strength() -> None:
-    operands = [torch.zeros(shape, dtype=dtype) for dtype in ALL for shape in [(2,), ()]]
-    pairs = list(itertools.product(range(len(operands)), repeat=2))
-    numbered = list(itertools.product(range(len(operands)), (2, 1.5, True)))
-
-    def sums(*xs: torch.Tensor) -> list[torch.Tensor]:
-        return [xs[a] + xs[b] for a, b in pairs] + [xs[a] + number for a, number in numbered]
-
-    graph = lowered(sums, *operands)
-    assert not graph.externs
-    expected = [torch.result_type(operands[a], operands[b]) for a, b in pairs]
-    expected += [torch.result_type(operands[a], number) for a, number in numbered]
-    for output, dtype in zip(graph.outputs, expected, strict=True):
-        assert isinstance(output, View)
-        assert output.layout.dtype is dtype
 
 
 @pytest.mark.parametrize(

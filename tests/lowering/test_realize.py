@@ -11,6 +11,7 @@ import torch
 
 import minicompile
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph
+from minicompile.options import Options
 from tests.lowering.conftest import check, lowered, record_all
 
 
@@ -72,6 +73,11 @@ CHAINS = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_long_chains_stay_linear_and_do_not_exhaust_the_stack(name: str) -> None:
     assert len(str(check(CHAINS[name], torch.rand(5) / 100))) < 60_000
+
+
+def test_nothing_is_inlined_where_options_say_so() -> None:
+    graph = check(lambda x: (x + 1).relu(), torch.randn(3), options=Options(inline="never"))
+    assert whys(graph) == ['options.inline = "never"'] * 2
 
 
 def test_costly_values_of_empty_buffers() -> None:

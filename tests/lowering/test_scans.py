@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 
-from minicompile.lowering.ir import ComputedBuffer, LoopGraph
 from tests.lowering.conftest import check, check_each, lowered
 
 aten = torch.ops.aten
@@ -66,7 +65,3 @@ def test_running_extrema_and_sums_of_exponentials_are_the_librarys() -> None:
 def test_integers_wrap_around() -> None:
     x = torch.tensor([2**62, 2**62, 2**62, 3])
     check(lambda x: [x.cumsum(0), x.cumprod(0), x.to(torch.int32).cumsum(0)], x)
-
-
-def computed(graph: LoopGraph) -> list[ComputedBuffer]:
-    return [op for op in graph.operations if isinstance(op, ComputedBuffer)]

@@ -14,7 +14,6 @@ from minicompile.options import Options
 from minicompile.scheduling.memory import Liveness
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
-from minicompile.shapes.expr import size_symbol
 from minicompile.show.schedule import offsets_of
 from tests.fuzz.loops import generate
 from tests.scheduling.building import (
@@ -23,7 +22,6 @@ from tests.scheduling.building import (
     check,
 )
 
-S0 = size_symbol("s0")
 APART = Options(verify=True, fusion=False)
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 import torch
 
 import minicompile as mc
-from minicompile.ops.origin import SourceLine
 from minicompile.pipeline_result import Trace
 from tests.show.model import block
 
 FILE = str(Path(__file__).with_name("model.py"))
-CALL = SourceLine(FILE, 11, "block")
 
 
 def trace(training: bool = True) -> Trace:
