@@ -355,10 +355,6 @@ class Dispatcher:
             return None
         if capture.stopped_by is not None:
             self.breaks[capture.stopped_by] = None
-        env = capture.shape_env
-        for symbol in env.fixed if env is not None else ():
-            if env.wishes[symbol] == "mark_dynamic":
-                warnings.warn(f"{self.name} fixes a size: {env.line(symbol)}", stacklevel=6)
         checks, raised = rules(quick_checks, selected), self.graph_raised
         entry = Entry(frame, compiled, tuple(values), weakref.WeakMethod(raised), checks)
         self.entries.append(entry)
