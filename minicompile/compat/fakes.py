@@ -73,7 +73,7 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         if len(NUMERIC_LAYOUTS) > MOST_LAYOUTS:
             NUMERIC_LAYOUTS.clear()
         self.layouts: dict[Any, Any] = {} if symbolic else NUMERIC_LAYOUTS
-        """Calls as `key` writes them -> a Layout; a list of them if there are several results."""
+        """Calls as `key` writes them -> a FakeLayout; a list of them if there are several results."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and self.is_our_fake(args[0]):
@@ -134,7 +134,7 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
     def recalled(self, key: Any, args: Any) -> Any:
         """Return new fakes for the results of a call that was computed before; else NOT_COMPUTED."""
         found = self.layouts.get(key, NOT_COMPUTED)
-        if isinstance(found, Layout):
+        if isinstance(found, FakeLayout):
             return found.fake(self, args)
         if isinstance(found, list):
             return [layout.fake(self, args) for layout in found]
@@ -165,7 +165,7 @@ UNKEYED = {torch.ops.aten.as_strided.default, torch.ops.aten.native_batch_norm.d
 """Not only the types and layouts of arguments matter: the size of a storage; statistics are written to."""
 
 
-class Layout(NamedTuple):
+class FakeLayout(NamedTuple):
     """How a fake result lies: in memory of its own, or in that of the call's first argument."""
 
     is_view: bool
@@ -201,7 +201,7 @@ def layouts_of(result: Any, args: Any) -> Any:
     if owners and (owners[0] is not args[0] or any(x is result for x in owners)):
         return None
     about = result.dtype, result.fake_device, result.shape, result.stride()
-    return Layout(bool(owners), *about, result.storage_offset())
+    return FakeLayout(bool(owners), *about, result.storage_offset())
 
 
 SLICES_NEED_ENV = release(torch.__version__) < (2, 13)

@@ -1,4 +1,4 @@
-"""One check for the tensors of a call: torch's own in C++, or the same facts compared in Python."""
+"""One check for the tensors of a call, and the facts that it compares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minicompile.compat.fakes import FakeTensor
 from minicompile.compat.inference import is_inference
 from minicompile.compat.private import take
 
-TensorGuards: Any = take("torch._C._dynamo.guards.TensorGuards", "speed", otherwise=None)
+TensorGuards: Any = take("torch._C._dynamo.guards.TensorGuards", "capture")
 
 
 def tensor_guards(
@@ -21,19 +21,13 @@ def tensor_guards(
 ) -> Callable[..., bool]:
     """Return a check of many tensors: each has the same `tensor_facts`, and all are different objects.
 
-    In C++ where torch has TensorGuards, else in Python. `free` gives, by tensor
-    number, the dimensions of any size; the strides of such a tensor are not checked.
+    `free` gives, by tensor number, the dimensions of any size; the strides of such a tensor are not checked.
     """
-
-    def facts(given: Sequence[Any]) -> list[Any]:
-        pairs = ((t, free.get(i, ())) for i, t in enumerate(given))
-        return [isinstance(t, torch.Tensor) and tensor_facts(t, dims) for t, dims in pairs]
-
-    if TensorGuards is None or not different:
-        expected = facts(tensors)
-        return lambda *given: (
-            (not different or len(set(map(id, given))) == len(given)) and facts(given) == expected
-        )
+    if not different:
+        checks = [
+            tensor_guards([t], {0: free[i]} if i in free else {}) for i, t in enumerate(tensors)
+        ]
+        return lambda *given: all(check(tensor) for check, tensor in zip(checks, given))
     sizes: list[Any] = [_sizes(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
     strides: list[Any] = [
         [None] * tensor.dim() if i in free else list(tensor.stride())

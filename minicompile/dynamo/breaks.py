@@ -44,7 +44,7 @@ READS_ALL_LOCALS = {"locals", "vars", "eval", "exec", "dir"}
 CALLS = ("CALL", "CALL_FUNCTION_EX")
 
 
-class Cut(BaseException):
+class FrameCut(BaseException):
     """Leaves the interpreter where the capture shall end."""
 
 

@@ -388,11 +388,6 @@ def instantiate(world: World, cls: type, args: Args, kwargs: Kwargs) -> Any:
     if issubclass(cls, torch.Tensor):
         what = f"a {cls.__name__} is made inside the captured function"
         world.unsupported("tensor-kind", what, "make it before the call")
-    if isinstance(cls, enum.EnumType):
-        if kwargs or not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args):
-            what = f"the enum {cls.__name__} is called with more than a constant"
-            world.unsupported("unusual-arguments", what)
-        return cls(*map(world.pinned, args))
     if python_method(cls, "__call__") is not None:
         return world.call_special(cls, "__call__", *args, **kwargs)
     return world.construct(cls, args, kwargs)

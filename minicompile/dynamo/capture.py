@@ -27,13 +27,13 @@ from minicompile import compat
 from minicompile.compat import settings
 from minicompile.compat.inference import mark_inference, version, without_inference_mode
 from minicompile.compat.settings import Modes, restored_modes
-from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
+from minicompile.dynamo.breaks import FrameCut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, apart, guard_rules, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
-from minicompile.dynamo.modes import Change, Raised, changed, raised, random_states
+from minicompile.dynamo.modes import Change, GraphRaised, changed, raised, random_states
 from minicompile.dynamo.reasons import graph_break, refusal
 from minicompile.dynamo.rebuild import Rebuild
-from minicompile.dynamo.recorder import Recorder
+from minicompile.dynamo.recorder import GraphRecorder
 from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput
 from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
 from minicompile.dynamo.variables import (
@@ -112,7 +112,7 @@ def capture_frame(
         """All of the frame, or its first `place` instructions."""
         nonlocal asked
         facts = settings.global_facts()
-        recorder = Recorder(dynamic if dynamic.anything(values) else None)
+        recorder = GraphRecorder(dynamic if dynamic.anything(values) else None)
         world = World(recorder, function, rules, place, compiling, request.fixed_modules)
         world.guard("global_state", (), facts, "settings that torch functions read")
         try:
@@ -170,7 +170,7 @@ def trace(world: World, values: dict[str, Any], resume: Resume | None) -> Traced
     with restored_modes(), deep_stack(), compat.silent_log():
         try:
             returned = world.run_root(values)
-        except Cut:
+        except FrameCut:
             assert resume is not None and world.frames.frame_at_cut is not None
             go_on = resume_after(world.frames.frame_at_cut, resume, world.fix_cells)
             rest, returned = go_on.function, go_on.values
@@ -281,7 +281,7 @@ def finished(
     )
 
 
-def graph_call(recorder: Recorder, code: SourceCode) -> list[str]:
+def graph_call(recorder: GraphRecorder, code: SourceCode) -> list[str]:
     """Return the lines that run the graph in the modes of the frame."""
     call = ["out = graph(inputs)"]
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
@@ -291,7 +291,11 @@ def graph_call(recorder: Recorder, code: SourceCode) -> list[str]:
 
 
 def or_in_eager(
-    call: list[str], recorder: Recorder, code: SourceCode, parameters: Iterable[str], acts: bool
+    call: list[str],
+    recorder: GraphRecorder,
+    code: SourceCode,
+    parameters: Iterable[str],
+    acts: bool,
 ) -> list[str]:
     """Run the graph; if it raises, run the frame in eager, outside of our handler: that raises in the right
     place, under its handlers. If somebody's own backend raised, only a frame that `acts`: that changes
@@ -307,7 +311,7 @@ def or_in_eager(
     code.names.update(
         random_states=random_states,
         raised=functools.partial(raised, acts),
-        Raised=Raised,
+        GraphRaised=GraphRaised,
         WatchedHooks=compat.WatchedHooks,
         top_hooks=compat.top_saved_tensors_hooks,
         version=version,
@@ -323,7 +327,7 @@ def or_in_eager(
         f"    out = raised(error{noted})",
         "finally:",
         "    if hooks is not None: hooks.leave()",
-        "if type(out) is Raised:",
+        "if type(out) is GraphRaised:",
         f"    return graph_raised()(out, ({''.join(f'L_{name}, ' for name in parameters)}))",
     ]
 

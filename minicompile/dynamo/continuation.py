@@ -137,7 +137,7 @@ def apply(op: Op, stack: list[Slot], bound: set[str], names: tuple[str, ...], ju
 
 def continuation(code: CodeType, state: State) -> CodeType:
     """Code that restores `state` from its parameters and goes on in the original instructions."""
-    writer = _Writer(code, state, len(state.stack))
+    writer = _FrameWriter(code, state, len(state.stack))
     enter = Op("JUMP_FORWARD", 0, writer.units[state.point][0])
     return writer.finish([*writer.restore(), enter], with_body=True)
 
@@ -150,7 +150,7 @@ def break_at(code: CodeType, state: State, transfer: Transfer) -> CodeType:
     `transfer`, and code objects are not garbage-collected in cycles: let it refer weakly to its owner.
     """
     after = successors(code, state)
-    writer = _Writer(code, state, max(len(s.stack) for s in (state, *after)))
+    writer = _FrameWriter(code, state, max(len(s.stack) for s in (state, *after)))
     step = natively(writer.units[state.point])
     ops = writer.restore()
     if step:  # 3.13 looks for the handler of a call one unit ahead of it
@@ -167,7 +167,7 @@ def break_at(code: CodeType, state: State, transfer: Transfer) -> CodeType:
     return writer.finish(ops, with_body=any(op.handler for op in step))
 
 
-class _Writer:
+class _FrameWriter:
     """New slots for a code object: parameters first, then the other locals, then free variables."""
 
     def __init__(self, code: CodeType, state: State, depth: int) -> None:

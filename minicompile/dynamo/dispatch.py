@@ -35,7 +35,7 @@ from minicompile.dynamo.capture import CapturedFrame, Request, capture_frame, de
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate, quick_checks
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.modes import Raised
+from minicompile.dynamo.modes import GraphRaised
 from minicompile.dynamo.reasons import REASONS, graph_break, refusal
 from minicompile.dynamo.result import (
     Capture,
@@ -254,7 +254,7 @@ class Dispatcher:
         call = inspect.BoundArguments(self.signature, OrderedDict(self.values(arguments)))
         return self.watched(self.function)(*call.args, **call.kwargs)
 
-    def graph_raised(self, raised: Raised, arguments: tuple[Any, ...]) -> Any:
+    def graph_raised(self, raised: GraphRaised, arguments: tuple[Any, ...]) -> Any:
         """The frame in eager: the exception comes up in the user's line, under the frame's handlers."""
         self.eager_calls += 1
         kind, text = raised
@@ -355,10 +355,6 @@ class Dispatcher:
             return None
         if capture.stopped_by is not None:
             self.breaks[capture.stopped_by] = None
-        env = capture.shape_env
-        for symbol in env.fixed if env is not None else ():
-            if env.wishes[symbol] == "mark_dynamic":
-                warnings.warn(f"{self.name} fixes a size: {env.line(symbol)}", stacklevel=6)
         checks, raised = rules(quick_checks, selected), self.graph_raised
         entry = Entry(frame, compiled, tuple(values), weakref.WeakMethod(raised), checks)
         self.entries.append(entry)

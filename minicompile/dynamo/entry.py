@@ -24,7 +24,7 @@ from minicompile.dynamo.guards import (
     guard_rules,
 )
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.modes import Raised
+from minicompile.dynamo.modes import GraphRaised
 from minicompile.dynamo.result import SHAPE_KINDS, WHOLE, Guard, GuardFailure, Source
 
 MISS = Marker("MISS")
@@ -42,7 +42,7 @@ class Entry:
         captured: CapturedFrame,
         compiled: BoxedGraph,
         parameters: Sequence[str],
-        graph_raised: weakref.WeakMethod[Callable[[Raised, tuple[Any, ...]], Any]],
+        graph_raised: weakref.WeakMethod[Callable[[GraphRaised, tuple[Any, ...]], Any]],
         checks: Mapping[str, Callable[..., Any]],
     ) -> None:
         """`graph_raised()(raised, arguments)`: the frame in eager, after the graph raised that.

@@ -305,22 +305,17 @@ def failures(
 
 def varied_by(guard: Guard, found: Any = None) -> dict[Source, str]:
     """The sizes and numbers that a failed guard is about and that symbols could stand for."""
-    expected = guard.expected
-    if guard.kind == "tensor" and type(found) in (torch.Tensor, torch.nn.Parameter):
-        return varied_numbers(expected.shape, found.shape, guard.sources[0], "size")
-    return varied_numbers(expected, found, guard.sources[0]) if guard.kind == "equals" else {}
-
-
-def varied_numbers(old: Any, new: Any, source: Source, kind: str = "item") -> dict[Source, str]:
-    if type(old) is not type(new):
-        return {}
-    if type(old) in (int, float) and old != new:
-        return {source: f"was {old}, then {new}"}
-    varied: dict[Source, str] = {}
-    if type(old) in (tuple, torch.Size) and len(old) == len(new):
-        for index, pair in enumerate(zip(old, new)):
-            varied |= varied_numbers(*pair, Source(kind, index, source))
-    return varied
+    expected, pairs = guard.expected, dict[Source, tuple[Any, Any]]()
+    if guard.kind == "equals":
+        pairs[guard.sources[0]] = expected, found
+    elif guard.kind == "tensor" and type(found) in (torch.Tensor, torch.nn.Parameter):
+        sizes = zip(expected.shape, found.shape) if expected.dim() == found.dim() else ()
+        pairs = {Source("size", i, guard.sources[0]): pair for i, pair in enumerate(sizes)}
+    return {
+        place: f"was {old}, then {new}"
+        for place, (old, new) in pairs.items()
+        if type(old) is type(new) and type(old) in (int, float) and old != new
+    }
 
 
 def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[bool, Any]:

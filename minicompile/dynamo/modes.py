@@ -46,7 +46,7 @@ def random_states() -> list[tuple[torch.Generator, torch.Tensor]]:
     return [(generator, generator.get_state()) for generator in generators]
 
 
-class Raised(NamedTuple):
+class GraphRaised(NamedTuple):
     """The exception of a graph whose frame is to run in eager: its kind, and what it says."""
 
     kind: str
@@ -59,7 +59,7 @@ def raised(
     written: Sequence[torch.Tensor] = (),
     versions: tuple[int, ...] = (),
     states: Sequence[tuple[torch.Generator, torch.Tensor]] = (),
-) -> Raised:
+) -> GraphRaised:
     """What a graph raised, once random numbers that it drew are put back. Raised again where eager may not
     run the frame: a hook has been called, inputs have other versions than these; and, unless the frame
     `acts`, code raised that is neither torch's nor ours, nor an operator's."""
@@ -72,4 +72,4 @@ def raised(
         raise error
     for generator, state in states:
         generator.set_state(state)
-    return Raised(type(error).__name__, str(error))
+    return GraphRaised(type(error).__name__, str(error))

@@ -91,7 +91,7 @@ SET_ADD                    (item --) under(frame, ins).add(world.pinned(item))
 SET_UPDATE                 (items --) world.call(set.update, (stack[-arg], items), {})
 MAP_ADD                    (key, item --) world.store_subscript(stack[-arg], key, item)
 DICT_UPDATE                (items --) update(world, stack[-arg], items)
-DICT_MERGE                 (items --) update(world, stack[-arg], items, once=True)
+DICT_MERGE                 (items --) update(world, stack[-arg], items)
 SET_FUNCTION_ATTRIBUTE     (part, made -- with_part(frame, made, arg, part))
 
 # control
@@ -143,10 +143,8 @@ def under(frame: Frame, ins: Instruction) -> Any:
     return frame.world.mutable(frame.stack[-ins.arg])
 
 
-def update(world: Any, target: dict[Any, Any], items: Any, once: bool = False) -> None:
+def update(world: Any, target: dict[Any, Any], items: Any) -> None:
     for key, item in world.mapping(items).items():
-        if once and world.contains(target, key):
-            raise TypeError(f"got multiple values for keyword argument {key!r}")
         world.store_subscript(target, key, item)
 
 

@@ -134,18 +134,9 @@ def below(world: World, owner: Any, kind: str, key: Any, found: Any) -> Any:
 
 @operation
 def symbolic(world: World, value: Any, source: Source) -> Any:
-    """An int, a float, or a tuple with some, as symbols if they are wanted; else None."""
+    """An int or a float as a symbol if it is wanted; else None."""
     sizes = world.recorder.sizes
-    if sizes is None or world.outside.read_again:
-        return None
-    if type(value) not in (tuple, torch.Size):
-        return sizes.number(value, source)
-    parts = [Source("item", index, source) for index in range(len(value))]
-    if not any(map(sizes.wish, value, parts)):
-        return None
-    world.guard("type", source, type(value), "some of its items are symbolic")
-    world.guard("length", source, len(value), "some of its items are symbolic")
-    return type(value)(map(world.wrap, value, parts))
+    return None if sizes is None or world.outside.read_again else sizes.number(value, source)
 
 
 @operation

@@ -1,7 +1,7 @@
 """Records torch calls as an FX graph, running each on fake tensors to learn what it gives.
 
-    Recorder.input(tensor, source)     a placeholder and its fake
-    Recorder.record(op, target, ...)   one call: runs on fakes, makes a node, gives the fake result
+    GraphRecorder.input(tensor, source)     a placeholder and its fake
+    GraphRecorder.record(op, target, ...)   one call: runs on fakes, makes a node, gives the fake result
 
 Every node has `meta["val"]` (its value at compile time) and `meta["origins"]` (one Origin: the user's lines).
 The real compiler: torch/_dynamo/output_graph.py (OutputGraph, SubgraphTracer).
@@ -22,7 +22,7 @@ from torch import fx
 from minicompile import compat
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes
+from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, SymbolicSizes
 from minicompile.dynamo.variables import (
     UserError,
     VariableTracker,
@@ -69,7 +69,7 @@ def largest(expr: sympy.Basic) -> Any:
     return max(parts, default=abs(expr))
 
 
-class Recorder:
+class GraphRecorder:
     """The graph of one capture under construction."""
 
     def __init__(self, dynamic: Dynamic | None = None) -> None:
@@ -77,7 +77,7 @@ class Recorder:
         self.root = self.graph = fx.Graph()
         """The graph of the frame, and the one that calls go to; a plug-in may have one inside."""
         self.mode = compat.fake_mode(dynamic is not None)
-        self.sizes = None if dynamic is None else Sizes(self.mode, dynamic)
+        self.sizes = None if dynamic is None else SymbolicSizes(self.mode, dynamic)
         self.running = ""
         """The torch function that runs on fakes right now."""
         self.numbers: dict[sympy.Symbol, fx.Node] = {}
@@ -275,7 +275,7 @@ class Recorder:
             self.size_nodes[key] = self.size_call(expr, self.sizes)
         return self.size_nodes[key]
 
-    def size_call(self, expr: sympy.Basic, sizes: Sizes) -> fx.Node:
+    def size_call(self, expr: sympy.Basic, sizes: SymbolicSizes) -> fx.Node:
         """The node that computes a size expression, or a placeholder."""
         if expr.is_Symbol:
             source = sizes.env.symbols[expr]

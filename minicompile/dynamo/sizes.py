@@ -1,7 +1,7 @@
 """Chooses which sizes, ints and floats of a call get a symbol, and which of them share one (duck shaping).
 
-    Dynamic   what was asked for: `dynamic=`, and what varied between calls so far
-    Sizes     the symbols of one capture, and the fakes of inputs that use them
+    Dynamic         what was asked for: `dynamic=`, and what varied between calls so far
+    SymbolicSizes   the symbols of one capture, and the fakes of inputs that use them
 
 A dimension is symbolic if `mark_dynamic` said so, if it had another size in an earlier call, or under
 `dynamic=True`; sizes 0 and 1 never are. Dimensions that are equal at capture share one symbol (duck shaping),
@@ -90,7 +90,7 @@ def from_arguments(source: Source) -> bool:
     return source.kind == "local"
 
 
-class Sizes:
+class SymbolicSizes:
     """The symbols of one capture, and fakes of inputs that use them."""
 
     def __init__(self, mode: Any, dynamic: Dynamic) -> None:

@@ -19,11 +19,11 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from minicompile.dynamo.breaks import Cut, places
+from minicompile.dynamo.breaks import FrameCut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.interpreter import UNBOUND, Args, Frame, Interpreter, Kwargs, Lazy
 from minicompile.dynamo.reasons import refusal
-from minicompile.dynamo.recorder import Recorder
+from minicompile.dynamo.recorder import GraphRecorder
 from minicompile.dynamo.result import Guard, InstructionRecord, Source
 from minicompile.dynamo.variables import VariableTracker, is_fixed_name
 from minicompile.errors import Unsupported
@@ -138,7 +138,7 @@ class World(Interpreter):
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: GraphRecorder,
         function: types.FunctionType,
         rules: Mapping[Any, CallRule],
         cut: int | None = None,
@@ -187,10 +187,10 @@ class World(Interpreter):
         frame.steps = len(steps)
         if frame.steps == self.frames.cut:
             self.frames.frame_at_cut = frame
-            raise Cut
+            raise FrameCut
 
     def catches(self, error: BaseException) -> bool:
-        if isinstance(error, Cut):
+        if isinstance(error, FrameCut):
             return False
         frames = self.frames
         frames.exceptions.append(error)

@@ -596,3 +596,66 @@ class Remembering:
 def cached_property(a):
     k = Remembering(a)
     return k.z, k.z is k.z
+
+
+LIMIT = 4
+
+
+class Counted:
+    def __iter__(self):
+        return iter(range(LIMIT))
+
+
+class Doubling(list):
+    def __getitem__(self, i):
+        return super().__getitem__(i) * 2
+
+
+class Elsewhere:
+    def __new__(cls, n):
+        return n
+
+
+class Formatted:
+    def __format__(self, spec):
+        return f"<{spec}>"
+
+
+@program(x, change="LIMIT = 2")
+def found_in_own_iterable(a):
+    return a + (3 in Counted()), 3 in (i for i in range(4)), Elsewhere(3)
+
+
+@program(x)
+def items_as_the_class_gives_them(a):
+    return a * Doubling([1, 2])[1], hasattr(super(Doubling, Doubling()), "nothing")
+
+
+@program(x, whole=False)
+def texts_that_python_makes(a):
+    return a + 1, f"{Formatted():>3}", "%s" % (a * 0), "{}".format([a.shape[0]]), f"{a.shape[0]!a}"  # noqa: UP031, UP032
+
+
+async def waits():
+    return 1
+
+
+@program(x, whole=False)
+def coroutine_made_and_closed(a):
+    waiting = waits()
+    waiting.close()
+    return a + 1
+
+
+@program(x, whole=False)
+def position_in_a_list_from_data(a):
+    return a, [1, 2, 3][(a * 0).sum().long()]
+
+
+@program(x, whole=False)
+def imports_late(a):
+    import colorsys
+
+    from .helpers import equal
+
+    return a * colorsys.ONE_THIRD, equal(1, 1)

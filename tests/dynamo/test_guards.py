@@ -331,3 +331,36 @@ def test_a_guard_kind_plugged_in_from_outside_decides() -> None:
         run(x, 2)
         assert equal(run(x, 99), x * 2)
         assert graphs(run) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.ones(3, dtype=torch.complex64).conj(),
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    ],
+)
+def test_a_tensor_of_another_kind_runs_in_eager(make: Callable[[], torch.Tensor]) -> None:
+    run = lenient(lambda a: a.clone())
+    assert repr(run(make())) == repr(make().clone())
+    assert [stop.id for stop in explained(run).breaks] == ["tensor-kind"]
+
+
+def test_an_attribute_that_hides_a_parameter_and_another_module_as_key_are_noticed() -> None:
+    def function(a: torch.Tensor, module: nn.Linear, table: dict[nn.Module, int]) -> torch.Tensor:
+        return a * module.bias * table[module]
+
+    run, modules = lenient(function), [nn.Linear(3, 3) for _ in range(3)]
+    table, a = dict(zip(modules, (1, 2, 3))), torch.ones(3)
+    for module in modules:
+        assert equal(run(a, module, table), function(a, module, table))
+    modules[2].__dict__["bias"] = a * 7
+    assert equal(run(a, modules[2], table), a * 21)
+
+
+def test_the_recompile_limit_raises_where_the_whole_frame_was_asked_for() -> None:
+    run = compiled(lambda a: a + 1, options={"recompile_limit": 1})
+    run(torch.ones(2))
+    with pytest.raises(mc.Unsupported, match="recompile_limit"):
+        run(torch.ones(2, 2))

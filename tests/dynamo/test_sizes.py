@@ -92,3 +92,5 @@ def test_with_dynamic_false_sizes_are_numbers() -> None:
 def test_a_dimension_that_does_not_exist() -> None:
     with pytest.raises(OptionError, match="no dimension 2"):
         mc.mark_dynamic(w, 2)
+    with pytest.raises(OptionError, match="not from 100 to 200"):
+        mc.mark_dynamic(w, 0, min=100, max=200)

@@ -19,15 +19,15 @@ import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.dynamo.recorder import Recorder, finished
+from minicompile.dynamo.recorder import GraphRecorder, finished
 from minicompile.dynamo.world import World
 from minicompile.ops.graph import Graph
 
 
-class Subgraph(Recorder):
+class Subgraph(GraphRecorder):
     """The recorder of a graph inside another recorder's graph, with which it shares all that both know."""
 
-    def __init__(self, outer: Recorder) -> None:
+    def __init__(self, outer: GraphRecorder) -> None:
         vars(self).update(vars(outer))
         self.outer, self.graph = outer, fx.Graph()
         self.placeholders: list[fx.Node] = []
