@@ -30,9 +30,9 @@ class Budget:
 
 
 BUDGETS = {
-    "core": Budget(198_000, 190_000),
-    "package": Budget(351_000, 350_000),
-    "tests": Budget(413_100, 410_000),
+    "core": Budget(190_000, 190_000),
+    "package": Budget(350_000, 350_000),
+    "tests": Budget(413_000, 410_000),
 }
 
 

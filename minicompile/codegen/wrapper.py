@@ -90,6 +90,11 @@ class _Writer:
         """Buffers that are Python variables right now."""
         self.owned: set[str] = set()
         """Buffers whose variable is no view of another."""
+        changed = (self.graph.inputs[i] for i in self.graph.written_back.values())
+        self.written = {b.name for b in changed if isinstance(b, InputBuffer)}
+        steps = enumerate(self.memory.allocate)
+        self.full = max((i for i, new in steps for a in new if a.reuses is None), default=0)
+        """The last step at which memory may run out."""
 
     def write(self) -> WrapperSource:
         inputs = [self._input_name(value) for value in self.graph.inputs]
@@ -179,6 +184,9 @@ class _Writer:
             if allocation not in sums:
                 self._allocate(allocation)
         if isinstance(node, FusedSchedulerNode):
+            for allocation in given if step < self.full else ():
+                if allocation.reuses in self.written:  # should memory run out: not to be run again
+                    self._line(f"increment_version({self._name(allocation.buffer)})", node.origins)
             self._kernel(step, node)
         elif step in self.kernels:
             self._template(step, node)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch.autograd.graph import increment_version
 
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
@@ -138,7 +139,7 @@ def to_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) 
 
 def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedCallable:
     """The wrapper's `call`. `namespace` holds kernels and constants by name, and may replace the helpers."""
-    helpers = (empty_strided, reinterpret, to_layout)
+    helpers = (empty_strided, increment_version, reinterpret, to_layout)
     scope: dict[str, Any] = {
         "aten": torch.ops.aten,
         "empty_strided_cpu": compat.empty_strided_cpu,

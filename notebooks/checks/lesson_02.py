@@ -12,12 +12,13 @@ from unittest import mock
 import torch
 
 import minicompile as mc
-from minicompile.dynamo import dispatch, hook
+from minicompile.dynamo import dispatch
 from minicompile.dynamo.entry import Entry
 from minicompile.dynamo.result import Guard, GuardFailure, Source
 from minicompile.dynamo.variables import is_fixed
 from minicompile.lessons.exercise import Lesson, Run, show
 from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.plugins.nested_frames import hook
 from minicompile.plugins.nested_frames.frames import NestedCode, NestedFrames
 
 lesson = Lesson("02")
