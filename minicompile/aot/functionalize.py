@@ -286,6 +286,10 @@ class Functionalizer:
             raise Unsupported(f"{op} goes several times into one memory", user_line(node))
         for target, new in zip(written, compat.tree_leaves(parts[fresh:]), strict=True):
             if isinstance(target, fx.Node):
+                old = target.meta["val"].dtype
+                if op is not aten.copy_.default and not torch.can_cast(new.dtype, old):
+                    reason = f"{op} gives {new.dtype}, which eager doesn't write to {old}"
+                    raise Unsupported(reason, user_line(node))
                 self.write(target, new)
         if fresh == 1:
             self.new_root(node, parts[0])
