@@ -54,7 +54,7 @@ def test_every_error_has_an_id_of_its_own_a_cause_and_a_cure():
         kind for kind in errors_below(MinicompileError) if kind.__module__ == "minicompile.errors"
     ]
     assert (
-        len({kind.id for kind in public}) == len(public) == len({kind.cure for kind in public}) == 9
+        len({kind.id for kind in public}) == len(public) == len({kind.cure for kind in public}) == 8
     )
     for kind in public:
         assert kind.__doc__ and kind.id.startswith("MC-") and kind.cure.endswith(".")
@@ -67,7 +67,7 @@ CARRIERS = {
     "api._Traced": "a finished trace, out of a call that need not run",
     "debug.variant.CheckFailed": "the failed check of a user; it becomes the failure of a try",
     "debug.bisect.Flaky": "two answers to one question; it becomes the verdict",
-    "dynamo.breaks.Cut": "out of the interpreter, where a capture ends",
+    "dynamo.breaks.FrameCut": "out of the interpreter, where a capture ends",
     "plugins.guard_snapshot.facts.NotCoveredError": "a guard that is evaluated on every call",
     "lessons.exercise.Wrong": "a wrong answer: what check cells raise",
     "plugins.graph_cache.store.NoText": "a graph that is not kept on disk",
