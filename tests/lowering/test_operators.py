@@ -53,7 +53,7 @@ def test_a_row_says_what_becomes_of_a_call(name: str) -> None:
 
 def test_a_rule_that_is_taken_away_leaves_its_row() -> None:
     with without("decomposition:aten.add.Scalar", "lowering:aten.exp"):
-        assert row("add.Scalar") == []
+        assert row("add.Scalar")[:3] == ["", "", "no rule"]
         assert row("exp")[1:3] == ["", "no rule"]
     assert row("add.Scalar")[0] == "pointwise"
 
