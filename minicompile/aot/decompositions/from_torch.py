@@ -28,14 +28,13 @@ CORE = """
     softplus_backward.default tanh_backward.default threshold.default threshold_backward.default
 
     binary_cross_entropy_backward.default
-    binary_cross_entropy_with_logits.default huber_loss.default mse_loss.default
+    binary_cross_entropy_with_logits.default mse_loss.default
     smooth_l1_loss.default
 
     _fused_rms_norm_backward.default _safe_softmax.default aminmax.default count_nonzero.default
     count_nonzero.dim_IntList dot.default logsumexp.default std_mean.correction trace.default
 
-    addcdiv.default addcmul.default
-    clamp_max.default clamp_max.Tensor clamp_min.default clamp_min.Tensor
+    addcdiv.default addcmul.default clamp_max.default clamp_max.Tensor clamp_min.default clamp_min.Tensor
     floor_divide.default floor_divide.Scalar heaviside.default isinf.default isneginf.default
     isposinf.default lerp.Scalar lerp.Tensor logaddexp2.default masked_fill.Scalar masked_fill.Tensor
     nan_to_num.default rsub.Scalar rsub.Tensor sgn.default special_xlog1py.default
@@ -49,11 +48,11 @@ CORE = """
     pixel_unshuffle.default repeat.default rot90.default select_backward.default
     slice_backward.default take.default transpose.int tril.default triu.default unsafe_split.Tensor
 
-    _unsafe_view.default split.Tensor squeeze.default stack.default t.default unbind.int"""
+    _unsafe_view.default squeeze.default stack.default t.default"""
 
 PRIMS = """
     native_group_norm.default native_group_norm_backward.default index_add.default index_copy.default
-    clamp.Tensor mv.default pow.Scalar split_with_sizes.default"""
+    clamp.Tensor pow.Scalar"""
 
 take(CORE, to="core")
 take(PRIMS, to="prims")

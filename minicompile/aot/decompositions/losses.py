@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, exp, log, where
 
 from minicompile.aot.decompositions.registry import Maybe, decompose, formulas
+from minicompile.compat import torch_decompositions
 
 aten = torch.ops.aten
 
@@ -61,6 +62,15 @@ def nll_loss_backward(
     if weight is not None:
         slope = slope * along_classes(weight, x)
     return where(chosen, slope, 0.0).expand(x.shape)
+
+
+@decompose(aten.huber_loss.default, to="core")
+def huber(x: Tensor, y: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
+    """torch's formula, where eager's result has the promoted dtype."""
+    if x.dtype is not y.dtype:
+        return NotImplemented
+    loss: Tensor = torch_decompositions[aten.huber_loss.default](x, y, reduction, delta)
+    return loss
 
 
 def slope(grad: Tensor, x: Tensor, reduction: int) -> Tensor:

@@ -28,6 +28,13 @@ def scaled(x: Any, factor: Number) -> Any:
     return x if factor == 1 else x * factor
 
 
+def constant(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor without dimensions; tensors stay."""
+    if isinstance(value, Tensor):
+        return value
+    return torch.full([], value, dtype=dtype, device=device)
+
+
 POWERS: dict[float, Callable[[Tensor], Tensor]] = {
     2: lambda x: x * x,
     3: lambda x: x * x * x,
@@ -92,6 +99,10 @@ def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     return rule
 
 
+formulas({aten.frac.default: lambda x: x - torch.trunc(x)})
+"""Torch's rule gives zeros another sign."""
+
+
 formulas(
     {
         aten.addmm.default: added_to(torch.mm),
@@ -100,3 +111,6 @@ formulas(
     to="prims",
     wide=False,
 )
+
+
+formulas({aten.mv.default: lambda a, b: torch.mm(a, b.unsqueeze(1)).squeeze(1)}, wide=False)

@@ -4,7 +4,9 @@ their derivatives; operators that only move elements, written with them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,20 @@ from torch import Tensor
 from minicompile.aot.decompositions.registry import decompose, formulas
 
 aten = torch.ops.aten
+
+
+@decompose(aten.split_with_sizes.default, to="prims")
+def split_with_sizes(x: Tensor, sizes: list[Any], dim: int = 0) -> list[Tensor]:
+    ends = itertools.accumulate(sizes)
+    return [aten.slice.Tensor(x, dim, end - size, end) for size, end in zip(sizes, ends)]
+
+
+@decompose(aten.split.Tensor, to="core")
+def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
+    length = x.shape[dim]
+    count = int((length + size - 1) // size) if length != 0 else 1
+    sizes = [size] * (count - 1)
+    return aten.split_with_sizes.default(x, [*sizes, length - size * (count - 1)], dim)
 
 
 @decompose(aten.roll.default, to="core")
@@ -26,4 +42,10 @@ def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     return x
 
 
-formulas({aten.detach.default: lambda x: x}, wide=False)
+formulas(
+    {
+        aten.detach.default: lambda x: x,
+        aten.unbind.int: lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],
+    },
+    wide=False,
+)
