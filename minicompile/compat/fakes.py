@@ -60,6 +60,7 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
     types and layouts, so the passes after capture may run a graph again for the price of a lookup.
     """
 
+    supports_higher_order_operators = True
     random = False
     """Whether an operator drew random numbers."""
     env: Any = None
@@ -78,6 +79,8 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and self.is_our_fake(args[0]):
             return args[0].fake_device
+        if not isinstance(func, torch._ops.OpOverload):  # a launch in a user's operator, say
+            return self.computed(func, types, args, kwargs)
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         if func._schema.is_mutable:
             self.note_writes(written_arguments(func, args, kwargs or {}))

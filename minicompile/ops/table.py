@@ -125,7 +125,8 @@ def result_dtype(name: str, operands: tuple[torch.dtype, ...]) -> torch.dtype:
     """Dtype of a pointwise operation. Raises TypeError when operands differ or aren't allowed."""
     spec = POINTWISE[name]
     values = operands[1:] if name == "where" else operands
-    wrong_kind = {"float": not values[0].is_floating_point, "int": values[0].is_floating_point}
+    floats, seeds = values[0].is_floating_point, values[0] is torch.int64
+    wrong_kind = {"float": not floats, "int": floats, "random": not seeds}
     if len(operands) != spec.arity or len(set(values)) != 1 or wrong_kind.get(spec.result):
         told = ", ".join(map(str, operands))
         raise TypeError(f"ops.{name} needs operands of one dtype, {spec.arity} in all; got {told}")
