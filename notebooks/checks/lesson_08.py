@@ -18,6 +18,7 @@ from minicompile.lessons.model import Block, GPTConfig
 from minicompile.ops.display import bytes_text
 from minicompile.ops.events import Event, observer
 from minicompile.ops.graph import user_line
+from minicompile.plugins.activation_budget.knapsack import flops
 
 aten = torch.ops.aten
 lesson = Lesson("08")
@@ -424,7 +425,7 @@ def fill_the_budget(run: Run, keep: Callable[..., Any]) -> str:
 def work(node: fx.Node, naive: rules.Saved) -> int:
     """Operations between a value and those that could be kept before it."""
     between = rules.ancestors([node], stop=lambda used: used in naive and used is not node)
-    return sum(rules.flops(used) for used in between if used is node or used not in naive)
+    return sum(flops(used) for used in between if used is node or used not in naive)
 
 
 # Exercise 5
