@@ -5,7 +5,8 @@ Strides of dimensions of size 0 or 1 lead to no element; they are as FakeTensor 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch._ops import OpOverload
 
 from minicompile.errors import Unsupported
 from minicompile.ops.overloads import aten_ops
+from minicompile.shapes.expr import contiguous_strides, to_size
 
 aten = torch.ops.aten
 
@@ -86,6 +88,30 @@ UPSAMPLED_GRADIENTS = aten_ops(
     " upsample_nearest1d_backward.default upsample_nearest3d_backward.default"
 )
 """For these FakeTensor runs C++ that can't read symbolic sizes."""
+CONVOLUTIONS = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
+"""The arguments that have a batch; so has the first result."""
+IMAGES = 16
+"""From so many on, or with several threads, torch gives windows of 1x1 to oneDNN. Layouts are the same."""
+
+
+def has_open_batch(op: OpOverload, args: Any) -> bool:
+    """Whether a convolution on the CPU is of a symbolic number of images."""
+    batched = [args[place] for place in CONVOLUTIONS.get(op, ())]
+    return any(x.device.type == "cpu" and isinstance(x.shape[0], torch.SymInt) for x in batched)
+
+
+def convolved(op: OpOverload, args: Any, run: Callable[[Any], Any]) -> Any:
+    """The result of a convolution of any number of images, without a guard on that; `run` is FakeTensor's."""
+
+    def with_batch(x: torch.Tensor, size: Any) -> torch.Tensor:
+        return x.new_empty_strided((size, *x.shape[1:]), x.stride())
+
+    places = CONVOLUTIONS[op]
+    of_images = [with_batch(x, IMAGES) if i in places else x for i, x in enumerate(args)]
+    batch, result = args[0].shape[0], run(tuple(of_images))
+    first, *others = result if isinstance(result, tuple | list) else [result]
+    first = None if first is None else with_batch(first, batch)
+    return (first, *others) if others else first
 
 
 IMAGE_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -93,3 +119,24 @@ IMAGE_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 def channels_last(x: torch.Tensor) -> bool:
     return x.dim() in IMAGE_FORMATS and x.is_contiguous(memory_format=IMAGE_FORMATS[x.dim()])
+
+
+def as_row_major_view(op: OpOverload, args: Any) -> tuple[OpOverload, Any]:
+    """`view` of a row-major tensor with symbolic sizes as `as_strided`, with one guard.
+
+    FakeTensor goes through the dimensions one by one, and asks of each quotient whether it is 1.
+    """
+    if op is not aten.view.default or not any(isinstance(n, torch.SymInt) for n in args[0].shape):
+        return op, args
+    tensor, shape = args[0], list(args[1])
+    if tuple(map(to_size, tensor.stride())) != contiguous_strides(list(map(to_size, tensor.shape))):
+        return op, args
+    inferred = [place for place, extent in enumerate(shape) if type(extent) is int and extent == -1]
+    rest = math.prod(extent for place, extent in enumerate(shape) if place not in inferred)
+    if len(inferred) > 1 or rest == 0:
+        return op, args
+    if inferred and tensor.numel() % rest == 0:
+        shape[inferred[0]] = tensor.numel() // rest
+    elif inferred or tensor.numel() != rest:
+        return op, args
+    return aten.as_strided.default, (tensor, shape, dense_strides(shape), tensor.storage_offset())
