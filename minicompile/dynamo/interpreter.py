@@ -15,6 +15,7 @@ import dis
 import functools
 import inspect
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -214,9 +215,8 @@ def drive(frame: Frame, owner: Callable[[], Any]) -> Generator[Any, Any, Any]:
                 return None
             error = thrown
         waiting = frame.pc >= 2 and frame.program.instructions[frame.pc - 2].opname == "SEND"
-        if error is not None and waiting:
-            what = "an exception is thrown into a generator that waits in `yield from`"
-            frame.world.unsupported("generator-or-coroutine", what)
+        if isinstance(error, GeneratorExit) and waiting and hasattr(frame.stack[-1], "close"):
+            frame.stack[-1].close()  # what `yield from` waits for
         frame.stack.append(value)  # also when an exception is thrown: unwinding counts it
 
 
@@ -309,8 +309,11 @@ class Interpreter:
         try:
             return self.load_attr(module, name)
         except AttributeError:
-            what = f"{name} is imported from {module.__name__}, which does not have it yet"
-            self.unsupported("first-import", what)
+            full = f"{module.__name__}.{name}"
+            if full in sys.modules:
+                return sys.modules[full]
+            text = f"cannot import name {name!r} from {module.__name__!r}"
+            raise ImportError(text) from None
 
 
 def set_cell(cell: types.CellType, value: Any) -> None:

@@ -7,6 +7,7 @@ The real compiler: the methods of InstructionTranslatorBase in torch/_dynamo/sym
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import types
@@ -107,6 +108,7 @@ YIELD_VALUE                (value --) frame.result = value; return True
 RETURN_GENERATOR           (-- None)
 END_SEND                   (receiver, value -- value)
 MATCH_SEQUENCE             (-- bool(type(stack[-1]).__flags__ & SEQUENCE))
+MATCH_MAPPING              (-- bool(type(stack[-1]).__flags__ & MAPPING))
 CHECK_EXC_MATCH            (kind -- isinstance(stack[-1], kind))
 PUSH_EXC_INFO              (error --) stack.extend((frame.handled, error)); frame.handled = error
 POP_EXCEPT                 (before --) frame.handled = before
@@ -152,21 +154,28 @@ def cell_contents(frame: Frame, ins: Instruction) -> Any:
     try:
         return frame.world.load_cell(frame.fast[ins.arg])
     except ValueError:
-        frame.world.unsupported("no-value-yet", f"{ins.value} has no value yet")
+        raise unbound(frame, ins.value) from None
 
 
 def delete_cell(frame: Frame, ins: Instruction) -> None:
-    cell_contents(frame, ins)
+    cell_contents(frame, ins)  # may raise NameError
     frame.world.store_cell(frame.fast[ins.arg], DELETED)
 
 
 # -- stack and locals
 
 
+def unbound(frame: Frame, name: str) -> NameError:
+    where = f"{name!r} where it is not associated with a value"
+    if name in frame.program.code.co_freevars:
+        return NameError(f"cannot access free variable {where} in enclosing scope")
+    return UnboundLocalError(f"cannot access local variable {where}")
+
+
 def local(frame: Frame, ins: Instruction) -> Any:
     value = frame.fast[ins.arg]
     if value is UNBOUND:
-        frame.world.unsupported("no-value-yet", f"{ins.value} has no value yet")
+        raise unbound(frame, ins.value)
     if value.__class__ is Lazy:
         value = frame.fast[ins.arg] = frame.world.realize(value)
     return value
@@ -313,6 +322,14 @@ def send(frame: Frame, ins: Instruction) -> None:
         frame.stack.append(got)
 
 
+@bytecode("CLEANUP_THROW")
+def cleanup_throw(frame: Frame, ins: Instruction) -> None:
+    _, _, error = frame.popn(3)
+    if not isinstance(error, StopIteration):
+        raise error
+    frame.stack.extend((None, error.value))
+
+
 @bytecode("STOPITERATION_ERROR")
 def stopiteration_error(frame: Frame, ins: Instruction) -> None:
     error = frame.stack.pop()
@@ -328,13 +345,21 @@ def stopiteration_error(frame: Frame, ins: Instruction) -> None:
 
 @bytecode("RAISE_VARARGS")
 def raise_varargs(frame: Frame, ins: Instruction) -> None:
-    """`raise`, `raise error`, `raise error from cause`; a class stands for an instance of it."""
-    error, *cause = [
-        frame.world.call(given, (), {}) if isinstance(given, type) else given
-        for given in frame.popn(ins.arg) or [frame.handling()]
-    ]
-    if cause:
-        raise error from cause[0]
+    if ins.arg == 0:
+        handled = frame.handling()
+        if handled is None:
+            raise RuntimeError("No active exception to reraise")
+        raise handled
+    cause: Any = frame.stack.pop() if ins.arg == 2 else NULL
+    error = frame.stack.pop()
+    if isinstance(error, type):
+        error = frame.world.call(error, (), {})
+    if not isinstance(error, BaseException):
+        raise TypeError("exceptions must derive from BaseException")
+    if frame.handling() is not None and error is not frame.handling():
+        error.__context__ = None  # the exception being handled takes its place
+    if cause is not NULL:
+        error.__cause__ = frame.world.call(cause, (), {}) if isinstance(cause, type) else cause
     raise error
 
 
@@ -342,6 +367,8 @@ def raise_varargs(frame: Frame, ins: Instruction) -> None:
 def before_with(frame: Frame, ins: Instruction) -> None:
     world, manager = frame.world, frame.stack.pop()
     enter, leave = world.special(manager, "__enter__"), world.special(manager, "__exit__")
+    if enter is UNBOUND or leave is UNBOUND:
+        raise TypeError(f"a {type(manager).__name__} is no context manager")
     frame.stack.extend((leave, world.call(enter, (), {})))
 
 
@@ -351,5 +378,35 @@ def with_except_start(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(frame.world.call(leave, (type(error), error, error.__traceback__), {}))
 
 
-SEQUENCE = 1 << 5
-"""Flag of classes whose instances a pattern like `[a, b]` may match."""
+# -- imports and pattern matching
+
+
+SEQUENCE, MAPPING, MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
+"""Flags of classes for patterns; the last one of those like int, which match the subject itself."""
+
+
+@bytecode("MATCH_KEYS")
+def match_keys(frame: Frame, ins: Instruction) -> None:
+    subject, keys = frame.stack[-2:]
+    found = all(frame.world.contains(subject, key) for key in keys)
+    values = tuple(frame.world.subscript(subject, key) for key in keys) if found else None
+    frame.stack.append(values)
+
+
+@bytecode("MATCH_CLASS")
+def match_class(frame: Frame, ins: Instruction) -> None:
+    """Gives the attributes to match on, None if the subject is no instance of the class."""
+    subject, cls, names = frame.popn(3)
+    world, count = frame.world, ins.arg
+    frame.stack.append(None)
+    if not world.call(isinstance, (subject, cls), {}):
+        return
+    own: Any = getattr(cls, "__match_args__", ())
+    itself: tuple[Any, ...] = ()
+    if not own and count == 1 and cls.__flags__ & MATCH_SELF:
+        itself, count = (subject,), 0
+    if count > len(own):
+        raise TypeError(f"{cls.__name__}() accepts {len(own)} positional sub-patterns")
+    with contextlib.suppress(AttributeError):
+        values = [world.load_attr(subject, name) for name in (*own[:count], *names)]
+        frame.stack[-1] = (*itself, *values)

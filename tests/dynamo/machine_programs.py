@@ -36,22 +36,12 @@ LIBRARY = [
 OTHERWISE = {
     *("exceptions", "context_of_exceptions", "exception_in_handler"),
     *("local_names", "walrus", "deleted_self", "free_variables", "reads"),
-    *("groups", "drives_coroutine", "typed", "unbound_cell", "try_in_loop", "unbound"),
-    *("inner_exception_variable", "matching", "matching_class", "bare_raise_without_exception"),
+    *("groups", "drives_coroutine", "typed", "unbound_cell", "try_in_loop"),
 }
 """They ask for the frame, which is the machine's own, read an exception's words, or are refused."""
 REFUSED = {
     *("ASYNC_GEN_WRAP", "BEFORE_ASYNC_WITH", "GET_AWAITABLE", "GET_AITER", "GET_ANEXT"),
-    *(
-        "MATCH_CLASS",
-        "MATCH_KEYS",
-        "MATCH_MAPPING",
-        "CLEANUP_THROW",
-        "END_ASYNC_FOR",
-        "IMPORT_STAR",
-        "CHECK_EG_MATCH",
-        "PREP_RERAISE_STAR",
-    ),
+    *("END_ASYNC_FOR", "IMPORT_STAR", "CHECK_EG_MATCH", "PREP_RERAISE_STAR"),
     *("CALL_INTRINSIC_1", "CALL_INTRINSIC_2"),
 }
 

@@ -140,7 +140,7 @@ def raises_to_the_caller(a, n):
     return a * n
 
 
-@program(x, whole=False)
+@program(x)
 def exception_variable_is_deleted(a):
     error = 1
     try:
@@ -201,9 +201,7 @@ def assertion(a):
     return a * 2
 
 
-@program(
-    x, {"kind": "scale", "by": 3}, again=(x, {"kind": "shift", "by": 3, "also": 1}), whole=False
-)
+@program(x, {"kind": "scale", "by": 3}, again=(x, {"kind": "shift", "by": 3, "also": 1}))
 def match_mappings(a, step):
     match step:
         case {"kind": "scale", "by": int(k)}:
@@ -214,7 +212,7 @@ def match_mappings(a, step):
             return a
 
 
-@program(x, (1, [2, 3]), again=(x, "text"), whole=False)
+@program(x, (1, [2, 3]), again=(x, "text"))
 def match_sequences(a, item):
     match item:
         case str() | bytes():
@@ -396,7 +394,7 @@ def text_of_a_native_exception(a):
         return a * 2, str(error)
 
 
-@program(x, whole=False)
+@program(x)
 def match_kinds(a):
     r = []
     for o in (1, "s", (1, 2), Refused(3), None):

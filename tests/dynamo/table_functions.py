@@ -137,7 +137,7 @@ def late_binding_of_loop_variables(a):
     return [f() for f in [lambda: a * i for i in range(3)]]
 
 
-@program(x, whole=False)
+@program(x)
 def unbound_local(a):
     if a.shape[0] > 100:
         late = 1
@@ -369,7 +369,7 @@ def generator_send(a):
     return running.send(a), running.send(a * 3)
 
 
-@program(x, whole=False)
+@program(x)
 def generator_close_runs_finally(a):
     seen = []
 
