@@ -83,11 +83,11 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         if func is torch.ops.prim.device.default and self.is_our_fake(args[0]):
             return args[0].fake_device
         if not isinstance(func, torch._ops.OpOverload):  # a launch in a user's operator, say
-            return self.computed(func, types, args, kwargs)
+            return super().dispatch(func, types, args, kwargs or {})
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         if func._schema.is_mutable:
             self.note_writes(written_arguments(func, args, kwargs or {}))
-            return self.computed(func, types, args, kwargs)
+            return super().dispatch(func, types, args, kwargs or {})
         key = self.key(func, args, kwargs)
         if (result := self.recalled(key, args)) is not NOT_COMPUTED:
             return result

@@ -188,7 +188,7 @@ def test_special_values_give_what_eager_gives(dtype: torch.dtype, language: str)
 @pytest.mark.parametrize("language", ["cpp", "triton"])
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS], ids=str)
 def test_divisions_give_what_eager_gives(dtype: torch.dtype, language: str) -> None:
-    check(DIVISIONS, *divisible(dtype), language, loops=dtype.is_floating_point)
+    check(DIVISIONS, *divisible(dtype), language, loops=False)
 
 
 PADDED: dict[str, Function] = {

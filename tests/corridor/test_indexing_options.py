@@ -58,7 +58,7 @@ def test_without_checks_the_answers_are_the_same(language: str, name: str) -> No
     for bad in (9, -10):
         with pytest.raises((IndexError, RuntimeError)) as eager:
             fn(x, torch.tensor([0, bad, 3, 3]))
-        with pytest.raises(eager.type, match=r"out of range in a dimension of size 9"):
+        with pytest.raises(eager.type, match=r"out of (range|bounds)[\w ]* dimension.* size 9"):
             checked(x, torch.tensor([0, bad, 3, 3]))
 
 

@@ -90,10 +90,6 @@ def scaled(rule: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
     return elementwise(ctx, lambda ops, a, b: ops.mul(a, b), result, 1.0001)
 
 
-def truncating(rule: Any, ctx: Any, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
-    return rule(ctx, a, b, rounding_mode="trunc")
-
-
 PLANTED: dict[str, tuple[str, Any, Callable[..., Any], str]] = {
     "values": ("exp", aten.exp.default, scaled, "result 0: values"),
     "branches": (
@@ -102,7 +98,12 @@ PLANTED: dict[str, tuple[str, Any, Callable[..., Any], str]] = {
         lambda rule, ctx, c, a, b: rule(ctx, c, b, a),
         "result 0",
     ),
-    "rounding": ("div.floor_rounding", aten.div.Tensor_mode, truncating, "result 0: values"),
+    "rounding": (
+        "floor",
+        aten.floor.default,
+        lambda rule, ctx, x: lowering[aten.trunc.default](ctx, x),
+        "result 0: values",
+    ),
     "dimension": (
         "flip",
         aten.flip.default,
