@@ -34,6 +34,11 @@ from minicompile.dynamo.world import World, call_rules
 means(itertools.chain)(
     lambda world, *parts: itertools.chain(*[world.lazily(part) for part in parts])
 )
+means(itertools.starmap)(
+    lambda world, function, rows: (
+        world.call(function, tuple(world.items(row)), {}) for row in world.lazily(rows)
+    )
+)
 means(itertools.chain.from_iterable)(
     lambda world, parts: (item for part in world.lazily(parts) for item in world.lazily(part))
 )
