@@ -19,6 +19,7 @@ from minicompile.compat.private import lookup, relies_on, take
 from minicompile.errors import Unsupported
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
+    as_row_major_view,
     convolved,
     has_open_batch,
     laid_out_as_eager,
@@ -86,7 +87,7 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         if func._schema.is_mutable:
             self.note_writes(written_arguments(func, args, kwargs or {}))
-            return super().dispatch(func, types, args, kwargs or {})
+            return self.computed(func, types, args, kwargs)
         key = self.key(func, args, kwargs)
         if (result := self.recalled(key, args)) is not NOT_COMPUTED:
             return result
@@ -155,9 +156,11 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
                 return slice_of(*args, **(kwargs or {}))
         if not self.static_shapes and func in UPSAMPLED_GRADIENTS and args[0].is_contiguous():
             return args[0].new_empty(args[2])
-        if not self.static_shapes and has_open_batch(func, args):
-            run = super().dispatch
-            return convolved(func, args, lambda args: run(func, types, args, kwargs))
+        if not self.static_shapes:
+            if has_open_batch(func, args):
+                run = super().dispatch
+                return convolved(func, args, lambda args: run(func, types, args, kwargs))
+            func, args = as_row_major_view(func, args)
         if func is torch.ops.aten._unique.default:  # torch 2.11 fakes it with a size of 1
             raise DynamicOutputShape(func)
         if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor

@@ -5,6 +5,7 @@ Strides of dimensions of size 0 or 1 lead to no element; they are as FakeTensor 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch._ops import OpOverload
 
 from minicompile.errors import Unsupported
 from minicompile.ops.overloads import aten_ops
+from minicompile.shapes.expr import contiguous_strides, to_size
 
 aten = torch.ops.aten
 
@@ -117,3 +119,24 @@ IMAGE_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 def channels_last(x: torch.Tensor) -> bool:
     return x.dim() in IMAGE_FORMATS and x.is_contiguous(memory_format=IMAGE_FORMATS[x.dim()])
+
+
+def as_row_major_view(op: OpOverload, args: Any) -> tuple[OpOverload, Any]:
+    """`view` of a row-major tensor with symbolic sizes as `as_strided`, with one guard.
+
+    FakeTensor goes through the dimensions one by one, and asks of each quotient whether it is 1.
+    """
+    if op is not aten.view.default or not any(isinstance(n, torch.SymInt) for n in args[0].shape):
+        return op, args
+    tensor, shape = args[0], list(args[1])
+    if tuple(map(to_size, tensor.stride())) != contiguous_strides(list(map(to_size, tensor.shape))):
+        return op, args
+    inferred = [place for place, extent in enumerate(shape) if type(extent) is int and extent == -1]
+    rest = math.prod(extent for place, extent in enumerate(shape) if place not in inferred)
+    if len(inferred) > 1 or rest == 0:
+        return op, args
+    if inferred and tensor.numel() % rest == 0:
+        shape[inferred[0]] = tensor.numel() // rest
+    elif inferred or tensor.numel() != rest:
+        return op, args
+    return aten.as_strided.default, (tensor, shape, dense_strides(shape), tensor.storage_offset())

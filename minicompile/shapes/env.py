@@ -160,14 +160,19 @@ class ShapeEnv(Shown):
     def _compare(self, relation: sympy.core.relational.Relational) -> sympy.Basic | None:
         """Decide by the sign of the difference, with every symbol written as 2 + (something not negative)."""
         difference = sympy.expand((relation.lhs - relation.rhs).xreplace(self._shifted))
-        low, high = bounds(difference, self._limits) or (difference, difference)
         if isinstance(relation, sympy.Eq | sympy.Ne):
-            equal = True if difference.is_zero else None
-            if low.is_positive or high.is_negative:
-                equal = False
-            return None if equal is None else sympy.S(equal == isinstance(relation, sympy.Eq))
-        answers = {relation.func(end, 0) for end in (low, high)}
-        return answers.pop() if answers in ({sympy.true}, {sympy.false}) else None
+            if difference.is_zero:
+                return sympy.S(isinstance(relation, sympy.Eq))
+            apart = difference.is_positive or difference.is_negative
+            if not apart and (ends := bounds(difference, self._limits)) is not None:
+                apart = ends[0].is_positive or ends[1].is_negative
+            return sympy.S(isinstance(relation, sympy.Ne)) if apart else None
+        decided = relation.func(difference, 0)
+        if decided in (sympy.true, sympy.false):
+            return decided
+        ends = bounds(difference, self._limits)
+        both = {relation.func(end, 0) for end in ends} if ends is not None else set()
+        return both.pop() if both in ({sympy.true}, {sympy.false}) else None
 
     def evaluate(self, expr: sympy.Basic, reason: str = "") -> sympy.Basic:
         """The value of a truth value or a size; adds a guard if it isn't the same for all sizes."""
