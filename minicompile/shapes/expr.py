@@ -152,6 +152,8 @@ PYTHON_NUMBERS: dict[str, Any] = {
 
 def exact_quotient(base: Expr, divisor: Expr) -> Expr | None:
     """base / divisor if the division leaves no remainder for any value, else None."""
+    if divisor.is_zero:
+        return None
     quotients = []
     for term in sympy.Add.make_args(base if divisor.is_Integer else sympy.expand(base)):
         if divisor.is_Integer:

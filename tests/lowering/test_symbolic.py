@@ -51,6 +51,7 @@ PROGRAMS = {
     "causal mask": lambda x, i: torch.ones(x.shape[0], x.shape[0]).tril(),
     "scatter": lambda x, i: aten.index_put(x, [i], x, True),
     "flip": lambda x, i: x.flip(0) + x,
+    "nothing": lambda x, i: x[:, :0].roll(3),
     "slice_scatter": lambda x, i: aten.slice_scatter(x, x[1:] * 2, 0, 1),
     "size as output": lambda x, i: [x.shape[0] * 3 + 1, x.numel()],
     "argmax": lambda x, i: [x.argmax(0), *x.max(0)],
