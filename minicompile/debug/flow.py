@@ -1,4 +1,4 @@
-"""What a frame executed, line by line, beside the graph nodes that came of it.
+"""The source lines of a captured frame, each with its instructions and the graph nodes they made.
 
 Passage := a source line, the instructions executed for it, the graph nodes they made
 """

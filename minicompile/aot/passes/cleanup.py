@@ -119,7 +119,7 @@ def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Te
 
 @graph_pass("fold_constants", stage="prims", order=20)
 def fold_constants(gm: fx.GraphModule, mode: Any) -> int:
-    """What is one number everywhere becomes `full`."""
+    """Replace each tensor whose elements are all one known number by `full`."""
     known: dict[fx.Node, torch.Tensor] = {}
     made_by: dict[fx.Node, Origins] = {}
     changed, returned = 0, returned_nodes(gm.graph)
