@@ -157,7 +157,7 @@ def rivals(
 ) -> Iterator[Rival]:
     """What else could do what a kernel does."""
     make = partial(make_plan, language=plan.language, options=options, position=position)
-    around = Surroundings(schedule, position, options, make, partial(decide, options=options))
+    around = Surroundings(schedule, position, options, make)
     for rule in plugins.rules(rival_rule, options.plugins).values():
         yield from rule(plan, around)
 

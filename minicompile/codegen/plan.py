@@ -355,8 +355,6 @@ class Surroundings:
     position: int
     options: Options
     make_plan: Callable[[FusedSchedulerNode, Schedule], KernelPlan]
-    decide: Callable[[KernelPlan], None]
-    """Lets the rules for launches decide about a plan."""
 
 
 rival_rule: Registry[Callable[[Any, Surroundings], Iterable[Rival]]] = Registry(

@@ -504,10 +504,8 @@ for name, one in (("with tl.where", right), ("without", careless)):
 # %% [markdown]
 # ## Who multiplies?
 #
-# Our kernel has *rivals*, other ways to the same result: the library's product, then a kernel for the
-# rest. And where there are few tiles with many terms, *split-K*: programs share the terms of a tile,
-# and another kernel adds their sums in order.
-# `max-autotune` measures them on the GPU that it finds. The plan lists them without one:
+# Our kernel has a *rival*, another way to the same result: the library's product, then a kernel for the
+# rest. `max-autotune` measures both on the GPU that it finds. The plan lists them without one:
 
 # %% name="rivals"
 from minicompile.plugins.matrix_products.autotune import candidates
@@ -519,14 +517,15 @@ for rows, terms, columns in [(4096, 1024, 4096), (64, 8192, 64), (50, 99, 70)]:
     tiles = planned_tiles(kernel.plan)
     print(f"{rows} x {terms} x {columns}: {programs(kernel.plan, tiles)} programs,", end=" ")
     print(
-        f"tiles of {tiles.y} x {tiles.x}, rivals {', '.join(r.name for r in kernel.plan.rivals)},",
+        f"tiles of {tiles.y} x {tiles.x}, rival {', '.join(r.name for r in kernel.plan.rivals)},",
         end=" ",
     )
     print(f"unmeasured: {candidates(kernel)[0].way}")
 
 # %% [markdown]
-# The second has tiles for a few programs only, while a GPU has a hundred multiprocessors, and so it gets
-# a split rival. Where nothing can be measured, the library multiplies. What an H200 said stands at the head
+# The second has tiles for a few programs only, while a GPU has a hundred multiprocessors. A library may
+# share the terms of a tile among programs (*split-K*); our template does not. Where nothing can be
+# measured, the library multiplies. What an H200 said stands at the head
 # of `minicompile/plugins/matrix_products/tiles.py`; in exercise 7 you write the template.
 
 # %% [markdown]

@@ -16,7 +16,7 @@ PLUGIN = Plugin(
         f"minicompile.plugins.matrix_products.{name}"
         for name in ("loops", "fuse", "template", "autotune")
     ),
-    needs=("fast_launcher", "split_reductions"),
+    needs=("fast_launcher",),
     cases=("gpt2_block", "mlp"),
     options=(("mode", "max-autotune"),),
 )

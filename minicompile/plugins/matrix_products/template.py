@@ -15,7 +15,7 @@
     tl.store(out_ptr0 + (4096*yindex + xindex), tmp5, ymask & xmask)
 
 Holes are filled by the printer of all other kernels: their tiles have the axes y and r, r and x, y and x.
-A share of a product (split.py) is one of a batch. The real compiler: mm_template in
+The real compiler: mm_template in
 torch/_inductor/kernel/mm.py, torch/_inductor/select_algorithm.py.
 """
 

@@ -7,17 +7,13 @@ program at work, or two small ones. By estimate it takes, for all of its tiles o
 
 so large tiles win (each factor is loaded less often) until there are fewer of them than multiprocessors, or
 the last round of them leaves most multiprocessors idle. The best few by this estimate are candidates; the
-device decides. The rivals of the kernel:
-
-    library   the library's product into memory, then a kernel of what follows it
-    split     where few tiles have many terms, programs share those of a tile; their sums are added in order
+device decides. The kernel's rival is the library's product into memory, then a kernel of what follows it.
 
 On an H200 cuBLAS multiplies large bfloat16 matrices at 720 TFLOP/s, these kernels at 600, and what follows
-waits for the last step of a tile: there the library's way wins or ties. A split product of 64 rows and 8192
-terms takes 0.8 of the library's time.
+waits for the last step of a tile: there the library's way wins or ties.
 
-The real compiler: torch/_inductor/template_heuristics/triton.py (configs); SubgraphChoiceCaller, decompose_k
-in torch/_inductor/kernel/mm.py.
+The real compiler: torch/_inductor/template_heuristics/triton.py (configs); SubgraphChoiceCaller
+in torch/_inductor/codegen/subgraph.py.
 """
 
 from __future__ import annotations
@@ -47,7 +43,6 @@ from minicompile.lowering.ir import Layout, Template
 from minicompile.ops.device import Gpu, gpu_of
 from minicompile.ops.dtypes import TENSOR_CORES
 from minicompile.options import Options
-from minicompile.plugins.split_reductions.split import refusal, split
 from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import Size
@@ -71,12 +66,6 @@ CANDIDATES, VARIANTS = 6, 2
 
 FLOPS, L2_BYTES, START = 5e12, 4e10, 3e-6
 """A multiprocessor's arithmetic and loads from the L2 cache a second; seconds until a tile's first step."""
-
-SPLIT_SIDE = 64
-"""Of tiles of split products, about."""
-
-LEAST_TERMS = 256
-"""Of a share of a split product."""
 
 
 @dataclass(frozen=True)
@@ -199,23 +188,6 @@ def choose_product_tiles(plan: TritonPlan, options: Options) -> None:
     plan.num_warps = plan.choices[0]["warps"]
 
 
-def product_of(plan: TritonPlan) -> Product | None:
-    """Return the product that a kernel's template computes."""
-    return find_product(plan.body) if plan.reduction == "product" else None
-
-
-def shares(plan: TritonPlan) -> int:
-    """How many programs should share the terms of a tile: 1 where there are tiles for all multiprocessors."""
-    found = product_of(plan)
-    if found is None or len(plan.reduction_ranges) != 1:
-        return 1
-    of, gpu = extent(plan, found), gpu_of(plan.device)
-    tiles = of.tiles(SPLIT_SIDE, SPLIT_SIDE)
-    most = min(2 * gpu.multiprocessors // tiles, of.terms // LEAST_TERMS)
-    even = (n for n in range(most, 1, -1) if of.terms % n == 0 and of.terms // n % 16 == 0)
-    return next(even, 1)
-
-
 @rival_rule("products")
 def rivals(plan: TritonPlan, around: Surroundings) -> Iterator[Rival]:
     """Give what else could do what a template's kernel does."""
@@ -225,22 +197,6 @@ def rivals(plan: TritonPlan, around: Surroundings) -> Iterator[Rival]:
     steps: list[KernelPlan | LibraryCall] = [around.make_plan(node, changed) for node in before]
     steps += [call, *([around.make_plan(after, changed)] if after is not None else [])]
     yield Rival("library", tuple(steps), spaces)
-    if (shared := split_rival(plan)) is not None:
-        for launch in shared.steps:
-            assert isinstance(launch, TritonPlan)
-            around.decide(launch)
-        yield shared
-
-
-def split_rival(plan: TritonPlan) -> Rival | None:
-    """The product with its terms shared among programs. Its launches are still to be decided about."""
-    if (parts := shares(plan)) == 1:
-        return None
-    whole = replace(plan, reduction="split", parts=parts, choices=(), tiles={}, tiling=None)
-    if refusal(whole) is not None:
-        return None
-    split(whole)
-    return Rival("split", whole.launches, whole.workspace)
 
 
 class Apart(NamedTuple):

@@ -26,7 +26,6 @@ from minicompile.ops.registry import scoped
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
 from minicompile.plugins.matrix_products.autotune import candidates, load_candidate
-from minicompile.plugins.matrix_products.tiles import product_of
 from minicompile.runtime.gpu_kernel import Tiles, planned_tiles
 from tests.comparing import assert_near, in_double
 from tests.torch_versions import torch_has
@@ -249,24 +248,11 @@ def test_every_candidate_computes_the_same(fn, dtype) -> None:
     (out,) = (a for a in kernel.plan.arguments if a.role == "out")
     names = [b.name for b in stages(fn, *args).loops.inputs]  # type: ignore[union-attr]
     tried = distinct(kernel)
-    assert {tiles.way for tiles in tried} == {"", "library", "split"}
+    assert {tiles.way for tiles in tried} == {"", "library"}
     for tiles in tried:
         found = torch.full((40, 72), 77.0, dtype=out.dtype)
         run(kernel, tiles, {**dict(zip(names, args, strict=True)), out.buffer: found})
         assert_right(found, fn, *args)
-
-
-def test_a_split_product_is_added_up_in_order() -> None:
-    x, w = given((32, 4096), (4096, 32))
-    (kernel,) = stages(torch.mm, x, w).kernels
-    (rival,) = (r for r in kernel.plan.rivals if r.name == "split")
-    first, last = rival.steps
-    assert isinstance(first, KernelPlan) and isinstance(last, KernelPlan)
-    product = product_of(first)
-    assert product is not None and len(product.batch) == 1
-    assert last.reduction == "persistent" and not any(
-        v.kind == "atomic_add" for v in last.body.stores
-    )
 
 
 def test_float32_is_multiplied_as_torchs_setting_says() -> None:
