@@ -5,8 +5,9 @@ A fault is a change of one place of one file: a comparison turned, a number off 
 are measured choices, as of how much to unroll, and others are as right. Files are drawn by their size in
 tokens, places at random (`--seed`); `--faults FILE` plants those that an earlier run printed. The last
 `python -m tests.coverage` says which tests execute the faulty line: those of `make test` run, then the long
-ones; each time those of the fault's room first, then quick ones, until they add up to `--seconds`. A fault in
-a line that none executes survives at once. A test notices a fault if it fails with it and passes without.
+ones; each time those of the fault's room and of tests/expected first, then quick ones, until they add up to
+`--seconds`. A fault in a line that none executes survives at once. A test notices a fault if it fails with it
+and passes without.
 Survivors are listed for a verdict by hand: a test is missing, the code is not needed, or nothing changes.
 `--verdicts FILE` has verdicts from earlier runs, and the table counts what changes nothing apart.
 """
@@ -206,7 +207,7 @@ def tests_for(faults: Sequence[Fault], seconds: float) -> dict[Fault, tuple[Test
         marks = row.marks
         for fault, lines in asked.items():
             if row.test and any(marks[line] for line in lines):
-                elsewhere = not row.test.startswith(f"tests/{fault.room}/")
+                elsewhere = not row.test.startswith((f"tests/{fault.room}/", "tests/expected/"))
                 executing[fault, row.long].append((elsewhere, row.seconds, row.test))
 
     def chosen(fault: Fault, long: bool) -> Tests:
