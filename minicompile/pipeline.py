@@ -154,6 +154,8 @@ def compile_graph(
     tell("kernels", sources)
     wrapper = generate_wrapper(scheduled, kernels)
     tell("wrapper", wrapper)
+    stages = CompiledStages(loops, scheduled, list(plans.values()), sources, wrapper)
+    tell("graph", stages)
     bodies = {
         f"{extern.name}_{name}": compile_graph(
             body, options, tell=partial(tell, graph=f"{graph.name}_{extern.name}_{name}")
@@ -164,8 +166,6 @@ def compile_graph(
     }
     called = {name: body.finish for name, body in bodies.items()}
     finish = partial(load, wrapper, loops.constants, called)
-    stages = CompiledStages(loops, scheduled, list(plans.values()), sources, wrapper)
-    tell("graph", stages)
     return CompiledGraph(stages, modules, finish, [*bodies.values()])
 
 

@@ -282,7 +282,8 @@ class _Writer:
         if len(outputs) == 1 and outputs[0].index is None:
             self._line(f"{self._name(outputs[0].name)} = {call}", origins)
         elif outputs:
-            self._line(f"results = {call}", origins)
+            if call != "results":
+                self._line(f"results = {call}", origins)
             for output in outputs:
                 self._line(f"{self._name(output.name)} = results[{output.index}]", origins)
             self._line("del results", origins)

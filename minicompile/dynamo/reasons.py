@@ -30,7 +30,7 @@ class Reason:
 
 TEXT = """
 # a tensor's data, which capture does not have
-branch-on-tensor: use torch.where, or make functions of the branches: `y = torch.cond(test, if_true, if_false, (x,))`
+branch-on-tensor: use torch.where, or functions for the branches: `torch.cond(test, if_true, if_false, (x,))`
     Python must know whether something is true to choose its way, but a captured tensor has no values
     yet, only a shape and a dtype.
 control-flow: call it outside of the compiled function, or have its functions give new tensors of equal kinds

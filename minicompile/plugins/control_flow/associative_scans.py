@@ -3,7 +3,8 @@
     x0 x1 x2 x3 x4        pairs:  f(x0, x1)  f(x2, x3), which are scanned in the same way:  y1  y3
     y0 = x0, y2 = f(y1, x2), y4 = f(y3, x4)    what lies between needs one more step
 
-Blelloch, "Prefix Sums and Their Applications" (1990). The real compiler: torch/_higher_order_ops/associative_scan.py.
+Blelloch, "Prefix Sums and Their Applications" (1990). The real compiler:
+torch/_higher_order_ops/associative_scan.py.
 """
 
 from __future__ import annotations

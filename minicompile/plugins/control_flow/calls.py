@@ -7,6 +7,9 @@ torch's own call then raises its error, after a graph break.
 
 from __future__ import annotations
 
+import collections
+import functools
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,6 +40,7 @@ class Captured:
     ) -> None:
         """`examples`: fakes that stand for other tensors in `args`."""
         self.world, self.what = world, what
+        before = objects_of_frame(world, [function, *args])
         with subgraph(world) as self.inner, without_effects(world, f"a function under {what}"):
             for example in examples:
                 self.inner.argument(example, "x")
@@ -46,6 +50,8 @@ class Captured:
             if not tensors or not self.leaves:
                 refuse(world, what, "gives something other than tensors")
             self.graph = self.inner.completed(map(self.inner.lift, self.leaves), what)
+        if any(list(map(id, parts)) != list(map(id, parts_of(x))) for x, parts in before):
+            refuse(world, what, "changes an object that the frame made")
         memory = [compat.storage_id(x) for x in self.leaves]
         outside = map(compat.storage_id, (*self.inner.values, *examples))
         if len(set(memory)) < len(memory) or not set(memory).isdisjoint(outside):
@@ -69,6 +75,38 @@ class Captured:
 
 def refuse(world: World, what: str, why: str) -> None:
     world.unsupported("control-flow", f"a function under {what} {why}")
+
+
+def objects_of_frame(world: World, values: list[Any]) -> list[tuple[Any, list[Any]]]:
+    """The objects that the frame made and that these values lead to, each with the parts it has now."""
+    found: dict[int, tuple[Any, list[Any]]] = {}
+    while values:
+        value = values.pop()
+        if id(value) not in found and world.tracker(value) is None:
+            found[id(value)] = value, parts_of(value)
+            values = [*values, *parts_of(value)]
+    return list(found.values())
+
+
+def parts_of(value: Any) -> list[Any]:
+    """What an object holds that Python code may replace."""
+    match value:
+        case types.FunctionType():
+            cells = list(value.__closure__ or ())
+            return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        case types.CellType():
+            return [value.cell_contents] if value != types.CellType() else []
+        case dict():
+            return [*value, *value.values()]
+        case list() | tuple() | set() | collections.deque():
+            return list(value)
+        case functools.partial():
+            return [value.func, *value.args, *value.keywords.values()]
+        case types.MethodType():
+            return [value.__func__, value.__self__]
+        case Tensor() | type() | types.ModuleType():
+            return []
+    return list(getattr(value, "__dict__", {}).values())
 
 
 def same_kind(one: Tensor, other: Tensor) -> bool:
