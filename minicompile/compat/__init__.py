@@ -43,6 +43,7 @@ from minicompile.compat.fakes import (
 )
 from minicompile.compat.functions import (
     BUILTINS,
+    CONTROL_FLOW,
     GLOBAL_HOOK_TABLES,
     TensorBase,
     is_operator_binding,

@@ -33,6 +33,12 @@ module_call, module_getattr = torch.nn.Module.__call__, torch.nn.Module.__getatt
 module_call_impl = take("torch.nn.Module._call_impl", "capture")
 """The function that `nn.Module.__call__` ends in: hooks around `forward`."""
 
+CONTROL_FLOW = [
+    take(f"torch._higher_order_ops.{name}", "recognition", otherwise=None)
+    for name in ("cond", "while_loop", "scan", "associative_scan", "map")
+]
+"""Functions that call other functions once, often, or not at all, as tensors say."""
+
 DISABLING_FILE = take("torch._compile.__file__", "recognition", otherwise=None)
 """Where torch wraps its own functions to keep its compiler out of them."""
 

@@ -80,6 +80,7 @@ for _id, _owner, _names in FUNCTIONS:
     for _function in (getattr(_owner, _name) for _name in _names.split() if hasattr(_owner, _name)):
         refuse(_id, f"{_function.__qualname__} is called", _function)
 refuse("autograd-function", "a torch.autograd.Function is applied", compat.function_apply)
+refuse("control-flow", "a function of torch's for control flow is called", *compat.CONTROL_FLOW)
 refuse("triton-kernel", "a Triton kernel is launched", *LAUNCHES)
 
 

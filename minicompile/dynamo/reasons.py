@@ -30,9 +30,12 @@ class Reason:
 
 TEXT = """
 # a tensor's data, which capture does not have
-branch-on-tensor: use torch.where, or move the branch outside of the compiled function
+branch-on-tensor: use torch.where, or functions for the branches: `torch.cond(test, if_true, if_false, (x,))`
     Python must know whether something is true to choose its way, but a captured tensor has no values
     yet, only a shape and a dtype.
+control-flow: call it outside of the compiled function, or have its functions give new tensors of equal kinds
+    torch.cond, while_loop, scan and map choose at run time what their functions do, how often; Python
+    runs such a call where a graph can't hold these functions.
 item: keep it a tensor, or compute it outside of the compiled function
     A tensor is turned into a Python number. Its value exists only when the graph runs, so the graph has
     to end before.
