@@ -22,7 +22,7 @@ EAGER, TORCH, OURS = "eager", "torch.compile", "minicompile"
 
 
 @dataclass(frozen=True)
-class Compiler:
+class ComparedCompiler:
     """One way to run a function: `compile` takes a function or module and `mode=`, gives what to call;
     `cache_variable` is the environment variable that names its cache on disk."""
 
@@ -31,9 +31,9 @@ class Compiler:
 
 
 COMPILERS = {
-    EAGER: Compiler(lambda fn, mode=None: fn),
-    TORCH: Compiler(partial(torch.compile, dynamic=False), "TORCHINDUCTOR_CACHE_DIR"),
-    OURS: Compiler(partial(minicompile.compile, dynamic=False), "MINICOMPILE_CACHE_DIR"),
+    EAGER: ComparedCompiler(lambda fn, mode=None: fn),
+    TORCH: ComparedCompiler(partial(torch.compile, dynamic=False), "TORCHINDUCTOR_CACHE_DIR"),
+    OURS: ComparedCompiler(partial(minicompile.compile, dynamic=False), "MINICOMPILE_CACHE_DIR"),
 }
 """By name; all compile for fixed sizes."""
 
@@ -43,7 +43,7 @@ TINY = Pattern("call", lambda x, y: x.sin() + y, (Input("2"), Input("2")))
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchCase:
     """One thing to measure, of a kind of KINDS."""
 
     name: str
@@ -76,20 +76,22 @@ def in_float64(inputs: Sequence[Any]) -> list[Any]:
 KINDS = ("call", "pattern", "model")
 
 
-def find_cases(names: Sequence[str], kinds: Sequence[str], scales: Sequence[Scale]) -> list[Case]:
+def find_cases(
+    names: Sequence[str], kinds: Sequence[str], scales: Sequence[Scale]
+) -> list[BenchCase]:
     """Those named, or all of the kinds wanted; at the scale "gpu" those that are for GPUs.
 
     Raises MinicompileError for a name that isn't known.
     """
-    every = [Case("call", "call", TINY, "small", training=False)]
+    every = [BenchCase("call", "call", TINY, "small", training=False)]
     for found, scale in itertools.product(PATTERNS.values(), scales):
         for ending in ("", ", training")[: 1 + found.training]:
             usual = found.name + ending in ON_GPU if scale == "gpu" else found.name in MEMORY_BOUND
             if found.name in names if names else usual:
                 name = f"{found.name}, {scale}{ending}"
-                every.append(Case(name, "pattern", found, scale, bool(ending)))
+                every.append(BenchCase(name, "pattern", found, scale, bool(ending)))
     every += [
-        Case(model.name, "model", model, "large", model.training)
+        BenchCase(model.name, "model", model, "large", model.training)
         for model in MODELS.values()
         if names or model.gpu == ("gpu" in scales)
     ]

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from minicompile.bench.cases import COMPILERS, OURS, TORCH, Case, find_cases
+from minicompile.bench.cases import COMPILERS, OURS, TORCH, BenchCase, find_cases
 from minicompile.errors import BackendError
 from minicompile.options import child_environment
 
@@ -71,7 +71,7 @@ def in_fresh_process(
 
 
 def measure_first_calls(
-    cases: Sequence[Case], device: str, threads: int, dtype: str
+    cases: Sequence[BenchCase], device: str, threads: int, dtype: str
 ) -> list[dict[str, Any]]:
     """Measure and print cases from both states, one compiler after the other."""
     calls = []

@@ -46,7 +46,7 @@ class Model(Subject):
             module, tensors = self.build(scale == "small")
         module.to(dtype).train(self.training)
         tensors = [t.to(dtype if t.is_floating_point() else t.dtype) for t in tensors]
-        tensors[0].requires_grad_(self.training and isinstance(module, Block))
+        tensors[0].requires_grad_(self.training and isinstance(module, GPT2Block))
         return [module, *tensors]
 
 
@@ -78,7 +78,7 @@ def build_lesson_model(small: bool) -> Made:
     return module, [torch.randint(high, shape), torch.randint(high, shape)]
 
 
-class Block(nn.Module):
+class GPT2Block(nn.Module):
     """A transformer block of GPT-2: causal attention, left to PyTorch, and an MLP; norms come first."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -99,7 +99,7 @@ class Block(nn.Module):
 
 def build_gpt2_block(small: bool) -> Made:
     batch, tokens, heads = (1, 16, 2) if small else (1, 512, 12)
-    return Block(64 * heads, heads), [torch.randn(batch, tokens, 64 * heads)]
+    return GPT2Block(64 * heads, heads), [torch.randn(batch, tokens, 64 * heads)]
 
 
 def build_cnn(small: bool) -> Made:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import minicompile
-from minicompile.bench.cases import OURS, Case, find_cases
+from minicompile.bench.cases import OURS, BenchCase, find_cases
 from minicompile.bench.first_calls import in_fresh_process
 from minicompile.bench.machine import processor, versions
 from minicompile.bench.timing import peak_bytes, time_in_turns
@@ -141,7 +141,7 @@ def measure(plugin: Plugin, device: str, seconds: float) -> dict[str, Any]:
     return {"device": name, "command": command, "versions": versions(), "cases": rows}
 
 
-def cases_of(plugin: Plugin, device: str) -> list[Case]:
+def cases_of(plugin: Plugin, device: str) -> list[BenchCase]:
     """A plug-in's cases; those at the scale "gpu" are for GPUs."""
     cases = []
     for name in plugin.cases:
@@ -158,7 +158,7 @@ def choices(plugin: Plugin) -> dict[str, list[str]]:
     return {"off": without, "on": sorted({*without, plugin.name, *plugin.needs})}
 
 
-def measure_case(plugin: Plugin, case: Case, device: str, seconds: float) -> dict[str, Any]:
+def measure_case(plugin: Plugin, case: BenchCase, device: str, seconds: float) -> dict[str, Any]:
     """Return one row of the list."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     steps: dict[str, Callable[[], object]] = {}

@@ -26,7 +26,7 @@ from minicompile.bench.cases import (
     KINDS,
     OURS,
     TORCH,
-    Case,
+    BenchCase,
     find_cases,
     in_float64,
 )
@@ -54,7 +54,7 @@ ROUNDINGS = 8
 
 
 @dataclass
-class Row:
+class Measurement:
     """Measurements of one case: by compiler, seconds a call and peak bytes."""
 
     case: str
@@ -83,9 +83,9 @@ def error_of(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     return worst
 
 
-def measure(case: Case, device: str, dtype: torch.dtype, seconds: float) -> Row:
+def measure(case: BenchCase, device: str, dtype: torch.dtype, seconds: float) -> Measurement:
     """Measure one case by all compilers: right first, then fast. An exception of a compiler is its result."""
-    row, subject = Row(case.name, case.kind), case.subject
+    row, subject = Measurement(case.name, case.kind), case.subject
     torch.compiler.reset()
     minicompile.reset()
     try:
@@ -131,7 +131,7 @@ def measure(case: Case, device: str, dtype: torch.dtype, seconds: float) -> Row:
 HEAD = ["time a call", *COMPILERS, "of torch.compile", "of eager", "off by", "peak"]
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: Measurement) -> list[str]:
     """A row of the table. Ratios have quartiles; peak memory is torch.compile's and ours."""
     times = [time_text(row.seconds[name]) if name in row.seconds else "-" for name in COMPILERS]
     ratios = [str(row.to_theirs or ""), str(row.to_eager or "")]

@@ -41,7 +41,7 @@ class CTensor(ctypes.Structure):
     )
 
 
-class Library:
+class PackageLibrary:
     """The C interface of a loaded package, with its one model."""
 
     def __init__(self, folder: Path, name: str, results: int) -> None:
@@ -92,7 +92,7 @@ class Package(Shown):
         self.constraints = [Constraint(*parts) for parts in facts["constraints"]]
         self.call = inspect.signature(evaluate(f"lambda {facts['call'][1:-1]}: None", {}))
         self.inputs = facts["inputs"]
-        self.library = Library(folder, self.name, facts["results"])
+        self.library = PackageLibrary(folder, self.name, facts["results"])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = bound_arguments(self, args, kwargs)

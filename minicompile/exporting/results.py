@@ -51,10 +51,10 @@ class Structure:
         capture, names, call = captured.capture, dict(captured.code.names), self.call
         if "change_modes" in names:
             raise ExportError(f"{call.name} leaves grad mode or autocast changed")
-        buffers = {i.source.name: i for i in capture.inputs if i.source.kind == "buffer"}
-        for effect in capture.side_effects:
-            if effect.partition(" = ")[0] not in buffers:
-                raise ExportError(self.changes(effect))
+        if capture.side_effects:
+            cure = "give it back as a result, or write to a buffer in place (`copy_`)"
+            what = f"changes what is not exported: {capture.side_effects[0]}"
+            raise ExportError(f"{call.name} {what}: {cure}")
         outputs = cast(Any, output_node(capture.graph.gm.graph).args[0])
         names["graph"] = lambda inputs: [Stand("output", n) for n in range(len(outputs))]
         names |= {"version": lambda stand: 0}
@@ -63,27 +63,8 @@ class Structure:
             captured.lines,
             names,
         )
-        modules = call.target.modules() if isinstance(call.target, torch.nn.Module) else ()
-        before = [(module, dict(module._buffers)) for module in modules]
-        try:
-            returned = run(
-                [Stand("input", n) for n in range(len(capture.inputs))], *arguments.values()
-            )
-            for module, kept in before:
-                for name, value in cast(dict[str, Any], module._buffers).items():
-                    same = isinstance(value, Stand) and value.of == "input"
-                    if same:  # `self.count += 1` puts the buffer where it was
-                        value = cast(Any, capture.inputs[value.number].real)()
-                    if value is not kept[name]:
-                        raise ExportError(self.changes(f"buffer {name}"))
-        finally:
-            for module, kept in before:
-                module._buffers.update(kept)
-        return returned
-
-    def changes(self, effect: str) -> str:
-        cure = "give it back as a result, or write to a buffer in place (`copy_`)"
-        return f"{self.call.name} changes what is not exported: {effect}: {cure}"
+        stands = [Stand("input", n) for n in range(len(capture.inputs))]
+        return run(stands, *arguments.values())
 
     def written(self, value: Any, depth: int = 0) -> str:
         """A part of the results as an expression. Raises ExportError for what none can name."""

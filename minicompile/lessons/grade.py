@@ -54,7 +54,7 @@ class Grade:
 
 
 @dataclass(frozen=True)
-class Report(Shown):
+class GradeReport(Shown):
     """A graded notebook; `problem` says why there are no grades at all."""
 
     notebook: str
@@ -113,7 +113,7 @@ def grade(
     seconds: float = SECONDS,
     jobs: int = 2,
     tell: Callable[[str], None] = lambda line: None,
-) -> Report:
+) -> GradeReport:
     """Grade a notebook; the file is only read. `only`: names of exercises (default: all).
 
     `jobs` answers run at a time. `tell` hears a line whenever one is judged.
@@ -134,15 +134,15 @@ def grade(
         number = lesson_of(path, learner)
         chosen = [e for name, e in checks(number).exercises.items() if not only or name in only]
         with ThreadPoolExecutor(max(1, jobs)) as pool:
-            return Report(path.name, number, tuple(pool.map(graded, chosen)))
+            return GradeReport(path.name, number, tuple(pool.map(graded, chosen)))
     except MinicompileError as error:
-        return Report(path.name, number, problem=str(error))
+        return GradeReport(path.name, number, problem=str(error))
 
 
 # ------------------------------------------------------------------------------------------- reports
 
 
-def as_csv(reports: Sequence[Report]) -> str:
+def as_csv(reports: Sequence[GradeReport]) -> str:
     """A row for each notebook: points, those possible, each exercise, and what went wrong."""
     names = sorted({grade.exercise for report in reports for grade in report.grades})
     out = io.StringIO()

@@ -30,8 +30,6 @@ class GPTConfig:
     n_layer: int = 2
     n_head: int = 4
     n_embd: int = 64
-    tied: bool = False
-    """The head's weight is the token embedding's."""
     attention: Literal["written", "library"] = "written"
     """"written" spells out matmul, mask and softmax; "library" calls F.scaled_dot_product_attention."""
     dropout: float = 0.0
@@ -146,8 +144,6 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(config.n_embd)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        if config.tied:
-            self.head.weight = self.tokens.weight
         self.apply(initialize)
 
     def forward(
@@ -180,11 +176,6 @@ class GPT(nn.Module):
     def make_caches(self, batch: int) -> list[LayerCache]:
         """Empty key/value caches, one a block."""
         return [LayerCache(self.config, batch, self.tokens.weight) for _ in self.blocks]
-
-    @property
-    def parameter_count(self) -> int:
-        """Numbers that training changes; a tied weight counts once."""
-        return sum(parameter.numel() for parameter in self.parameters())
 
 
 def initialize(module: nn.Module) -> None:

@@ -24,7 +24,7 @@ Do = Callable[..., Any]
 """`do(function, *arguments, **named)` must call the function, and may do more."""
 
 
-class Library:
+class TorchThroughLaunches:
     """The module torch, its functions called through `do`."""
 
     def __init__(self, do: Do) -> None:
@@ -53,7 +53,7 @@ def launching(trace: Trace) -> Callable[[list[Any], Do], tuple[Any, ...]]:
         names = {name: through(kernel) for name, kernel in kernels.items()}
         call = load_wrapper(stages.wrapper, {**constants, **names})
         assert isinstance(call, FunctionType)
-        call.__globals__["torch"] = Library(do)
+        call.__globals__["torch"] = TorchThroughLaunches(do)
         with torch.no_grad():
             return tuple(call(list(inputs)))
 

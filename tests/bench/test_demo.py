@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from minicompile.bench import demo
-from minicompile.bench.cases import COMPILERS, EAGER, OURS, TORCH, Compiler
+from minicompile.bench.cases import COMPILERS, EAGER, OURS, TORCH, ComparedCompiler
 from minicompile.bench.demo import largest_difference, train_in_turns
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lessons.train import TrainResult
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 SMALL = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=8)
 
 
-def off_by(amount: float) -> Compiler:
+def off_by(amount: float) -> ComparedCompiler:
     """A compiler whose loss is wrong by `amount`."""
 
     def compile(model: GPT, mode: str | None = None) -> Callable[..., Any]:
@@ -30,7 +30,7 @@ def off_by(amount: float) -> Compiler:
 
         return run
 
-    return Compiler(compile, cache_variable="SOME_CACHE_DIR")
+    return ComparedCompiler(compile, cache_variable="SOME_CACHE_DIR")
 
 
 def broken(model: GPT, mode: str | None = None) -> Callable[..., Any]:
@@ -41,7 +41,7 @@ def broken(model: GPT, mode: str | None = None) -> Callable[..., Any]:
 
 
 def trained(
-    monkeypatch: pytest.MonkeyPatch, ours: Compiler, steps: int = 7
+    monkeypatch: pytest.MonkeyPatch, ours: ComparedCompiler, steps: int = 7
 ) -> tuple[dict[str, TrainResult], dict[str, str]]:
     monkeypatch.delitem(COMPILERS, TORCH)
     monkeypatch.setitem(COMPILERS, OURS, ours)
@@ -60,7 +60,9 @@ def test_a_compiler_that_changes_nothing_trains_as_eager(monkeypatch: pytest.Mon
 
 
 def test_a_compiler_that_raises_is_out_and_the_others_finish(monkeypatch: pytest.MonkeyPatch):
-    results, errors = trained(monkeypatch, Compiler(broken, cache_variable="OTHER_CACHE_DIR"))
+    results, errors = trained(
+        monkeypatch, ComparedCompiler(broken, cache_variable="OTHER_CACHE_DIR")
+    )
     assert errors == {OURS: "RuntimeError: no such kernel"}
     assert len(results[EAGER].losses) == 7
 
@@ -76,14 +78,14 @@ def test_differences_of_losses():
         (off_by(0.0), 0, "lesson model on cpu"),
         (off_by(1e-3), 1, "WRONG: losses of the first 5 steps differ"),
         (
-            Compiler(broken, cache_variable="OTHER_CACHE_DIR"),
+            ComparedCompiler(broken, cache_variable="OTHER_CACHE_DIR"),
             1,
             "minicompile: RuntimeError: no such kernel",
         ),
     ],
 )
 def test_the_command_fails_where_ours_is_wrong(
-    ours: Compiler, code: int, said: str, monkeypatch: pytest.MonkeyPatch,
+    ours: ComparedCompiler, code: int, said: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setitem(COMPILERS, TORCH, off_by(0.0))

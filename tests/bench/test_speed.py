@@ -19,8 +19,8 @@ from minicompile.bench.cases import (
     MODELS,
     OURS,
     TORCH,
-    Case,
-    Compiler,
+    BenchCase,
+    ComparedCompiler,
     find_cases,
     in_float64,
 )
@@ -39,10 +39,10 @@ def identity(fn: Any, mode: str | None = None) -> Any:
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile needn't run."""
-    monkeypatch.setitem(COMPILERS, TORCH, Compiler(identity))
+    monkeypatch.setitem(COMPILERS, TORCH, ComparedCompiler(identity))
 
 
-def small(name: str, training: bool = False) -> Case:
+def small(name: str, training: bool = False) -> BenchCase:
     return next(c for c in find_cases([name], [], ["small"]) if c.training == training)
 
 
@@ -83,7 +83,7 @@ def broken(fn: Any, mode: str | None = None) -> Any:
 
 @pytest.mark.parametrize(("compiler", "said"), [(wrong, "off by"), (broken, "ValueError: no such")])
 def test_wrong_results_and_errors_are_told(monkeypatch, without_torch, compiler, said):
-    monkeypatch.setitem(COMPILERS, OURS, Compiler(compiler))
+    monkeypatch.setitem(COMPILERS, OURS, ComparedCompiler(compiler))
     row = measure(small("softmax"), "cpu", torch.float32, 0.01)
     assert row.failures[OURS].startswith(said)
 
@@ -175,7 +175,7 @@ def test_the_command(without_torch, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_wrong_result_is_the_exit_code(monkeypatch, without_torch, capsys):
-    monkeypatch.setitem(COMPILERS, OURS, Compiler(wrong))
+    monkeypatch.setitem(COMPILERS, OURS, ComparedCompiler(wrong))
     assert main(["bench", "softmax", "--scales", "small", "--seconds", "0.01"]) == 1
     assert "softmax, small: minicompile: off by" in capsys.readouterr().out
 

@@ -62,7 +62,7 @@ class Counter(nn.Module):
         self.second.weight = self.first.weight
 
     def forward(self, x, *rest, scale=2.0, **options):
-        self.count += 1
+        self.count.add_(1)
         self.mean.mul_(0.9).add_(0.1 * x.mean(0))
         self.unread.copy_(x[0] * 2)
         y = self.second(self.first(x)) * scale + self.mean

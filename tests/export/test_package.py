@@ -222,7 +222,7 @@ class Counter(nn.Module):
 
     def forward(self, x: Tensor, log: Tensor) -> dict[str, Any]:
         self.total += x
-        self.calls += 1
+        self.calls.add_(1)
         log.copy_(self.total)
         return {"total": self.total.clone(), "same": [x, x.t()], "calls": self.calls + 0, "k": 7}
 

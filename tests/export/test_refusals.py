@@ -133,7 +133,7 @@ def test_a_size_of_one_is_not_declared_dynamic():
         (lambda xs: xs.append(1), ([X],), ("xs",)),
         (Stateful(), (torch.ones(2), "number"), ("self.calls",)),
         (Stateful(), (torch.ones(2), "list"), ("self.seen",)),
-        (Stateful(), (torch.ones(2), "replaced"), ("buffer last", "copy_")),
+        (Stateful(), (torch.ones(2), "replaced"), ("self.last", "copy_")),
         (lambda d: d["x"], (OrderedDict(x=X),), ("OrderedDict", "no file can hold")),
     ],
 )

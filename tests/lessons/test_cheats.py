@@ -252,7 +252,7 @@ def nursery() -> Iterator[Nursery]:
 
 def graded_without_guard(
     tmp_path: Path, nursery: Nursery, answers: dict[str, str]
-) -> grading.Report:
+) -> grading.GradeReport:
     path = tmp_path / "00_mine.ipynb"
     nbformat.write(notebook_with(answers), path)
     with mock.patch.object(grading, "refusal", lambda *given: ""):

@@ -31,12 +31,6 @@ def test_it_learns():
     assert len(result.losses) == len(result.step_seconds) == 60
 
 
-def test_tied_head_shares_the_embedding():
-    tied, untied = model_with(tied=True), model_with()
-    assert tied.head.weight is tied.tokens.weight
-    assert untied.parameter_count - tied.parameter_count == untied.head.weight.numel()
-
-
 def test_attention_written_out_equals_the_library():
     written, library = model_with(), model_with(attention="library")
     library.load_state_dict(written.state_dict())
