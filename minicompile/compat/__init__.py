@@ -15,6 +15,8 @@ from minicompile.compat.autograd import (
     clear_saved_tensors,
     direct_apply,
     function_apply,
+    grad_and_value_impl,
+    grad_impl,
     of_hook,
     saved_tensors,
     top_saved_tensors_hooks,

@@ -103,6 +103,10 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)
 
 
+grad_impl = take("torch._functorch.eager_transforms.grad_impl", "capture")
+grad_and_value_impl = take("torch._functorch.eager_transforms.grad_and_value_impl", "capture")
+"""What the functions that `torch.func.grad` and `grad_and_value` return call."""
+
 BackwardCFunction: Any = take("torch.autograd.function.BackwardCFunction", "training")
 
 

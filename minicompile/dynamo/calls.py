@@ -159,7 +159,7 @@ def rule_for(world: World, function: Any) -> CallRule | None:
 
 
 def call_python(world: World, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
-    original = function.__dict__.get("_minicompile_original")
+    original = function.__globals__.get("__mc_original")
     if original is not None:  # a compiled function called while capturing: part of this graph
         world.hold(original, getattr(original, "__qualname__", type(original).__name__))
         return world.call(original, args, kwargs)

@@ -484,6 +484,5 @@ def compiled_function(dispatcher: Dispatcher) -> types.FunctionType:
     made = generate(f"compiled{inspect.Signature(head)}", lines, names)
     functools.update_wrapper(made, function)
     made._minicompile = dispatcher
-    made._minicompile_original = function
     assert isinstance(made, types.FunctionType)
     return made

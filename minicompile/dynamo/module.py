@@ -163,7 +163,8 @@ def original_of(target: Any) -> Any:
     if isinstance(target, CompiledModule):
         return target._orig_mod
     if isinstance(target, types.FunctionType):
-        return target.__dict__.get("_minicompile_original", target)
+        # not an attribute: `functools.wraps` would copy it to functions that do something else
+        return target.__globals__.get("__mc_original", target)
     return target
 
 

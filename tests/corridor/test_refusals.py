@@ -81,17 +81,9 @@ def test_a_wrong_argument_is_refused_with_what_exists(arguments, says):
         mc.compile(lambda x: x + 1, **arguments)(torch.randn(2))
 
 
-def loss(w, x):
-    return (w * x).sin().sum()
-
-
 TRANSFORMED = {
-    "vmap of a gradient": lambda w, x: torch.vmap(torch.func.grad(torch.sin))(w) * x,
-    "grad_and_value": lambda w, x: torch.func.grad_and_value(loss)(w, x)[0] * 2,
     "vjp": lambda w, x: torch.func.vjp(torch.sin, w)[1](x)[0] * 2,
-    "jvp": lambda w, x: torch.func.jvp(torch.sin, (w,), (x,))[1] * 2,
-    "jacrev": lambda w, x: torch.func.jacrev(torch.sin)(w) @ x,
-    "hessian": lambda w, x: torch.func.hessian(loss)(w, x) @ x,
+    "linearize": lambda w, x: torch.func.linearize(torch.sin, w)[1](x) * 2,
     "functionalize": lambda w, x: torch.func.functionalize(torch.sin)(w) + x,
 }
 

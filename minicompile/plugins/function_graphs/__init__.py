@@ -4,6 +4,7 @@ which runs a graph of its own (subgraph.py).
     autograd_functions   `Fn.apply(...)` of a torch.autograd.Function
     mapped_functions     `torch.vmap(f)(...)`
     checkpointed         `torch.utils.checkpoint.checkpoint(f, ...)`
+    transforms           `torch.func.grad(f)(...)`, `jvp`, `jacrev`, `hessian`, ..., `functional_call`
 
 Without this plug-in the graph ends at such a call.
 """
@@ -12,10 +13,10 @@ from minicompile.ops.plugins import Plugin
 
 PLUGIN = Plugin(
     "function_graphs",
-    "Captures torch.autograd.Function, torch.vmap and checkpoints, at whose calls the graph would end.",
+    "Captures torch.autograd.Function, torch.func and checkpoints, at whose calls the graph would end.",
     tuple(
         f"{__name__}.{module}"
-        for module in ("autograd_functions", "mapped_functions", "checkpointed")
+        for module in ("autograd_functions", "mapped_functions", "checkpointed", "transforms")
     ),
     cases=(
         "swiglu_function, large, training",

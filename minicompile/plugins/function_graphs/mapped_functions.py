@@ -66,13 +66,18 @@ def capture_mapped(
     in_dims, out_dims = world.deep(in_dims), world.deep(out_dims)
     leaves, structure = compat.tree_flatten(tuple(map(world.deep, args)))
     dims = compat.tree_spread(in_dims, structure)
-    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves) or dims is None or None in dims:
+    mapped = [(leaf, dim) for leaf, dim in zip(leaves, dims or ()) if dim is not None]
+    if not mapped or not all(isinstance(leaf, torch.Tensor) for leaf, _ in mapped):
         world.unsupported("function-transform", "torch.vmap over something other than tensors")
     with subgraph(world) as inner, without_effects(world, f"{name}, under torch.vmap,"):
-        examples = [example_of(leaf, dim, recorder.mode) for leaf, dim in zip(leaves, dims)]
+        examples = [example_of(leaf, dim, recorder.mode) for leaf, dim in mapped]
         for example in examples:
             inner.argument(example, "example")
-        found = world.call(function, compat.tree_unflatten(examples, structure), {})
+        rest = iter(
+            examples
+        )  # an argument that is not mapped is like a tensor from around the function
+        arguments = [leaf if dim is None else next(rest) for leaf, dim in zip(leaves, dims)]
+        found = world.call(function, compat.tree_unflatten(arguments, structure), {})
         found = world.deep(found)
         results, outer_structure = compat.tree_flatten(found)
         result_dims = compat.tree_spread(out_dims, outer_structure)
@@ -81,7 +86,9 @@ def capture_mapped(
             world.unsupported("function-transform", what)
         graph = inner.completed(map(inner.lift, results), "mapped")
     made = MappedFunction(f"torch.vmap.{name.rpartition('.')[2]}", inner, graph, examples)
-    made.in_dims = (*(None for _ in made.closure), *dims)
+    made.in_dims = (*(None for _ in made.closure), *(dim for _, dim in mapped))
     made.out_dims, made.randomness = tuple(result_dims), randomness
-    values = recorder.record("call_function", made, (tuple(made.closure), *leaves), {})
+    values = recorder.record(
+        "call_function", made, (tuple(made.closure), *(leaf for leaf, _ in mapped)), {}
+    )
     return compat.tree_unflatten(list(values), outer_structure)
