@@ -104,7 +104,14 @@ def parts_of(value: Any) -> list[Any]:
             return [value.func, *value.args, *value.keywords.values()]
         case types.MethodType():
             return [value.__func__, value.__self__]
-        case Tensor() | type() | types.ModuleType():
+        case (
+            Tensor()
+            | torch.SymInt()
+            | torch.SymFloat()
+            | torch.SymBool()
+            | type()
+            | types.ModuleType()
+        ):
             return []
     return list(getattr(value, "__dict__", {}).values())
 
