@@ -81,6 +81,11 @@ for _id, _owner, _names in FUNCTIONS:
         refuse(_id, f"{_function.__qualname__} is called", _function)
 refuse("autograd-function", "a torch.autograd.Function is applied", compat.function_apply)
 refuse("triton-kernel", "a Triton kernel is launched", *LAUNCHES)
+refuse(
+    "function-transform",
+    "flex_attention is called",
+    "torch.nn.attention.flex_attention.flex_attention",
+)
 
 
 # -- functions that are operations of the interpreter
