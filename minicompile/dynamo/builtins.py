@@ -82,6 +82,11 @@ for _id, _owner, _names in FUNCTIONS:
 refuse("autograd-function", "a torch.autograd.Function is applied", compat.function_apply)
 refuse("control-flow", "a function of torch's for control flow is called", *compat.CONTROL_FLOW)
 refuse("triton-kernel", "a Triton kernel is launched", *LAUNCHES)
+refuse(
+    "function-transform",
+    "flex_attention is called",
+    "torch.nn.attention.flex_attention.flex_attention",
+)
 
 
 # -- functions that are operations of the interpreter

@@ -1,6 +1,6 @@
 """`kernel[grid](x, y, n, BLOCK=64)`: a launch of a Triton kernel is an operator that writes to its arguments.
 
-    minicompile::triton_add_4c1f09(Tensor x, Tensor(a0!) y, SymInt n, SymInt[] grid) -> ()
+    minicompile::triton_add_4c1f09(Tensor x, Tensor(a0!) y, SymInt n, SymInt[] launch_grid) -> ()
 
 Tensors and symbolic numbers are the operator's arguments. The kernel's other arguments (`BLOCK`) are
 constants of the operator. The grid is computed at capture; for an autotuned kernel, once for each
@@ -174,7 +174,13 @@ def operator_of(
             return tuple(sizes[first : first + 3])
 
         named = {name: x for (names, _), x in zip(operands, tensors) for name in names}
-        kernel[grid](**named, **given)
+        arguments = named | given
+        first = []  # by place, since a parameter may be named `grid`, as one of the launcher's is
+        for name in inner.arg_names:
+            if name not in arguments:
+                break
+            first.append(arguments.pop(name))
+        kernel[grid](*first, **arguments)
 
     parameters = []
     for place, (names, type) in enumerate(operands):
@@ -186,7 +192,7 @@ def operator_of(
     name = f"triton_{inner.fn.__name__}_{digest[:12]}"
     while hasattr(torch.ops.minicompile, name):  # another kernel of the same text
         name += "_"
-    _library.define(f"{name}({', '.join([*parameters, 'SymInt[] grid'])}) -> ()")
+    _library.define(f"{name}({', '.join([*parameters, 'SymInt[] launch_grid'])}) -> ()")
     _library.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"minicompile::{name}", lambda *_: None, lib=_library)
     operator: OpOverload = getattr(torch.ops.minicompile, name).default

@@ -123,6 +123,21 @@ def test_a_kernel_made_inside_ends_the_graph() -> None:
     assert dispatcher_of(compiled).explanation().breaks
 
 
+def test_a_parameter_may_be_named_grid() -> None:
+    def named(x_ptr, y_ptr, grid, block: tl.constexpr):
+        i = tl.arange(0, block)
+        tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < grid), mask=i < grid)
+
+    kernel = kernel_for("cpu", named)
+
+    def program(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        kernel[(1,)](x, y, x.numel() - 3, block=32)
+        return y + 1
+
+    assert_as_eager(mc.compile(program, fullgraph=True, dynamic=True), program, torch.randn(20))
+
+
 def double_kernel(x_ptr, row, column, rows, columns, block: tl.constexpr):
     i, j = tl.arange(0, block)[:, None], tl.arange(0, block)[None, :]
     pointer, mask = x_ptr + i * row + j * column, (i < rows) & (j < columns)
