@@ -94,7 +94,7 @@ def functional_variant(op: OpOverload) -> OpOverload:
 
 
 @dataclass
-class Storage:
+class VersionedStorage:
     """A piece of memory: its root node in the old graph, and how often it has been written."""
 
     root: fx.Node
@@ -119,14 +119,14 @@ class Functionalizer:
         self.tracer = Tracer(mode)
         self.values: dict[fx.Node, tuple[Any, int]] = {}
         """Old node -> its value in the new graph, and the storage's version when that was computed."""
-        self.storages: dict[int, Storage] = {}
+        self.storages: dict[int, VersionedStorage] = {}
         self.view_of: dict[fx.Node, fx.Node] = {}
         self.same_as: dict[fx.Node, fx.Node] = {}
         """In-place results and aliases: old node -> the first old node with these contents."""
 
     # Reading and writing old nodes
 
-    def storage(self, node: fx.Node) -> Storage | None:
+    def storage(self, node: fx.Node) -> VersionedStorage | None:
         return self.storages.get(node.meta.get("storage", -1))
 
     def read(self, node: fx.Node) -> Any:
@@ -235,7 +235,7 @@ class Functionalizer:
     def new_root(self, node: fx.Node, value: Any) -> None:
         self.values[node] = (value, 0)
         if isinstance(value, torch.Tensor) and "storage" in node.meta:
-            self.storages.setdefault(node.meta["storage"], Storage(node))
+            self.storages.setdefault(node.meta["storage"], VersionedStorage(node))
 
     def viewed(self, call: fx.Node, storage: int) -> fx.Node:
         """The argument of a call that lies in a storage: what the call's result is a view of."""

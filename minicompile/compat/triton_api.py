@@ -43,7 +43,7 @@ def triton_compile(
     """
     import triton
 
-    class Source(ast_source()):  # type: ignore[misc]
+    class KernelAst(ast_source()):  # type: ignore[misc]
         def hash(self) -> str:
             with _PARSING:
                 return str(super().hash())
@@ -55,7 +55,7 @@ def triton_compile(
     with _PARSING, contextlib.suppress(Unsupported):
         triton_key()()  # reads half a gigabyte: once, rather than in each thread
     place = {name: (i,) for i, name in enumerate(signature)}
-    source = Source(
+    source = KernelAst(
         fn=function,
         signature=signature,
         constexprs={place[name]: value for name, value in constants.items()},

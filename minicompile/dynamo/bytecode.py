@@ -1,6 +1,6 @@
 """Decodes the bytecode of CPython 3.11, 3.12 and 3.13 into one set of instructions.
 
-    Program     := instructions, in order; jump targets and exception handlers are indices into them
+    Bytecode    := instructions, in order; jump targets and exception handlers are indices into them
     Instruction := opname, arg, value, target, unit
 
 `units(code)` takes the instructions apart where they do two things and puts together those that act as one:
@@ -64,7 +64,7 @@ class Instruction:
 
 
 @dataclass(slots=True, eq=False)
-class Program:
+class Bytecode:
     """A code object's normalised instructions and the names of its fast-local slots."""
 
     code: CodeType
@@ -86,13 +86,13 @@ class Program:
         return "\n".join(f"{i:>{width}} {ins}" for i, ins in enumerate(self.instructions))
 
 
-def decode(code: CodeType) -> Program:
+def decode(code: CodeType) -> Bytecode:
     """The normalised program of a code object; equal ones of a file share it."""
     return _decoded(code, code.co_filename)  # code objects of different files may be equal
 
 
 @functools.lru_cache(maxsize=2048)
-def _decoded(code: CodeType, file: str) -> Program:
+def _decoded(code: CodeType, file: str) -> Bytecode:
     return normalised(code)
 
 
@@ -188,7 +188,7 @@ _COMPARISON_FLAGS = {11: 0, 12: 4}.get(VERSION[1], 5)
 _OPERATORS: Any = getattr(opcode, "_nb_ops", ())
 
 
-def normalised(code: CodeType) -> Program:
+def normalised(code: CodeType) -> Bytecode:
     """One instruction for each unit that does something."""
     out: list[Instruction] = []
     every = units(code)
@@ -208,7 +208,7 @@ def normalised(code: CodeType) -> Program:
         if (handler := op.handler) is not None:
             place = index_at[handler.target]
             instruction.handler = Handler(place, handler.depth, handler.lasti)
-    return Program(code, out, slot_names(code), {})
+    return Bytecode(code, out, slot_names(code), {})
 
 
 def one_instruction(code: CodeType, number: int, unit: list[Op]) -> Instruction:

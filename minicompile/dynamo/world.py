@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from minicompile.dynamo.breaks import FrameCut, places
-from minicompile.dynamo.bytecode import Instruction, Program, decode
+from minicompile.dynamo.bytecode import Bytecode, Instruction, decode
 from minicompile.dynamo.interpreter import UNBOUND, Args, Frame, Interpreter, Kwargs, Lazy
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.recorder import GraphRecorder
@@ -59,7 +59,7 @@ class InstructionLog(Sequence[InstructionRecord], Shown):
     """Every executed instruction, made readable when somebody looks."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[Program, Instruction, int, int, int]] = []
+        self.steps: list[tuple[Bytecode, Instruction, int, int, int]] = []
         """Instructions with call depth, stack height and the number of graph calls after it."""
         self.names: list[str] = []
         """Names of the graph's calls, once it is complete."""
@@ -85,7 +85,7 @@ class Frames:
     cut: int | None
     """The number of executed instructions after which to stop."""
     log: InstructionLog = field(default_factory=InstructionLog)
-    programs: dict[int, Program] = field(default_factory=dict)
+    programs: dict[int, Bytecode] = field(default_factory=dict)
     """Decoded code by the id of the code object."""
     inlined: dict[str, None] = field(default_factory=dict)
     """Names of the functions that were called."""
@@ -173,7 +173,7 @@ class World(Interpreter):
         fast = [lazy.get(name, UNBOUND) for name in program.slots]
         return Frame(self, self.root, fast).run()
 
-    def program(self, code: types.CodeType) -> Program:
+    def program(self, code: types.CodeType) -> Bytecode:
         programs = self.frames.programs
         if id(code) not in programs:
             programs[id(code)] = decode(code)

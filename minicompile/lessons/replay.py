@@ -17,7 +17,7 @@ from torch import Tensor
 from minicompile.codegen.generate import generate_kernels
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
-from minicompile.plugins.cuda_graphs.replay import Gpu
+from minicompile.plugins.cuda_graphs.replay import CudaCapture
 from minicompile.runtime.load import load_wrapper, start_modules
 
 Do = Callable[..., Any]
@@ -60,7 +60,7 @@ def launching(trace: Trace) -> Callable[[list[Any], Do], tuple[Any, ...]]:
     return run
 
 
-class StandIn(Gpu):
+class StandIn(CudaCapture):
     """Memory as a CUDA graph has it, on a CPU: capturing computes nothing; a replay runs the call again, and
     writes where the last one wrote."""
 

@@ -57,7 +57,7 @@ LOCK = threading.RLock()
 """Nobody else copies inputs between ours and the replay."""
 
 
-class Gpu:
+class CudaCapture:
     """What recordings need of CUDA."""
 
     kind = "cuda"
@@ -140,7 +140,7 @@ def around(
     schedules: Sequence[Schedule],
     first_saved: int,
     tell: Callable[..., None],
-    gpu: type[Gpu] = Gpu,
+    gpu: type[CudaCapture] = CudaCapture,
 ) -> list[BoxedCallable]:
     """The calls of a forward and its backward, captured where that can be; `tell` hears why not. The former's
     results from `first_saved` on are the backward's first inputs."""
@@ -188,7 +188,7 @@ class CudaGraphs:
         kept_inputs: set[int],
         kept_results: set[int],
         say: Callable[[str], None],
-        gpu: Gpu,
+        gpu: CudaCapture,
     ) -> None:
         """`kept_inputs` and `kept_results` lie in the memory of the forward's graph, and aren't copied."""
         self.call, self.say, self.gpu = call, say, gpu
@@ -267,7 +267,7 @@ class Recording:
 
     def __init__(
         self, call: BoxedCallable, given: Sequence[Any], moving: set[int], addresses: list[int],
-        gpu: Gpu, place: Any
+        gpu: CudaCapture, place: Any
     ) -> None:  # fmt: skip
         self.addresses = addresses
         """Of the inputs but for those that are copied."""

@@ -237,7 +237,7 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Block:
+class AttentionTiles:
     """Tiles of one kernel: XBLOCK, RBLOCK, warps, and how many tiles are loaded ahead."""
 
     x: int
@@ -247,23 +247,25 @@ class Block:
 
 
 HOPPER = {
-    ("forward", 64): Block(64, 64, 4, 3), ("forward", 128): Block(128, 64, 4, 2),
-    ("queries", 64): Block(64, 64, 4, 3), ("queries", 128): Block(128, 64, 8, 3),
-    ("keys", 64): Block(64, 128, 4, 2), ("keys", 128): Block(64, 64, 4, 2),
+    ("forward", 64): AttentionTiles(64, 64, 4, 3), ("forward", 128): AttentionTiles(128, 64, 4, 2),
+    ("queries", 64): AttentionTiles(64, 64, 4, 3), ("queries", 128): AttentionTiles(128, 64, 8, 3),
+    ("keys", 64): AttentionTiles(64, 128, 4, 2), ("keys", 128): AttentionTiles(64, 64, 4, 2),
 }  # fmt: skip
 """The fastest of some for half types and heads up to this size, on an H100 or H200 (with heads of 128 the
 forward's spills 72 bytes, and yet is)."""
 OTHERS = {
-    ("forward", 64): Block(128, 64, 8, 3), ("forward", 128): Block(64, 64, 4, 2),
-    ("queries", 64): Block(64, 32, 4, 2), ("queries", 128): Block(64, 32, 4, 2),
-    ("keys", 64): Block(64, 64, 8, 2), ("keys", 128): Block(64, 32, 8, 2),
+    ("forward", 64): AttentionTiles(128, 64, 8, 3), ("forward", 128): AttentionTiles(64, 64, 4, 2),
+    ("queries", 64): AttentionTiles(64, 32, 4, 2), ("queries", 128): AttentionTiles(64, 32, 4, 2),
+    ("keys", 64): AttentionTiles(64, 64, 8, 2), ("keys", 128): AttentionTiles(64, 32, 8, 2),
 }  # fmt: skip
 """What finds its registers on an A100; not measured."""
 MARGIN = 4096
 """Bytes for numbers of rows."""
 
 
-def block_for(part: str, width: int, dtype: torch.dtype, scores: Scores, gpu: Gpu) -> Block:
+def block_for(
+    part: str, width: int, dtype: torch.dtype, scores: Scores, gpu: Gpu
+) -> AttentionTiles:
     """Choose tiles: small where products take plain registers, or scores take some of their own. What scores
     read is loaded ahead, too, so with it less fits into shared memory."""
     block = (HOPPER if gpu.capability == (9, 0) else OTHERS)[part, max(width, 64)]
@@ -271,9 +273,9 @@ def block_for(part: str, width: int, dtype: torch.dtype, scores: Scores, gpu: Gp
         block = replace(block, r=min(block.r, 64))
     if dtype not in HALF_TYPES:
         r = 16 if part == "keys" or width > 64 else 32
-        block = Block(32, r, 4 if width <= 64 else 8, 1)
+        block = AttentionTiles(32, r, 4 if width <= 64 else 8, 1)
 
-    def shared(block: Block) -> int:
+    def shared(block: AttentionTiles) -> int:
         """Bytes, or a little more: one or two tiles stay, two of R rows and those of scores come."""
         stay = block.x * width * dtype.itemsize * (1 if part == "forward" else 2)
         step = 2 * block.r * width * dtype.itemsize + block.x * block.r * scores.read

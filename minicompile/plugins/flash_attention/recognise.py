@@ -121,7 +121,7 @@ def steps_from_products(node: fx.Node, size: tuple[Any, ...], seen: dict[fx.Node
     return seen[node]
 
 
-class Writes:
+class EarlierWrites:
     """The calls before a node that may write, and the memory that each may write to."""
 
     def __init__(self, end: fx.Node) -> None:
@@ -150,7 +150,7 @@ class ScoreText:
 
     def __init__(self, product: fx.Node, scores: fx.Node, steps: set[fx.Node]) -> None:
         self.graph, self.steps, self.others = fx.Graph(), steps, list[fx.Node]()
-        self.writes = Writes(scores)
+        self.writes = EarlierWrites(scores)
         self.last = self.graph.placeholder("x0")
         """The last input."""
         self.copies = {product: self.last}

@@ -31,7 +31,7 @@ HUGE = 4 << 20
 """Bytes from which on new memory asks for huge pages: fewer faults, and fewer misses of the TLB."""
 
 
-class Block:
+class ArenaBlock:
     """A storage and how it looks while only the arena refers to it."""
 
     __slots__ = ("address", "pointer", "references", "size", "storage")
@@ -64,7 +64,7 @@ class Arena:
     """The blocks, by their bytes. The last in use come last and are taken first: caches still have them."""
 
     def __init__(self) -> None:
-        self.blocks: dict[int, deque[Block]] = {}
+        self.blocks: dict[int, deque[ArenaBlock]] = {}
 
     def empty(
         self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, limit: int
@@ -76,7 +76,7 @@ class Arena:
         block = self.take(span)
         if block is None:
             self.shrink(limit - span)
-            block = Block(span)
+            block = ArenaBlock(span)
             self.blocks[span] = self.blocks.pop(span, deque())
         # a view of no other tensor
         made = compat.empty_strided_cpu((0,), (1,), dtype).set_(block.storage, 0, size, stride)
@@ -84,7 +84,7 @@ class Arena:
             blocks.append(block)  # no longer free: nobody takes it
         return made
 
-    def take(self, size: int) -> Block | None:
+    def take(self, size: int) -> ArenaBlock | None:
         """A block that is free. Those that a user of them has changed are forgotten."""
         blocks = self.blocks.get(size) or deque()
         for _ in range(min(len(blocks), LOOKS)):

@@ -337,7 +337,7 @@ def told(fn: Any, *args: Any, calls: int = 3) -> str:
 
 def test_a_capture_that_fails_is_told(device, monkeypatch, counted):
     failing = lambda *given: (_ for _ in ()).throw(RuntimeError("operation not permitted\n"))  # noqa: E731
-    monkeypatch.setattr(StandIn if device == "cpu" else cuda_graphs.Gpu, "capture", failing)
+    monkeypatch.setattr(StandIn if device == "cpu" else cuda_graphs.CudaCapture, "capture", failing)
     x = numbers(device, 4)
     said = told(lambda x: x + 1, x, calls=6)
     assert said.count("forward: no CUDA graph: operation not permitted\n") == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minicompile.plugins.flash_attention import kernels
-from minicompile.plugins.flash_attention.recognise import Writes
+from minicompile.plugins.flash_attention.recognise import EarlierWrites
 from tests.plugins.flash_attention.programs import wrong
 
 pytest.importorskip("triton")
@@ -30,7 +30,7 @@ def all_whole(
 
 MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "edges": (kernels, "ends_of", all_whole),
-    "write": (Writes, "spare", lambda self, node: True),
+    "write": (EarlierWrites, "spare", lambda self, node: True),
 }
 
 
