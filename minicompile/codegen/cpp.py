@@ -8,19 +8,15 @@ The real compiler: torch/_inductor/codegen/cpp.py (CppKernel, CppVecKernel, Loop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import sympy
 
 from minicompile.codegen.cpp_loops import LoopPrinter, PointwisePrinter
-from minicompile.codegen.cpp_ops import STORAGE, prelude
+from minicompile.codegen.cpp_ops import STORAGE
 from minicompile.codegen.cpp_reductions import RowPrinter
-from minicompile.codegen.plan import CppPlan, KernelModule, KernelSource
+from minicompile.codegen.helpers import c_prelude
+from minicompile.codegen.plan import CppPlan, KernelSource
 from minicompile.codegen.printing import kernel_template
 from minicompile.shapes.expr import is_float
-
-KERNELS_OF_ONE = 8
-"""With more distinct kernels than this, two compilers at work are faster than one."""
 
 
 def print_kernel(plan: CppPlan) -> KernelSource:
@@ -36,7 +32,7 @@ def print_kernel(plan: CppPlan) -> KernelSource:
             printer.line("int32_t error = 0;")
         printer.nest()
         printer.line("return error;" if printer.checks else "return 0;")
-    return printer.source("cpp", prelude)
+    return printer.source("cpp", c_prelude)
 
 
 def loop_printer(plan: CppPlan) -> LoopPrinter:
@@ -47,32 +43,7 @@ def loop_printer(plan: CppPlan) -> LoopPrinter:
     return RowPrinter(plan) if plan.reduction_ranges else PointwisePrinter(plan)
 
 
-def kernel_module(plans: Sequence[CppPlan]) -> KernelModule:
-    """All kernels of a graph: one text, and the same as one or two files to compile side by side.
-
-    Kernels that differ in name only (the layers of a model) are compiled once: the others call the first.
-    """
-    sources = [print_kernel(plan) for plan in plans]
-    alike: dict[str, list[KernelSource]] = {}
-    for source in sources:
-        alike.setdefault(source.text.replace(source.name, "", 1), []).append(source)
-    groups = list(alike.values())
-    units: list[list[list[KernelSource]]] = [[], []] if len(groups) > KERNELS_OF_ONE else [[]]
-    for group in sorted(groups, key=lambda group: -len(group[0].lines)):
-        min(units, key=lambda unit: sum(len(g[0].lines) for g in unit)).append(group)
-    return KernelModule("cpp", _unit_text(groups), sources, tuple(map(_unit_text, units)))
-
-
-def _unit_text(groups: Sequence[Sequence[KernelSource]]) -> str:
-    parts = []
-    for original, *copies in groups:
-        parts.append(original.text)
-        parts += [_call_of(original, copy.plan) for copy in copies]
-    text = "\n".join(parts)
-    return f"{prelude(text)}\n{text}"
-
-
-def _call_of(original: KernelSource, plan: CppPlan) -> str:
+def call_of(original: KernelSource, plan: CppPlan) -> str:
     """The kernel of `plan` as a call of an equal one."""
     given = [a.name for a in plan.arguments] + [_number(s) for s in plan.sizes]
     return f"{_head(plan)} {{ return {original.name}({', '.join(given)}); }}\n"

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import re
-from collections import Counter
-from pathlib import Path
 
 import torch
 
@@ -140,31 +137,3 @@ def conversion(text: str, source: torch.dtype, target: torch.dtype) -> str:
     if source.is_floating_point and target.itemsize < 4:
         return f"({CTYPES[target]})(int32_t){text}"  # out of range: as eager's vector code
     return f"({CTYPES[target]}){text}"
-
-
-_DEFINITION = re.compile(
-    r"^(?:#define |typedef \w+ |(?:static inline|MC_INLINE) [\w*]+ )(mc_\w+)", re.I | re.M
-)
-_WORD = re.compile(r"\bmc_\w+", re.I)
-_INLINED = re.compile(r"^MC_INLINE(?= (?:float|double) (mc_\w+)\((?:float|double) )", re.M)
-MOST_COPIES = 8
-"""A function that a file calls more often is not inlined. A kernel of 200 tanh compiles in a thirtieth of the
-time then, and runs 4 % slower."""
-
-_ABOUT, HEADERS, *_BLOCKS = Path(__file__).with_name("helpers.h").read_text().split("\n\n")
-
-HELPERS: dict[str, str] = {name: block for block in _BLOCKS for name in _DEFINITION.findall(block)}
-"""Name -> the block of `helpers.h` that defines it."""
-
-
-def prelude(text: str) -> str:
-    """Headers and the blocks that `text` needs, directly or for one another, in the order of the file."""
-    words = Counter(_WORD.findall(text))
-    often = {name for name, count in words.items() if count > MOST_COPIES}
-    found: list[str] = []
-    for block in reversed(_BLOCKS):  # a block uses earlier ones only
-        if not words.keys().isdisjoint(_DEFINITION.findall(block)):
-            block = _INLINED.sub(lambda m: "MC_CALLED" if m[1] in often else m[0], block)
-            found.append(block.strip("\n"))
-            words.update(_WORD.findall(block))
-    return "\n\n".join([HEADERS, *reversed(found)]) + "\n"

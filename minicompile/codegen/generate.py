@@ -29,8 +29,8 @@ from typing import Any, Literal
 import sympy
 import torch
 
-from minicompile.codegen import cpp, triton
 from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers its rules
+from minicompile.codegen import cpp_units, triton
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
@@ -66,7 +66,7 @@ CodeGenerator = Callable[[Sequence[Any]], KernelModule]
 code_generator: Registry[CodeGenerator] = Registry(
     "code_generator", "language -> function from kernel plans to a KernelModule"
 )
-generate_cpp = code_generator("cpp")(cpp.kernel_module)
+generate_cpp = code_generator("cpp")(cpp_units.kernel_module)
 code_generator("triton")(triton.kernel_module)
 
 

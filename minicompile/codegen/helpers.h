@@ -1,5 +1,5 @@
 // Functions that generated kernels call. A kernel's source contains those that it uses, and what these use.
-// Blocks are separated by empty lines (cpp_ops.py reads them so).
+// Blocks are separated by empty lines (helpers.py reads them so).
 
 #include <math.h>
 #include <stdbool.h>

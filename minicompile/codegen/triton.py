@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from minicompile.codegen.helpers import triton_prelude
 from minicompile.codegen.phases import (
     is_share,
     middle,
@@ -37,7 +38,6 @@ from minicompile.codegen.triton_ops import (
     convert,
     literal,
     pointwise_text,
-    prelude,
 )
 from minicompile.codegen.triton_tiles import AddressPrinter, Axes
 from minicompile.errors import Unsupported
@@ -87,7 +87,7 @@ def print_triton(plan: Any) -> KernelSource:
     make = TilePrinter if plan.reduction in TILED else kernel_template[plan.reduction]
     printer = make(plan)
     printer.kernel()
-    source: KernelSource = printer.source("triton", prelude)
+    source: KernelSource = printer.source("triton", triton_prelude)
     return source
 
 

@@ -4,8 +4,9 @@
     def add(dtype, a, b):          # dtype: of the operands; a, b: their names or literals
         return f"{a} + {b}"
 
-`form` makes a rule from a format string. A rule may call a function of `HELPERS` by name: the kernel's
-prelude then holds that function. Each gives eager's value, NaN and signed zeros included, compiled or not:
+`form` makes a rule from a format string. A rule may call a function of `helpers.triton` by name: the
+kernel's prelude then holds that function. Each gives eager's value, NaN and signed zeros included, compiled
+or not:
 
 - fp32 division and square root are the IEEE ones (`/` and `tl.sqrt` compile to approximations).
 - Transcendental functions are libdevice's, as eager CUDA's are (1 to 2 ulp); `tl.exp` is `ex2.approx`, which
@@ -22,7 +23,6 @@ The real compiler: torch/_inductor/codegen/triton.py (TritonOverrides).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -38,101 +38,6 @@ triton_op: Registry[OpRule] = Registry("triton_op", "loop operation -> its Trito
 
 TRITON_DTYPES = {dtype: str(dtype).replace("torch", "tl") for dtype in LOOP_DTYPES}
 TRITON_DTYPES[torch.bool] = "tl.int1"
-
-_HELPER_TEXT = """
-@triton.jit
-def floor_div(a, b):
-    quotient = a // b
-    rest = a % b
-    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1, quotient)
-
-@triton.jit
-def floor_mod(a, b):
-    rest = a % b
-    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
-
-@triton.jit
-def pow_int(base, exponent):
-    base, exponent = tl.broadcast(base, exponent)
-    result = base * 0 + 1
-    square = base
-    rest = exponent
-    for _ in range(0, 63):
-        result = tl.where((rest & 1) != 0, result * square, result)
-        square = square * square
-        rest = rest >> 1
-    sign = 1 - 2 * (exponent & 1)
-    inverse = tl.where(base == 1, base, tl.where(base + 1 == 0, sign, 0))
-    return tl.where(exponent < 0, inverse, result)
-
-@triton.jit
-def max_combine(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-@triton.jit
-def sum_exp_combine(total, most, new, x):
-    base = tl.where(tl.abs(new) == float("inf"), 0.0, new)
-    scale = libdevice.exp(tl.where(most == new, 0.0, most - base))
-    return total * scale + libdevice.exp(x - base)
-
-@triton.jit
-def share_of(x, total):
-    inverse = tl.div_rn(1.0, total)
-    near = x * inverse
-    near = tl.fma(tl.fma(near, -total, x), inverse, near)
-    return tl.fma(tl.fma(near, -total, x), inverse, near)
-
-@triton.jit
-def quick_tanh(x):
-    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
-
-@triton.jit
-def prod_combine(a, b):
-    return a * b
-
-@triton.jit
-def scan_sum(a, b):
-    return a + b
-
-@triton.jit
-def scan_prod(a, b):
-    return a * b
-
-@triton.jit
-def latest_combine(a, at, b, bt):
-    return tl.where(bt > at, b, a), tl.maximum(at, bt)
-
-@triton.jit
-def argmax_moves(a, b):
-    return ((a >= b) == 0) & (a == a)
-
-@triton.jit
-def argmax_combine(a, at, b, bt):
-    wins = (a > b) | ((a != a) & (b == b))
-    ties = (a == b) | ((a != a) & (b != b))
-    first = wins | (ties & (at < bt))
-    return tl.where(first, a, b), tl.where(first, at, bt)
-"""
-
-HELPERS: dict[str, str] = {}
-for _text in _HELPER_TEXT.strip().split("\n\n"):
-    _name = _text.partition("def ")[2].partition("(")[0]
-    HELPERS[_name] = _text
-    if "max" in _name:  # and its twin
-        _turned = _text.replace("max", "min").replace(">", "<")
-        HELPERS[_name.replace("max", "min")] = _turned
-"""Device functions by name; a kernel's prelude holds those that it calls."""
-
-_IMPORTS = """import triton
-import triton.language as tl
-from triton.language.extra import libdevice"""
-
-
-def prelude(text: str) -> str:
-    """What stands before a kernel: imports and the helpers that its text calls."""
-    words = set(re.findall(r"\w+", text))
-    helpers = [helper for name, helper in HELPERS.items() if name in words]
-    return "\n\n\n".join([_IMPORTS, *helpers]) + "\n\n\n"
 
 
 class TritonIndex(IndexPrinter):

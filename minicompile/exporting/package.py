@@ -26,8 +26,8 @@ import sympy
 from torch import Tensor
 
 from minicompile.aot.autograd import ahead_of_time, fake_mode_of
-from minicompile.codegen.cpp_ops import prelude
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
+from minicompile.codegen.helpers import c_prelude
 from minicompile.codegen.plan import KernelSource
 from minicompile.errors import BackendError, Unsupported
 from minicompile.exporting.c_wrapper import DTYPES, CWriter, c_string
@@ -94,7 +94,7 @@ def aot_package(exported: Exported, path: str | Path) -> Path:
         (folder / "README.md").write_text(README.format(name=name), encoding="utf-8")
         for file in C_FILES.iterdir():
             text = file.read_text(encoding="utf-8")
-            helpers = prelude(text) + "\n" if file.name == "operators.c" else ""
+            helpers = c_prelude(text) + "\n" if file.name == "operators.c" else ""
             (folder / file.name).write_text(helpers + text, encoding="utf-8")
         build(folder, name, len(weights), writer, options)
         mutated, outputs = exported.signature.mutated, exported.signature.outputs

@@ -145,7 +145,7 @@ print("(big - big) + one =", ((big - big) + one).item())
 # result. The cell counts additions on whole vectors, for this sum and for ours.
 
 # %% name="one-accumulator"
-from minicompile.codegen.cpp_ops import HEADERS
+from minicompile.codegen.helpers import HEADERS
 
 obvious = """
 static inline float mc_row_sum(const float* x, int64_t n) {

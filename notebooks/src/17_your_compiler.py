@@ -1125,8 +1125,9 @@ def lower_softcap(ctx, x, cap):
 # map variables to sizes; there may be several, or none.
 
 # %% name="ex4-given" tags=["setup"]
-from minicompile.codegen.cpp_ops import STORAGE, prelude
+from minicompile.codegen.cpp_ops import STORAGE
 from minicompile.codegen.cpp_values import Loop, ValuePrinter
+from minicompile.codegen.helpers import c_prelude
 from minicompile.codegen.plan import KernelModule
 
 
@@ -1161,9 +1162,9 @@ def plain_module(print_loops):
                 printer.line("int32_t error = 0;")
                 print_loops(printer, plan)
                 printer.line("return error;")
-            kernels.append(printer.source("c", prelude))
+            kernels.append(printer.source("c", c_prelude))
         text = "\n".join(kernel.text for kernel in kernels)
-        return KernelModule("c", f"{prelude(text)}\n{text}", kernels)
+        return KernelModule("c", f"{c_prelude(text)}\n{text}", kernels)
 
     return generate
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-from minicompile.codegen.cpp_ops import prelude
+from minicompile.codegen.helpers import c_prelude
 from minicompile.ops.build import start_build
 from minicompile.options import Options
 from tests.codegen.test_cpp_math import FUNCTIONS
@@ -56,7 +56,7 @@ def main(names: list[str]) -> None:
         CHECK.replace("NAME", name).replace("REFERENCE", REFERENCES.get(name, f"{name}(x)"))
         for name in names
     )
-    library = start_build(prelude(text) + text, Options()).result()
+    library = start_build(c_prelude(text) + text, Options()).result()
     for name in names:
         check, where = getattr(library, f"check_{name}"), ctypes.c_float()
         check.restype, check.argtypes = ctypes.c_double, [ctypes.c_void_p]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile.codegen.cpp import kernel_module
+from minicompile.codegen.cpp_units import kernel_module
 from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.ops.build import start_build
 from minicompile.ops.registry import scoped

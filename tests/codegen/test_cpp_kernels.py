@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.codegen.cpp import kernel_module, print_kernel
+from minicompile.codegen.cpp import print_kernel
+from minicompile.codegen.cpp_units import kernel_module
 from minicompile.codegen.plan import plan_rule
 from minicompile.ops.build import start_build
 from minicompile.ops.toolchain import processor_features

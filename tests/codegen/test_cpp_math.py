@@ -10,7 +10,7 @@ import mpmath
 import pytest
 import torch
 
-from minicompile.codegen.cpp_ops import HELPERS, prelude
+from minicompile.codegen.helpers import C_HELPERS, c_prelude
 from minicompile.ops.build import Module, start_build
 from minicompile.options import Options
 from tests.codegen.minimax import Fit, fits, remez
@@ -56,7 +56,7 @@ int64_t narrow_{half}(const float* x, uint16_t* y, int64_t n) {{
 }}
 """
     text += "//" + "".join(f" mc_{name}" for name in ["pow", *FUNCTIONS]) * calls
-    source = prelude(text) + text
+    source = c_prelude(text) + text
     assert ("MC_CALLED float mc_tanh" in source) == (calls > 0)
     return start_build(source, Options()).result()
 
@@ -210,7 +210,7 @@ def test_narrowing_rounds_to_nearest_even(library: Any, half: str, dtype: torch.
 @pytest.mark.long
 @pytest.mark.parametrize("fit", fits(), ids=lambda fit: fit.name.split(":")[0])
 def test_coefficients_in_the_header_come_from_the_minimax_fits(fit: Fit) -> None:
-    header = "\n".join(HELPERS.values())
+    header = "\n".join(C_HELPERS.blocks)
     with mpmath.workdps(50):
         coefficients, _ = remez(fit)
     assert [c for c in map(fit.literal, coefficients) if c not in header] == []

@@ -6,7 +6,8 @@ import pytest
 import sympy
 import torch
 
-from minicompile.codegen.cpp import kernel_module, print_kernel
+from minicompile.codegen.cpp import print_kernel
+from minicompile.codegen.cpp_units import kernel_module
 from minicompile.codegen.generate import language_of
 from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.codegen.printing import index_dtype

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.codegen import cpp
+from minicompile.codegen import cpp_units
 from minicompile.codegen.plan import KernelModule
 from minicompile.extension import code_generator, scoped
 from tests.codegen.races import loop_nests, shared_writes
@@ -51,7 +51,7 @@ def test_what_a_region_declares_belongs_to_a_thread() -> None:
 
 def test_kernels_of_every_test_are_watched(races: list[str]) -> None:
     def misprint(plans: Any) -> KernelModule:
-        module = cpp.kernel_module(plans)
+        module = cpp_units.kernel_module(plans)
         for kernel in module.kernels:
             kernel.lines = [
                 replace(k, text=k.text.replace("[x0] =", "[0] =")) for k in kernel.lines

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile.codegen.cpp import kernel_module
+from minicompile.codegen.cpp_units import kernel_module
 from minicompile.codegen.plan import KernelPlan
 from minicompile.ops import build
 from minicompile.ops.build import Module, load_extension, start_build
