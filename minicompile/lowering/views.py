@@ -215,8 +215,6 @@ def reshape(old: Sequence[Size], new: Sequence[Size]) -> ViewMap:
 
 def digits(linear: Expr, sizes: Sequence[Size]) -> list[Expr]:
     """The index whose row-major position in `sizes` is `linear`."""
-    if len(sizes) == 1:
-        return [linear]
     out = []
     for k, (extent, step) in enumerate(zip(sizes, contiguous_strides(sizes), strict=True)):
         step = sympy.sympify(step)

@@ -7,11 +7,13 @@ and `git diff` shows what it changes.
 
 import pytest
 
-from tests.expected.pages import PAGES, path
+from tests.expected.pages import ANYWHERE, AS_WRITTEN, OF_VERSIONS, PAGES, path
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_stage_prints_what_is_expected(name: str) -> None:
+    if not AS_WRITTEN and name not in ANYWHERE:
+        pytest.skip(f"the pages are those of Python and torch {OF_VERSIONS}")
     assert PAGES[name]() == path(name).read_text(encoding="utf-8")
 
 

@@ -56,6 +56,8 @@ def test_words_and_names_select():
     assert set(plugins.select("default")) == {
         p.name for p in plugins.available().values() if p.default
     }
+    assert plugins.select("graph_cache") == ()  # it needs another one
+    assert plugins.select("graph_cache,fast_launcher") == ("fast_launcher", "graph_cache")
     assert plugins.select("memory_arena, cuda_graphs") == ("cuda_graphs", "memory_arena")
     assert set(plugins.select("default, flash_attention")) == {
         *plugins.select("default"), "flash_attention",

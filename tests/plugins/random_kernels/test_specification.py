@@ -60,6 +60,13 @@ def test_the_same_numbers_in_every_language(language: str) -> None:
     assert torch.equal(chosen, (numbers(3, (33, 5), 4) < 0.3).float())
 
 
+@pytest.mark.parametrize("kind", ["rand", "randn"])
+def test_the_operator_in_a_graph_draws_as_kernels_do(kind: str) -> None:
+    seeds = torch.tensor([3, -9])
+    found = torch.ops.minicompile.philox(seeds, 1, (4, 3), kind)
+    assert torch.equal(found, getattr(philox, kind)(seeds[1], torch.arange(12).view(4, 3)))
+
+
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_numbers_and_recomputes_the_mask() -> None:
     def draw(x: Tensor) -> Any:
