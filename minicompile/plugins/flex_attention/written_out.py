@@ -103,7 +103,7 @@ def checked(world: World, function: Any, given: tuple[Tensor, ...]) -> Any:
 
 
 def is_elementwise(node: fx.Node, own: set[fx.Node]) -> bool:
-    """Does a call give for each score what it gives for that score's numbers? `own`: values for each score."""
+    """Does a call treat each score's numbers alone? `own`: values that are one for each score."""
     name = target_name(node.target).rpartition(".")[2]
     others = [x.meta["val"] for x in node.all_input_nodes if x not in own]
     if name == "getitem":
@@ -115,6 +115,8 @@ def is_elementwise(node: fx.Node, own: set[fx.Node]) -> bool:
         whole = table not in own and len(places) == others[0].dim()  # type: ignore[arg-type]
         return single and whole and all(x.dim() == 0 for x in others[1:])
     if any(x.dim() or x.dtype == torch.float64 for x in others if isinstance(x, Tensor)):
+        return False
+    if name in ("max", "min") and not isinstance(node.args[1:] and node.args[1], fx.Node):
         return False
     writes = name.endswith("_") and name not in PYTHON
     packet = getattr(torch.ops.aten, PYTHON.get(name, name), None)
