@@ -15,25 +15,24 @@ import io
 import json
 import tempfile
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import minicompile
-from minicompile.bench.cases import OURS, BenchCase, find_cases
+from minicompile.bench import speed
+from minicompile.bench.cases import OURS, BenchCase, ComparedCompiler, find_cases
 from minicompile.bench.first_calls import in_fresh_process
 from minicompile.bench.machine import processor, versions
-from minicompile.bench.timing import peak_bytes, time_in_turns
-from minicompile.errors import unknown
+from minicompile.errors import BackendError, unknown
 from minicompile.ops.plugins import Plugin, available
 
 PRICE = "price.json"
 SECOND = ", second process"
 MEASURED = ("call ms", "first call ms", "peak MiB")
-WARM_CALLS = 4
-"""Calls before the clock starts: a CUDA graph is replayed from the third one on."""
 LAYOUT = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER,
@@ -127,7 +126,7 @@ def markdown(plugins: Iterable[Plugin]) -> str:
     return text + FIGURES + rows + f"\nTaken on: {'; '.join(sorted(taken))}.\n"
 
 
-def measure(plugin: Plugin, device: str, seconds: float) -> dict[str, Any]:
+def price_of(plugin: Plugin, device: str, seconds: float) -> dict[str, Any]:
     """Measure each case of a plug-in with it off and on.
 
     A row holds pairs (off, on): milliseconds of a call, the median of turns, and MiB of the peak memory above
@@ -159,22 +158,20 @@ def choices(plugin: Plugin) -> dict[str, list[str]]:
 
 
 def measure_case(plugin: Plugin, case: BenchCase, device: str, seconds: float) -> dict[str, Any]:
-    """Return one row of the list."""
+    """Return one row of the list. Raises BackendError where the compiled case fails or is wrong."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    steps: dict[str, Callable[[], object]] = {}
+    compilers = {}
     for name, plugins in choices(plugin).items():
         options = {"plugins": plugins, **dict(plugin.options if name == "on" else ())}
-        torch.manual_seed(0)
-        subject, inputs = case.subject, case.inputs(device, dtype)
-        fn = minicompile.compile(subject.fn, dynamic=False, mode=subject.mode, options=options)
-        steps[name] = subject.step(fn, inputs)
-        for _ in range(WARM_CALLS):
-            steps[name]()
-    turns = time_in_turns(steps, seconds, device)
+        compile = partial(minicompile.compile, dynamic=False, options=options)
+        compilers[name] = ComparedCompiler(compile)
+    row = speed.measure(case, device, dtype, seconds, compilers)
+    if row.failures:
+        raise BackendError(f"{case.name}: {row.failures}")
     return {
         "case": case.name,
-        "call ms": [round(1e3 * turns.median(name), 4) for name in steps],
-        "peak MiB": [round(peak_bytes(step, device) / 2**20, 2) for step in steps.values()],
+        "call ms": [round(1e3 * row.seconds[name], 4) for name in compilers],
+        "peak MiB": [round(row.peaks[name] / 2**20, 2) for name in compilers],
     }
 
 
@@ -209,7 +206,7 @@ def run(chosen: argparse.Namespace) -> int:
             raise unknown("plug-in", name, sorted(plugins))
     wanted = [plugins[name] for name in chosen.names or plugins]
     for plugin in wanted if chosen.measure else ():
-        price, folder = measure(plugin, chosen.device, chosen.seconds), folder_of(plugin)
+        price, folder = price_of(plugin, chosen.device, chosen.seconds), folder_of(plugin)
         if price["cases"] and folder is not None:
             prices = json.dumps({**stored_prices(folder), chosen.device: price}, indent=1)
             (folder / PRICE).write_text(prices + "\n", encoding="utf-8")

@@ -11,9 +11,8 @@ import argparse
 import gc
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from minicompile.bench.cases import (
     OURS,
     TORCH,
     BenchCase,
+    ComparedCompiler,
     find_cases,
     in_float64,
 )
@@ -83,21 +83,27 @@ def error_of(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     return worst
 
 
-def measure(case: BenchCase, device: str, dtype: torch.dtype, seconds: float) -> Measurement:
-    """Measure one case by all compilers: right first, then fast. An exception of a compiler is its result."""
+def measure(
+    case: BenchCase,
+    device: str,
+    dtype: torch.dtype,
+    seconds: float,
+    compilers: Mapping[str, ComparedCompiler] = COMPILERS,
+) -> Measurement:
+    """Measure one case by several compilers: right first, then fast. What a compiler raises is its result."""
     row, subject = Measurement(case.name, case.kind), case.subject
     torch.compiler.reset()
     minicompile.reset()
     try:
         inputs = case.inputs(device, dtype)
     except ImportError as missing:
-        row.failures = dict.fromkeys(COMPILERS, f"not measured: {missing}")
+        row.failures = dict.fromkeys(compilers, f"not measured: {missing}")
         return row
     exact = subject.run(subject.fn, in_float64(inputs))
     eager_error = error_of(subject.run(subject.fn, inputs), exact)
     allowed = max(WORSE_THAN_EAGER * eager_error, ROUNDINGS * torch.finfo(dtype).eps)
     steps: dict[str, Callable[[], object]] = {}
-    for name, compiler in COMPILERS.items():
+    for name, compiler in compilers.items():
         try:
             with scoped():
                 fn = compiler.compile(subject.fn, mode=subject.mode)
@@ -154,27 +160,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="float32", choices=DTYPES)
     add("--seconds", type=float, default=3.0, help="to time a case for (default 3)")
     add("--first", default="", metavar="NAMES", help="first calls of these, in fresh processes")
-    add("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
+    add("--json", type=argparse.FileType("w"), metavar="FILE", help="write all figures to FILE")
     add("--plain", action="store_true", help=argparse.SUPPRESS)  # recorded commands have it
 
 
-def parts(text: str, known: Iterable[str], what: str) -> list[str]:
+def parts(text: str, known: Sequence[str], what: str) -> list[str]:
     """Split a list with commas. Raises MinicompileError for an unknown name."""
-    found, names = [part.strip() for part in text.split(",") if part.strip()], list(known)
-    for part in found:
-        if part not in names:
-            raise unknown(what, part, names)
-    return found
+    names = [name for name in text.split(",") if name]
+    for name in set(names) - {*known}:
+        raise unknown(what, name, known)
+    return names
 
 
 def run(chosen: argparse.Namespace) -> int:
     """The command: 1 if a result of ours is wrong, or missing."""
     if chosen.gpu and not torch.cuda.is_available():
         raise MinicompileError("--gpu needs a CUDA GPU and a CUDA build of torch: none was found")
-    if chosen.json is not None and not chosen.json.absolute().parent.is_dir():
-        raise MinicompileError(f"--json: there is no folder {chosen.json.absolute().parent}")
-    if chosen.threads < 1 or chosen.seconds <= 0:
-        raise MinicompileError("--threads takes a number from 1 on, --seconds a positive one")
     device = "cuda" if chosen.gpu else "cpu"
     scales: Any = parts(chosen.scales or ("gpu" if chosen.gpu else "cache,dram"), SCALES, "scale")
     cases = find_cases(chosen.names, parts(chosen.kinds, KINDS, "kind"), scales)
@@ -195,14 +196,14 @@ def run(chosen: argparse.Namespace) -> int:
     for kind in KINDS:
         ratios = [row.to_theirs for row in rows if row.kind == kind]
         if medians := [ratio.median for ratio in ratios if ratio is not None]:
-            print(
-                f"{kind}: geometric mean {statistics.geometric_mean(medians):.2f} of {len(medians)} cases"
-            )
+            mean = statistics.geometric_mean(medians)
+            print(f"{kind}: geometric mean {mean:.2f} of {len(medians)} cases")
     calls = measure_first_calls(first, device, chosen.threads, chosen.dtype)
     if chosen.json is not None:
         facts = {
             **circumstances(device), "device": where, "threads": chosen.threads, "dtype": chosen.dtype,
             "cases": [asdict(row) for row in rows], "first_calls": calls,
         }  # fmt: skip
-        chosen.json.write_text(json.dumps([facts], indent=2) + "\n")
+        with chosen.json as file:
+            file.write(json.dumps([facts], indent=2) + "\n")
     return int(any(OURS in row.failures for row in rows))

@@ -104,9 +104,11 @@ class Call:
         if isinstance(dynamic, list | tuple):
             dynamic = dict(zip(arguments, dynamic))
         for name, spec in (dynamic or {}).items():
-            if name not in arguments:
-                raise ExportError(f"dynamic_shapes: no argument {name!r}: {', '.join(arguments)}")
-            call.mark(name, arguments[name], spec)
+            try:
+                call.mark(name, arguments[name], spec)
+            except (LookupError, TypeError) as error:
+                what = f"no tensor for {name!r} ({error!r}) among {', '.join(arguments)}"
+                raise ExportError(f"dynamic_shapes: {what}") from None
         return call
 
     @functools.cached_property
@@ -139,12 +141,7 @@ class Call:
         specs = spec if isinstance(spec, dict) else dict(enumerate(spec))
         if not isinstance(value, torch.Tensor):
             for key, inner in specs.items():
-                try:
-                    item = value[key]
-                except (LookupError, TypeError):
-                    what = f"{path} is no tensor and has no item {key!r}"
-                    raise ExportError(f"dynamic_shapes: {what}") from None
-                self.mark(f"{path}[{key!r}]", item, inner)
+                self.mark(f"{path}[{key!r}]", value[key], inner)
             return
         marks = {}
         for axis, dim in specs.items():

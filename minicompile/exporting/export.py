@@ -1,7 +1,7 @@
 """`mc.export`: one call captured as a whole, then made into a graph that stands for itself.
 
     prepare    bind the arguments, copy what capture marks (which sizes are dynamic)
-    capture    one graph or an error that lists every break
+    capture    one graph, or an error that names the first break
     replay     run the code that rebuilds the frame's result on stand-ins: the structure of the results
     functional a Core ATen graph: state and arguments -> results, then new contents
     conditions the example's arguments but for dynamic sizes, and capture's guards on these; a guard that
@@ -12,7 +12,6 @@ The real compiler: torch/export/_trace.py, torch/export/dynamic_shapes.py.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -26,18 +25,15 @@ from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
 from minicompile.aot.layout import same_sizes
 from minicompile.aot.levels import lower_to, verify
-from minicompile.debug.copies import Copier
-from minicompile.debug.history import explain
 from minicompile.dynamo.dispatch import capture_alone
 from minicompile.dynamo.module import original_of
 from minicompile.dynamo.result import Capture, GraphInput
 from minicompile.dynamo.sizes import Dynamic, shape_guards
-from minicompile.errors import ExportError, Unsupported, refusal_text
+from minicompile.errors import ExportError, Unsupported
 from minicompile.exporting.call import FILE, Call
 from minicompile.exporting.conditions import Constraint, always_holds, fixed, walk
 from minicompile.exporting.exported import Exported, InputSpec, OutputSpec, Signature
 from minicompile.exporting.results import Structure
-from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, copied, origins_of, output_node, placeholders, user_line
 from minicompile.ops.nodes import writes
@@ -59,9 +55,9 @@ def export(
     dynamic_shapes  by argument name, or by position: for a tensor `{axis: Dim}` or one entry an axis, for a
                     container what it holds; None: static
 
-    To find every break of a program that is no single graph, a copy of it is run once.
-    Other sizes, numbers and structures are as in the example. Raises ExportError: with every graph break, for
-    a declared size that the program narrows, for arguments and results that no file could hold.
+    Other sizes, numbers and structures are as in the example. Raises ExportError for a graph break
+    (`mc.explain` lists all of them), for a declared size that the program narrows, for arguments and results
+    that no file could hold.
     """
     target = original_of(target)
     if isinstance(target, type) or not callable(target):
@@ -74,7 +70,9 @@ def export(
             dynamic = Dynamic(general=True)
             captured = capture_alone(call.function, dict(call.arguments), dynamic, call.name)
     except Unsupported as error:
-        raise every_break(call, error) from None
+        raise ExportError(
+            f"{call.name} is no single graph (mc.explain lists every break): {error}"
+        ) from None
     capture = captured.capture
     structure = Structure(call, captured)
     graph, signature, state = functional(call, capture, structure)
@@ -88,21 +86,6 @@ def export(
         call=call.signature,
         structure=structure.text,
     )
-
-
-def every_break(call: Call, error: Unsupported) -> ExportError:
-    """The error of a call that is no single graph: found by running a copy of it once, with breaks."""
-    copies = Copier()
-    target = copies(call.target)
-    bound = inspect.BoundArguments(call.signature, copies(call.arguments))
-    with torch.no_grad():
-        breaks = explain(target)(*bound.args, **bound.kwargs).breaks
-    texts = [refusal_text(b.reason, b.user_line, b.hint, b.id) for b in breaks]
-    texts = list(dict.fromkeys(texts)) or [str(error)]
-    lines = [f"{call.name} is no single graph; {count_text(len(texts), 'place')} to mend:"]
-    for number, text in enumerate(texts, 1):
-        lines.append(f"{number}. " + text.replace("\n", "\n   "))
-    return ExportError("\n".join(lines))
 
 
 # -- the graph

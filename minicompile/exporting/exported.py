@@ -95,11 +95,11 @@ class Exported(Shown):
             for s in self.signature.inputs
         }
         check_memory(self.name, inputs, self.signature.mutated)
-        laid = [
-            plain(inputs[s.target]) if s.kind == "input" else inputs[s.target]
-            for s in self.signature.inputs
-        ]
         with torch.no_grad(), compat.without_autocast():
+            laid = [
+                plain(inputs[s.target]) if s.kind == "input" else inputs[s.target]
+                for s in self.signature.inputs
+            ]
             values = list(self.run(laid))
             results = values[: len(values) - len(self.signature.mutated)]
             for target, value in zip(self.signature.mutated, values[len(results) :], strict=True):

@@ -93,18 +93,12 @@ def notebook_of(texts: Iterable[str]) -> str:
 
 
 def lesson_of(path: Path, notebook: Any) -> str:
-    """The number of a notebook's lesson, from its metadata and its name. Raises MinicompileError."""
+    """The number of a notebook's lesson, from its metadata or its name. Raises MinicompileError."""
     stamp = notebook.metadata.get("minicompile")
-    named = [f"{stamp.get('lesson')}_" if isinstance(stamp, dict) else "", path.name]
-    numbers = sorted({name[:2] for name in named if re.match(r"\d\d_", name)})
-    if not numbers:
-        raise MinicompileError("its name does not begin with a lesson's number, such as 03")
-    if len(numbers) > 1:
-        raise MinicompileError(
-            f"its name and its metadata say lessons {' and '.join(numbers)}: rename the file, or copy the "
-            f"answers into a fresh notebook"
-        )
-    return numbers[0]
+    for name in (f"{stamp.get('lesson')}_" if isinstance(stamp, dict) else "", path.name):
+        if re.match(r"\d\d_", name):
+            return name[:2]
+    raise MinicompileError("its name does not begin with a lesson's number, such as 03")
 
 
 def pristine(number: str) -> Any:

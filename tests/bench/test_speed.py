@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from minicompile.__main__ import main
-from minicompile.bench import first_calls, machine, timing
+from minicompile.bench import first_calls, timing
 from minicompile.bench.cases import (
     COMPILERS,
     EAGER,
@@ -24,7 +24,6 @@ from minicompile.bench.cases import (
     find_cases,
     in_float64,
 )
-from minicompile.bench.machine import table_text
 from minicompile.bench.patterns import ON_GPU, PATTERNS
 from minicompile.bench.speed import error_of, measure
 from minicompile.bench.timing import Timings, peak_bytes, time_in_turns
@@ -156,11 +155,6 @@ def test_peaks_count_what_lives_at_once():
     assert 2 << 20 <= peak_bytes(step) < (2 << 20) + 64  # the number 1 is a tensor too
 
 
-def test_a_package_outside_of_a_repository_has_no_commit(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(machine, "__file__", str(tmp_path / "machine.py"))
-    assert machine.commit() == ""
-
-
 def test_the_command(without_torch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "facts.json"
     given = ["bench", "softmax", "--scales", "small", "--seconds", "0.01"]
@@ -191,19 +185,10 @@ def test_what_a_network_needs_may_be_missing(monkeypatch):
     ("given", "said"),
     [
         (["nonsense"], "no case 'nonsense'"),
-        (["--threads", "0"], "--threads"),
         (["--kinds", "models"], "no kind 'models'"),
         (["--scales", "huge"], "no scale 'huge'"),
-        (["--seconds", "0"], "--seconds"),
-        (["--json", "no_such_folder/facts.json"], "no_such_folder"),
     ],
 )
 def test_mistakes_are_told(given, said, capsys):
     assert main(["bench", *given]) == 1
     assert said in capsys.readouterr().err
-
-
-def test_tables_are_aligned():
-    assert table_text(("a", "b"), [("long", "1"), ("x", "22")]) == (
-        "a      b\n----  --\nlong   1\nx     22"
-    )

@@ -40,24 +40,13 @@ class Stateful(nn.Module):
 
 
 def broken(x):
-    print("first")
-    if x.sum() > 0:
-        x = x * 2
-    y = x.tolist()
-    return x + y[0]
+    return x + x.tolist()[0]
 
 
-def test_every_break_is_listed_with_line_and_cure(capsys):
-    x = torch.ones(3)
-    first = broken.__code__.co_firstlineno
-    with pytest.raises(mc.ExportError) as caught:
-        mc.export(broken, (x,))
-    text = str(caught.value)
-    for line, word in ((1, "print"), (2, "branch"), (4, "tolist")):
-        assert f"test_refusals.py:{first + line}" in text and word in text
-    assert text.count("usual fix") >= 3 and text.startswith("broken is no single graph; 3 places")
-    with pytest.raises(Exception):  # noqa: B017 (its own errors; it stops at the first)
-        torch.export.export(nn_of(broken), (x,))
+def test_a_break_is_named_with_its_line():
+    line = broken.__code__.co_firstlineno + 1
+    with says("broken is no single graph", "mc.explain", "tolist", f"test_refusals.py:{line}"):
+        mc.export(broken, (torch.ones(3),))
 
 
 def nn_of(function: Any) -> nn.Module:
@@ -66,18 +55,6 @@ def nn_of(function: Any) -> nn.Module:
             return function(*args)
 
     return Module()
-
-
-def test_looking_for_breaks_leaves_the_module_as_it_was(capsys):
-    class Module(nn.BatchNorm1d):
-        def forward(self, x):
-            print("here")
-            return super().forward(x)
-
-    module = Module(4)
-    with says("print"):
-        mc.export(module, (torch.randn(3, 4),))
-    assert module.num_batches_tracked == 0 and not module.running_mean.any()
 
 
 @pytest.mark.parametrize(
@@ -190,6 +167,3 @@ def test_memory_that_is_changed_belongs_to_one_argument():
     shared = torch.ones(4)
     with says("x and y share memory"):
         made(shared[1:], shared[:3])
-
-
-# -- beside torch.export

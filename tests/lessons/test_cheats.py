@@ -353,11 +353,3 @@ def test_a_probe_holds_no_verdict_and_no_expected_value(number: str):
         assert "expects(" not in probe.replace("import expects", "")
         assert list(lesson_in(probe, f"probe_{number}_{name}").exercises) == [name]
         assert "run.seen(" in probe
-
-
-def test_a_name_and_metadata_of_different_lessons_are_refused(tmp_path: Path, nursery: Nursery):
-    path = tmp_path / "01_mine.ipynb"
-    nbformat.write(notebook_with({}), path)
-    report = grading.grade(path, nursery)
-    assert not report.grades
-    assert "its name and its metadata say lessons 00 and 01" in report.problem

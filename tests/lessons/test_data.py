@@ -36,9 +36,3 @@ def test_text_is_python_source():
     assert "import" in text
     assert set(string.ascii_letters) <= set(text)
     assert data.corpus().max() < len(data.VOCABULARY)
-
-
-def test_a_module_without_source_is_left_out():
-    assert data.read_text(["sys", "heapq", "no_such_module_here"], least=10) == data.module_source(
-        "heapq"
-    )
