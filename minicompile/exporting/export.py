@@ -26,8 +26,8 @@ from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
 from minicompile.aot.layout import same_sizes
 from minicompile.aot.levels import lower_to, verify
-from minicompile.debug.copies import Copier
 from minicompile.debug.history import explain
+from minicompile.debug.program_copies import Copier
 from minicompile.dynamo.dispatch import capture_alone
 from minicompile.dynamo.module import original_of
 from minicompile.dynamo.result import Capture, GraphInput
