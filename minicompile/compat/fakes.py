@@ -83,6 +83,9 @@ class EagerLayouts(Unwrapped, FakeTensorMode):
         if func is torch.ops.prim.device.default and self.is_our_fake(args[0]):
             return args[0].fake_device
         if not isinstance(func, torch._ops.OpOverload):  # a launch in a user's operator, say
+            # torch looks rules up by the mode's own class, which is ours
+            if rule := func.python_key_table.get(FakeTensorMode):
+                return rule(self, *args, **(kwargs or {}))
             return super().dispatch(func, types, args, kwargs or {})
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         if func._schema.is_mutable:

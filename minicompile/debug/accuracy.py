@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from minicompile import api
-from minicompile.debug.variant import BAD, Case, Preparation, Run, StageAccuracy, Variant
+from minicompile.debug.variant import BAD, Case, Preparation, StageAccuracy, Variant, VariantRun
 from minicompile.dynamo.module import original_of
 from minicompile.ops.display import Shown, aligned
 from minicompile.ops.registry import Registry
@@ -57,5 +57,5 @@ def accuracy(target: Any, /, *args: Any, **kwargs: Any) -> Accuracy:
     Raises what eager raises.
     """
     case = Case(original_of(target), [args], kwargs)
-    runs = {name: Run(case, Variant(prepare)) for name, prepare in accuracy_stage.items()}
+    runs = {name: VariantRun(case, Variant(prepare)) for name, prepare in accuracy_stage.items()}
     return Accuracy(case.name, tuple(case.compare(runs)))

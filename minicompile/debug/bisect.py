@@ -25,7 +25,7 @@ from typing import Any
 
 from minicompile.debug.limit import Applied, Limit, Report
 from minicompile.debug.script import add_script, run_limited, script_of
-from minicompile.debug.variant import EAGER, Case, Run, described
+from minicompile.debug.variant import EAGER, Case, VariantRun, described
 from minicompile.ops.display import Shown, aligned
 
 SUBSYSTEMS: dict[str, tuple[str, ...]] = {
@@ -192,7 +192,7 @@ def attempt(case: Case, limit: Limit = EVERYTHING) -> Try:
     """Try a case under a limit."""
     if limit == NOTHING:
         return Try(limit, described(case.baseline[EAGER].error), Report())
-    run = Run(case, case.compiled(limit))
+    run = VariantRun(case, case.compiled(limit))
     return Try(limit, case.failure(run), run.report)
 
 

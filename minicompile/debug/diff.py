@@ -1,9 +1,9 @@
 """What changed between two stages, by a pass, or between two traces.
 
-    Point := name, subject, the point that it is compared with: a place in the corridor
-    Row   := part, status, before | None, after | None, cause, note
-    Diff  := title, rows, facts about both sides
-    Steps := a Diff for each step of the corridor
+    Point   := name, subject, the point that it is compared with: a place in the corridor
+    DiffRow := part, status, before | None, after | None, cause, note
+    Diff    := title, rows, facts about both sides
+    Steps   := a Diff for each step of the corridor
 
 `trace.diff` and `trace.steps` give these. Both sides are lists of pieces (debug/provenance.py), which difflib
 aligns: first by their text, and what that leaves by their text without names, by name, and by source line.
@@ -39,7 +39,7 @@ WORD = re.compile(r"(?<![\w.'\"])[A-Za-z_]\w*(?!\w|=[^=])")
 
 
 @dataclass(frozen=True)
-class Row:
+class DiffRow:
     """One thing on both sides, or on one. `note`: its old name, or that it reads other values."""
 
     part: str
@@ -106,19 +106,19 @@ def paired(
             yield from paired(before[a:a_end], after[b:b_end], keys[1:])
 
 
-def rows_of(before: Sequence[Piece], after: Sequence[Piece], part: str = "") -> list[Row]:
+def rows_of(before: Sequence[Piece], after: Sequence[Piece], part: str = "") -> list[DiffRow]:
     """One listing beside another. A pair is the same if it computes the same from the same pairs."""
     names = {piece.name for piece in (*before, *after)}
     old, new = ([Listed(piece, names) for piece in side] for side in (before, after))
     # From the end: of several candidates the last one holds the result.
     pairs = list(paired(old[::-1], new[::-1]))[::-1]
     partner = {a.piece.name: b.piece.name for a, b in pairs}
-    rows = list[Row]()
+    rows = list[DiffRow]()
     for a, b in [*pairs, (None, None)]:
         while old and old[0] is not a:
-            rows.append(Row(part, "removed", old.pop(0).piece, None))
+            rows.append(DiffRow(part, "removed", old.pop(0).piece, None))
         while new and new[0] is not b:
-            rows.append(Row(part, "added", None, new.pop(0).piece))
+            rows.append(DiffRow(part, "added", None, new.pop(0).piece))
         if a is None or b is None:
             break
         del old[0], new[0]
@@ -126,7 +126,7 @@ def rows_of(before: Sequence[Piece], after: Sequence[Piece], part: str = "") -> 
         note = "of other values" if a.text == b.text and not same else ""
         if a.piece.name != b.piece.name and a.piece.name.isidentifier():
             note = f"was {a.piece.name}"
-        rows.append(Row(part, "same" if same else "changed", a.piece, b.piece, note=note))
+        rows.append(DiffRow(part, "same" if same else "changed", a.piece, b.piece, note=note))
     return rows
 
 
@@ -201,7 +201,7 @@ class Point:
         places = ", ".join(dict.fromkeys(line.place for line in piece.lines))
         return ", ".join(filter(None, [why, places]))
 
-    def beside(self, before: Point | None, part: str = "") -> list[Row]:
+    def beside(self, before: Point | None, part: str = "") -> list[DiffRow]:
         rows = rows_of(before.pieces if before is not None else [], self.pieces, part)
         return [r if r.status == "same" else replace(r, cause=self.cause(r.piece)) for r in rows]
 
@@ -254,11 +254,11 @@ class Diff(Shown):
     """Two listings side by side, piece by piece. `facts`: what is counted, before, after."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[DiffRow, ...]
     facts: tuple[tuple[str, str, str], ...] = ()
 
     @property
-    def changes(self) -> list[Row]:
+    def changes(self) -> list[DiffRow]:
         return [row for row in self.rows if row.status != "same"]
 
     @property
@@ -268,7 +268,7 @@ class Diff(Shown):
         return ", ".join(f"{n} {status}" for status, n in sorted(counts.items())) or "no difference"
 
     @property
-    def runs(self) -> Iterator[tuple[str, list[Row], str]]:
+    def runs(self) -> Iterator[tuple[str, list[DiffRow], str]]:
         """Neighbours of one part: its name, rows, and a headline if they are all equal."""
         for (part, same), group in groupby(self.rows, lambda r: (r.part, r.status == "same")):
             rows = list(group)
@@ -359,7 +359,7 @@ def across(first: Trace, second: Trace, only: str | None) -> Diff:
     chosen = [asdict(trace.capture.watch.of.options) for trace in (first, second)]
     changed = [name for name, value in chosen[0].items() if value != chosen[1][name]]
     facts = [(f"option {name}", str(chosen[0][name]), str(chosen[1][name])) for name in changed]
-    rows = list[Row]()
+    rows = list[DiffRow]()
     for name in [full_name(names, only)] if only else names:
         old, new = (stages.get(name, Point(name, [])) for stages in traces)
         facts.append((name, old.count, new.count))

@@ -42,7 +42,7 @@ double doctor(double x) {
 
 
 @dataclass(frozen=True)
-class Row:
+class MachineCheck:
     """One line of the page: a subject, "ok", "note" or "lack", and what was seen.
 
     "note": compiled functions work, with less than there could be; "lack": everything runs in eager.
@@ -148,12 +148,14 @@ TOOLS: tuple[tuple[str, Callable[[], str], str, str, str], ...] = (
 """Subject, check, and for where it fails: the state, what that means, and the cure."""
 
 
-def row_of(subject: str, check: Callable[[], str], state: str, means: str, cure: str) -> Row:
+def row_of(
+    subject: str, check: Callable[[], str], state: str, means: str, cure: str
+) -> MachineCheck:
     try:
-        return Row(subject, "ok", check())
+        return MachineCheck(subject, "ok", check())
     except Exception as error:  # whatever is wrong with the machine, the page goes on
         lines = str(error).splitlines()[:3] or [type(error).__name__]
-        return Row(subject, state, " ".join(lines), means, cure)
+        return MachineCheck(subject, state, " ".join(lines), means, cure)
 
 
 def missing_names(part: str) -> str:
@@ -167,7 +169,7 @@ def missing_names(part: str) -> str:
     return f"private names: {len(used)}, all there or replaced"
 
 
-def parts() -> list[Row]:
+def parts() -> list[MachineCheck]:
     """A row of each part of torch and Triton that has private names."""
     if installed("torch") is None:
         return []
@@ -182,7 +184,7 @@ def parts() -> list[Row]:
     return rows
 
 
-def examine() -> dict[str, list[Row]]:
+def examine() -> dict[str, list[MachineCheck]]:
     """Return the rows of all checks by heading."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows say it
@@ -190,12 +192,12 @@ def examine() -> dict[str, list[Row]]:
         return {"Tools": tools, "Parts of this torch and Triton": parts()}
 
 
-def is_ready(page: dict[str, list[Row]]) -> bool:
+def is_ready(page: dict[str, list[MachineCheck]]) -> bool:
     """Is everything there that compiling needs?"""
     return all(row.state != "lack" for rows in page.values() for row in rows)
 
 
-def as_text(page: dict[str, list[Row]]) -> str:
+def as_text(page: dict[str, list[MachineCheck]]) -> str:
     """The page for a terminal."""
     ready = "minicompile can compile here."
     lines = [ready if is_ready(page) else "minicompile runs everything in eager here: see `lack`."]

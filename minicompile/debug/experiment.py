@@ -1,9 +1,9 @@
 """`mc.what_if(fn, *args).run(...)`: compiled for real with something changed, beside the unchanged one.
 
-    Experiment := target, arguments, the unchanged Knobs
-    Knobs      := fuse, forbid, backend, dynamic, options
-    Side       := Knobs -> traces, accuracy against eager, a call to time, refusals
-    Outcome    := before, after: Sides; seconds of calls; of each graph a WhatIf and the code that differs
+    Experiment     := target, arguments, the unchanged Knobs
+    Knobs          := fuse, forbid, backend, dynamic, options
+    ExperimentSide := Knobs -> traces, accuracy against eager, a call to time, refusals
+    Outcome        := before, after; seconds of calls; of each graph a WhatIf and the code that differs
 
 Wishes enter through the fusion policy that is registered. What can't be done is refused with the reason;
 every answer is compared with eager's. For other tiles register a plan rule (docs/extending.md).
@@ -21,7 +21,7 @@ from typing import Any
 from minicompile import api
 from minicompile import extension as _extension  # noqa: F401  registers every built-in rule
 from minicompile.codegen.plan import KernelSource
-from minicompile.debug.variant import Case, Run, timed
+from minicompile.debug.variant import Case, VariantRun, timed
 from minicompile.debug.why import WhatIf, Wishes, WishPolicy, only, wishes_of
 from minicompile.dynamo.result import Capture
 from minicompile.errors import OptionError
@@ -59,7 +59,7 @@ class Knobs:
         return new
 
 
-class Side:
+class ExperimentSide:
     """The target compiled once with these knobs, in a scope with their rules, and compared with eager."""
 
     def __init__(self, knobs: Knobs, case: Case) -> None:
@@ -67,7 +67,7 @@ class Side:
         self.graph, self.compiling = "", True
         changed = replace(case, dynamic=knobs.dynamic, options=knobs.options)
         self.backend = api.find_backend(knobs.backend, knobs.options)
-        self.run = Run(changed, replace(changed.by(self.compile), rules=self.rules))
+        self.run = VariantRun(changed, replace(changed.by(self.compile), rules=self.rules))
         self.compiling = False  # from here on it is only timed
         [*_, self.accuracy] = case.compare({"what if": self.run})
 
@@ -126,8 +126,8 @@ class Outcome(Shown):
 
     name: str
     changes: Mapping[str, Any]
-    before: Side
-    after: Side
+    before: ExperimentSide
+    after: ExperimentSide
     times: list[list[float]]
     """Seconds of the calls of both."""
     graphs: dict[str, tuple[WhatIf, tuple[list[KernelSource], list[KernelSource]]]]
@@ -176,9 +176,9 @@ class Experiment(Shown):
         What the target prints is printed where answers are compared, not by the calls that are timed.
         Raises ValueError for a name that no node has, OptionError for an option that doesn't exist.
         """
-        knobs, before = self.base.changed(changes), Side(self.base, self.case)
+        knobs, before = self.base.changed(changes), ExperimentSide(self.base, self.case)
         plain = replace(knobs, fuse=(), forbid=())
-        unwished = before if plain == self.base else Side(plain, self.case)
+        unwished = before if plain == self.base else ExperimentSide(plain, self.case)
         after = unwished
         if knobs != plain:
             stages = unwished.graphs.get(knobs.graph)
@@ -186,7 +186,9 @@ class Experiment(Shown):
                 missing = f"with backend {knobs.backend!r} there is no {knobs.graph} graph"
                 raise OptionError(f"{missing} of kernels: fuse and forbid have nothing to work on")
             wishes = wishes_of(stages.schedule, knobs.fuse, knobs.forbid)
-            after = Side(replace(knobs, fuse=wishes.fuse, forbid=wishes.forbid), self.case)
+            after = ExperimentSide(
+                replace(knobs, fuse=wishes.fuse, forbid=wishes.forbid), self.case
+            )
         graphs = {}
         for name in filter(after.graphs.__contains__, before.graphs):
             old, new = before.graphs[name], after.graphs[name]

@@ -1,6 +1,6 @@
 """`mc.minify(fn, args)`, `minicompile minify SCRIPT`: the smallest graph that still fails in the same way.
 
-    Minified := name, verdict, failure, tries, program: Program
+    Minified := name, verdict, failure, tries, program: GraphCall
 
 The program is one of the graphs that were captured, with the arguments of one call; a capture that is wrong
 itself, or that needs several calls to fail, is for `mc.bisect`. Reductions propose smaller programs, each
@@ -8,7 +8,7 @@ tried whole: compiled, run and compared. What fails in the same way is kept, unt
 reduction is a rule like others:
 
     @reduction("twice the same")
-    def once(program: Program) -> Iterator[Program | None]: ...
+    def once(program: GraphCall) -> Iterator[GraphCall | None]: ...
 
 The real compiler: torch/_functorch/fx_minifier.py. Zeller, Hildebrandt: Simplifying and Isolating
 Failure-Inducing Input (2002).
@@ -30,9 +30,9 @@ import torch
 from minicompile import api
 from minicompile.debug import script
 from minicompile.debug.bisect import NOTHING, attempt
-from minicompile.debug.copies import Copier
-from minicompile.debug.program import Program, TensorSpec, spec_of, text
-from minicompile.debug.variant import Case, Run
+from minicompile.debug.program import GraphCall, TensorSpec, spec_of, text
+from minicompile.debug.program_copies import Copier
+from minicompile.debug.variant import Case, VariantRun
 from minicompile.dynamo.dispatch import Backend, plain_backend
 from minicompile.dynamo.result import Capture
 from minicompile.errors import MinicompileError
@@ -41,8 +41,8 @@ from minicompile.ops.graph import copied
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 
-Proposals = Iterator[Program | None]
-reduction: Registry[Callable[[Program], Proposals]] = Registry(
+Proposals = Iterator[GraphCall | None]
+reduction: Registry[Callable[[GraphCall], Proposals]] = Registry(
     "reduction", "name, in order -> proposes smaller programs (None: not possible)"
 )
 MOST_TRIES = 400
@@ -52,7 +52,7 @@ MOST_TRIES = 400
 
 
 @reduction("fewer operations")
-def fewer_operations(program: Program) -> Proposals:
+def fewer_operations(program: GraphCall) -> Proposals:
     """Leave out a half of them, a quarter..., one; what is left reads recorded values instead."""
     operations, count = program.operations, len(program.operations)
     while count > 1:
@@ -63,12 +63,12 @@ def fewer_operations(program: Program) -> Proposals:
 
 
 @reduction("one output")
-def one_output(program: Program) -> Proposals:
+def one_output(program: GraphCall) -> Proposals:
     for node in program.outputs:
         yield program.part(program.operations, [node])
 
 
-def changed(program: Program, change: Callable[[TensorSpec], TensorSpec]) -> Proposals:
+def changed(program: GraphCall, change: Callable[[TensorSpec], TensorSpec]) -> Proposals:
     """With other tensors as arguments: all of them, then each alone."""
     args = [change(x) if isinstance(x, TensorSpec) else x for x in program.args]
     graph = program.graph.gm.graph
@@ -78,12 +78,12 @@ def changed(program: Program, change: Callable[[TensorSpec], TensorSpec]) -> Pro
 
 
 @reduction("no gradients")
-def no_gradients(program: Program) -> Proposals:
+def no_gradients(program: GraphCall) -> Proposals:
     yield from changed(program, lambda value: replace(value, requires_grad=False))
 
 
 @reduction("any values")
-def any_values(program: Program) -> Proposals:
+def any_values(program: GraphCall) -> Proposals:
     yield from changed(program, lambda value: replace(value, value=None))
 
 
@@ -98,7 +98,7 @@ class Minified(Shown):
     verdict: str = ""
     failure: str = ""
     """Of what is left."""
-    program: Program | None = None
+    program: GraphCall | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     tries: int = 0
     path: Path | None = None
@@ -139,7 +139,7 @@ def kind(failure: str) -> str:
     return ": ".join(parts[: 2 if parts[0].startswith("internal error") else 1])
 
 
-def failure_of(program: Program, settings: Mapping[str, Any]) -> str:
+def failure_of(program: GraphCall, settings: Mapping[str, Any]) -> str:
     """How a program fails if it is compiled; "" where it doesn't, or fails in eager too."""
     with contextlib.redirect_stderr(io.StringIO()):  # a GraphModule prints what it raises
         try:
@@ -151,7 +151,7 @@ def failure_of(program: Program, settings: Mapping[str, Any]) -> str:
 
 
 def shrunk(
-    name: str, programs: Iterable[Program], settings: Mapping[str, Any], verdict: str
+    name: str, programs: Iterable[GraphCall], settings: Mapping[str, Any], verdict: str
 ) -> Minified:
     """The first of the programs that fails, made small."""
     for program in programs:
@@ -225,10 +225,10 @@ Calls = list[tuple[Capture, list[Any]]]
 """Captured graphs, with the arguments of their first calls."""
 
 
-def captured_programs(case: Case) -> Iterator[Program]:
+def captured_programs(case: Case) -> Iterator[GraphCall]:
     """Each captured graph with the arguments of its first call."""
     calls: Calls = []
-    run = Run(replace(case, check=None), case.by(recording(calls)))
+    run = VariantRun(replace(case, check=None), case.by(recording(calls)))
     if run.error is not None:
         raise run.error
     return programs_of(calls)
@@ -250,10 +250,10 @@ def recording(calls: Calls) -> Backend:
     return compile
 
 
-def programs_of(calls: Calls) -> Iterator[Program]:
+def programs_of(calls: Calls) -> Iterator[GraphCall]:
     for capture, args in calls:
         with contextlib.suppress(TypeError):  # arguments that no program can have
-            yield Program.of(capture.graph.gm, args, capture.name)
+            yield GraphCall.of(capture.graph.gm, args, capture.name)
 
 
 def captured(capture: Capture, options: Options, why: str) -> str:
@@ -267,7 +267,7 @@ def captured(capture: Capture, options: Options, why: str) -> str:
         value = real if real is not None else given.fake
         spec = spec_of(value.node.hint if hasattr(value, "node") else value)
         args.append(replace(spec, value=None) if isinstance(spec, TensorSpec) else spec)
-    program = Program(copied(capture.graph), tuple(args))
+    program = GraphCall(copied(capture.graph), tuple(args))
     return program.script(why, changed_settings(options, None))
 
 

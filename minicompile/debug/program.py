@@ -1,6 +1,6 @@
 """A program to make smaller: a graph of torch's functions, and the arguments of a call.
 
-    Program    := Graph, args: (TensorSpec | number, ...)
+    GraphCall  := Graph, args: (TensorSpec | number, ...)
     TensorSpec := shape, strides, dtype, device of a tensor; its values, or None: random ones from a seed
 
 A program is never changed; `part` and `edited` make others of it. `script` is one as a file that runs. The
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.debug.copies import same_random_state
+from minicompile.debug.program_copies import same_random_state
 from minicompile.ops.graph import Graph, argument_text, copies, output_node, placeholders, unpacks
 
 
@@ -111,14 +111,14 @@ def text(number: int, value: Any) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class GraphCall:
     """A graph and the arguments of a call."""
 
     graph: Graph
     args: tuple[Any, ...]
 
     @classmethod
-    def of(cls, gm: fx.GraphModule, args: Sequence[Any], name: str) -> Program:
+    def of(cls, gm: fx.GraphModule, args: Sequence[Any], name: str) -> GraphCall:
         """Raises TypeError for arguments that no program can have."""
         return cls(Graph(gm, name, "minify"), tuple(map(spec_of, args)))
 
@@ -167,7 +167,9 @@ class Program:
 
     # -- others made of it
 
-    def part(self, kept: Collection[fx.Node], outputs: Collection[fx.Node] = ()) -> Program | None:
+    def part(
+        self, kept: Collection[fx.Node], outputs: Collection[fx.Node] = ()
+    ) -> GraphCall | None:
         """Only these operations; what they read besides becomes an input, with the value it has.
 
         Without `outputs`, those that are left; if none is, what nobody reads. None if a value can't be
@@ -195,15 +197,15 @@ class Program:
         graph.output(tuple(new[node] for node in results))
         return self.with_graph(graph, args)
 
-    def edited(self, change: Callable[[fx.Graph, Mapping[fx.Node, fx.Node]], object]) -> Program:
+    def edited(self, change: Callable[[fx.Graph, Mapping[fx.Node, fx.Node]], object]) -> GraphCall:
         """With a copy of the graph that `change` edits; it also gets each node's copy."""
         graph, new = copies(self.graph.gm.graph)
         change(graph, new)
         return self.with_graph(graph, self.args)
 
-    def with_graph(self, graph: fx.Graph, args: tuple[Any, ...]) -> Program:
+    def with_graph(self, graph: fx.Graph, args: tuple[Any, ...]) -> GraphCall:
         gm = fx.GraphModule(self.graph.gm, graph, self.graph.name)
-        return Program(Graph(gm, self.graph.name, self.graph.made_by), args)
+        return GraphCall(Graph(gm, self.graph.name, self.graph.made_by), args)
 
     # -- as a file
 
@@ -238,7 +240,7 @@ from minicompile.debug.minify import failing
 from minicompile.debug.program import tensor
 {imports}
 
-class Program(torch.nn.Module):
+class FailingGraph(torch.nn.Module):
 {body}
 
 
@@ -246,7 +248,7 @@ ARGS = [
 {args}]
 
 if __name__ == "__main__":
-    sys.exit(failing(Program(), ARGS{passed}))
+    sys.exit(failing(FailingGraph(), ARGS{passed}))
 '''
 
 

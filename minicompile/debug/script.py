@@ -37,7 +37,7 @@ class Compiled:
     result: str = "did not finish"
 
 
-class Recorder:
+class TraceRecorder:
     """An observer that keeps a trace of every compilation."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ def run(chosen: argparse.Namespace) -> int:
     script, rest = script_of(chosen).absolute(), chosen.arguments
     if rest[:1] == ["--out"]:
         chosen.out, rest = Path(rest[1]), rest[2:]
-    recorder, out = Recorder(), chosen.out.absolute()  # the script may change folders
+    recorder, out = TraceRecorder(), chosen.out.absolute()  # the script may change folders
     with observer.scoped():
         observer("trace of a script")(recorder)
         code = execute(script, [chosen.script, *rest])

@@ -1,7 +1,7 @@
 """`compare_with_torch(fn, *args)`: one call through minicompile and through torch.compile, stage by stage.
 
-Comparison := name, ours, theirs: Side, notes; stages: {name: (ours, theirs)}
-Side       := compiler, StageAccuracy, kernels, seconds
+Comparison   := name, ours, theirs: CompilerSide, notes; stages: {name: (ours, theirs)}
+CompilerSide := compiler, StageAccuracy, kernels, seconds
               stages: {name: graphs, or code; several after a graph break}
 """
 
@@ -23,7 +23,7 @@ from minicompile import api
 from minicompile.codegen.plan import CodeLine, WrapperSource
 from minicompile.compat import torch_compiler
 from minicompile.debug.accuracy import Accuracy
-from minicompile.debug.variant import BAD, Case, Run, StageAccuracy, Variant, timed
+from minicompile.debug.variant import BAD, Case, StageAccuracy, Variant, VariantRun, timed
 from minicompile.dynamo import dispatch
 from minicompile.dynamo.module import calling
 from minicompile.ops.display import Several, Shown, aligned
@@ -55,7 +55,7 @@ def graph_of(gm: fx.GraphModule, name: str, made_by: str) -> Graph:
 
 
 @dataclass
-class Side:
+class CompilerSide:
     """One compiler: what it made of the function at each stage, and how that ran."""
 
     compiler: str
@@ -124,8 +124,8 @@ class Comparison(Shown):
     """Both compilers, stage by stage."""
 
     name: str
-    ours: Side
-    theirs: Side
+    ours: CompilerSide
+    theirs: CompilerSide
     notes: list[str]
 
     @property
@@ -148,7 +148,7 @@ class Comparison(Shown):
 
     def __str__(self) -> str:
         lines = [f"{self.name} by minicompile and torch.compile: {self.conclusion}", ""]
-        lines += aligned([Side.HEAD, self.ours.cells(), self.theirs.cells()], left=6)
+        lines += aligned([CompilerSide.HEAD, self.ours.cells(), self.theirs.cells()], left=6)
         stages = f"to read one: comparison[{' | '.join(self.stages)}]"
         return "\n".join([*lines, *self.notes, "", stages])
 
@@ -165,17 +165,17 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
     """
     case = Case.of(target, [args], kwargs)
     case = replace(case, target=torch_compiler.torch_original(case.target))
-    ours, theirs = Side(OURS), Side(THEIRS)
+    ours, theirs = CompilerSide(OURS), CompilerSide(THEIRS)
     with torch_compiler.torch_compile_anew():
         # torch's capture first: its first use in a process changes nn.Module, which our captures rely on
         counters = torch_compiler.dynamo_counters()
         counters.clear()
         variant = Variant(lambda target: by_torch(target, theirs.backend, case.dynamic))
         with torch_compiler.inductor_told(theirs.hear_inductor, fallback_random=True) as notes:
-            by_inductor = Run(case, variant)
+            by_inductor = VariantRun(case, variant)
         by_inductor.breaks = list(counters["graph_break"])
         by_inductor.compiled = bool(theirs.stages["graph"])
-        runs = {OURS: Run(case, ours.ours(case)), THEIRS: by_inductor}
+        runs = {OURS: VariantRun(case, ours.ours(case)), THEIRS: by_inductor}
         samples = timed([*runs.values()])
     rows = {row.stage: row for row in case.compare(runs)}
     for side, sample in zip((ours, theirs), samples):

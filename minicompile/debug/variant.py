@@ -2,7 +2,7 @@
 
     Case          := target, calls, kwargs, check, options of what mc.compile returned
     Variant       := prepare: target -> what is called instead; rules that are registered meanwhile; Limit
-    Run           := what a variant gave: outputs, gradients, state, error, seconds, Report of its limit
+    VariantRun    := what a variant gave: outputs, gradients, state, error, seconds, Report of its limit
     StageAccuracy := a run's errors against float64, beside those of eager, and a verdict
 
 `mc.accuracy` compares the stages of the compiler, `mc.bisect` and `mc.minify` limits of it, `mc.what_if`
@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from minicompile import api
-from minicompile.debug.copies import Copier, same_random_state
 from minicompile.debug.limit import Counting, Limit
+from minicompile.debug.program_copies import Copier, same_random_state
 from minicompile.dynamo.dispatch import Backend, Dispatcher
 from minicompile.dynamo.module import behind, original_of
 from minicompile.ops.display import Shown
@@ -105,17 +105,17 @@ class Case:
         return Variant(lambda target: behind(target, make, api.compile))
 
     @functools.cached_property
-    def baseline(self) -> dict[str, Run]:
+    def baseline(self) -> dict[str, VariantRun]:
         """The program in float64 and in eager."""
         runs = {REFERENCE: Variant(lambda target: target, wide=True)}
         runs[EAGER] = Variant(lambda target: target)
-        return {name: Run(self, variant) for name, variant in runs.items()}
+        return {name: VariantRun(self, variant) for name, variant in runs.items()}
 
-    def compare(self, runs: Mapping[str, Run]) -> list[StageAccuracy]:
+    def compare(self, runs: Mapping[str, VariantRun]) -> list[StageAccuracy]:
         """Judge the baseline and the runs. Raises what eager raised."""
         return judgements({**self.baseline, **runs})
 
-    def failure(self, run: Run) -> str:
+    def failure(self, run: VariantRun) -> str:
         """How a run failed, "" where it is right."""
         if run.report.error or run.error is not None or self.check is not None:
             return run.report.error or described(run.error)
@@ -127,7 +127,7 @@ class Case:
         return f"{row.verdict}: {', '.join(far) or row.note}"
 
 
-class Run:
+class VariantRun:
     """The results of running a variant of a case on copies of its arguments: float64 values, by place."""
 
     error: Exception | None = None
@@ -235,7 +235,7 @@ def now() -> float:
     return time.perf_counter()
 
 
-def timed(runs: Sequence[Run]) -> list[list[float]]:
+def timed(runs: Sequence[VariantRun]) -> list[list[float]]:
     """Seconds of later calls of each that didn't raise, made in turns."""
     samples: list[list[float]] = [[] for _ in runs]
     end = time.perf_counter() + SECONDS
@@ -280,7 +280,7 @@ def error_text(error: float | None) -> str:
     return "" if error is None else f"{error:.2e}" if error else "0"
 
 
-def judgements(runs: Mapping[str, Run]) -> list[StageAccuracy]:
+def judgements(runs: Mapping[str, VariantRun]) -> list[StageAccuracy]:
     """Judge each run beside float64's and eager's, which are among them. Raises what eager raised."""
     eager, reference, why = runs[EAGER], runs[REFERENCE], ""
     if eager.error is not None:
@@ -334,7 +334,7 @@ def worst(group: Mapping[str, Any], reference: Mapping[str, Any]) -> float | Non
     return max((distance(group[place], reference[place]) for place in group), default=None)
 
 
-def judged(name: str, run: Run, eager: Run, reference: Run) -> StageAccuracy:
+def judged(name: str, run: VariantRun, eager: VariantRun, reference: VariantRun) -> StageAccuracy:
     if run.error is not None:
         return StageAccuracy(name, verdict="raised", note=described(run.error))
     errors = [worst(group, true) for group, true in zip(run.groups, reference.groups)]

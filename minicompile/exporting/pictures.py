@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minicompile.ops.dtypes import value_text
-from minicompile.show.graphs import graph_parts
+from minicompile.show.graph_pictures import graph_parts
 from minicompile.show.html import box, code, details, facts, shows, table, text
 from minicompile.show.listing import headline
 

@@ -4,7 +4,7 @@
     gives    HTML and SVG that need nothing from elsewhere
     decides  colours (a source line has one hue in every view), what is folded, what is left out
 
-Read html.py first, then loops.py, the plainest view.
+Read html.py first, then loop_tables.py, the plainest view.
 
 `ops.display.to_html(obj)` finds them; rooms never import this package. A view of one's own goes into the
 same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives HTML.
@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from . import (  # noqa: F401
     aot,
-    capture,
-    diff,
-    fusion,
-    graphs,
-    kernels,
-    launches,
-    loops,
+    capture_tables,
+    diff_tables,
+    fusion_slides,
+    graph_pictures,
+    kernel_code,
+    launch_bars,
+    loop_tables,
     reports,
-    roofline,
-    schedule,
+    roofline_picture,
+    schedule_pictures,
     trace,
     widgets,
 )

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from minicompile.aot.levels import LevelGraph
 from minicompile.aot.result import AotResult, ForwardValue, Partition
 from minicompile.ops.origin import NO_ORIGINS, Origins
-from minicompile.show.diff import pass_parts
-from minicompile.show.graphs import graph_parts
+from minicompile.show.diff_tables import pass_parts
+from minicompile.show.graph_pictures import graph_parts
 from minicompile.show.html import (
     bar,
     box,

@@ -24,7 +24,7 @@ from minicompile.ops.display import Shown, aligned, count_text, method
 from minicompile.ops.origin import Origin, SourceLine, short_file
 from minicompile.pipeline_result import Trace
 from minicompile.show.html import few
-from minicompile.show.schedule import node_title, operations
+from minicompile.show.schedule_pictures import node_title, operations
 
 OPEN_AT_FIRST = ("source", "aot", "loops", "kernels")
 OPEN_WITH_ASSEMBLY = ("source", "kernels", "ptx", "sass")

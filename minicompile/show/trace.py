@@ -33,7 +33,7 @@ from minicompile.show.html import (
 )
 from minicompile.show.listing import from_text, headline, listing, stripe
 from minicompile.show.palette import GOOD, NEUTRAL, colour, line_colour
-from minicompile.show.schedule import frame
+from minicompile.show.schedule_pictures import frame
 from minicompile.show.syntax import script_patterns
 
 SEPARATOR = ' <span class="sep">›</span> '

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from minicompile.api import backends
-from minicompile.debug.experiment import HINT, Experiment, Outcome, Side
+from minicompile.debug.experiment import HINT, Experiment, ExperimentSide, Outcome
 from minicompile.ops.display import bytes_text, count_text, method, to_html
 from minicompile.options import CHOICES
 from minicompile.scheduling.nodes import Pair, Schedule
@@ -38,7 +38,7 @@ def panel(experiment: Experiment) -> Any:
         return kind(description=name, options=options, layout={"width": "98%"}, **more)
 
     base, result = experiment.base, ipywidgets.HTML()
-    stages = Side(base, experiment.case).graphs.get(base.graph)
+    stages = ExperimentSide(base, experiment.case).graphs.get(base.graph)
     pairs = [(told, pair) for pair, told in asked_of(stages.schedule).items()] if stages else []
     pick, many = ipywidgets.Dropdown, ipywidgets.SelectMultiple
     controls = {

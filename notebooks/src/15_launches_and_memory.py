@@ -550,7 +550,7 @@ def count_calls(wrapper):
 
 # %% name="ex1-wrong-clock" tags=["wrong"] kind="built-in" says="got a use of launches"
 def count_calls(wrapper):
-    from minicompile.debug.launches import steps_of
+    from minicompile.debug.launch_times import steps_of
 
     kinds = [step.kind for step in steps_of(wrapper)]
     return {"kernel": kinds.count("kernel"), "library": kinds.count("extern"), "memory": 0}

@@ -914,7 +914,7 @@ def too_far(rows, stages):
 # - `minicompile/debug/accuracy.py`: stages, copies, and why float64 is the measure.
 # - `minicompile/debug/reference.py`: the interpreter of loops. `tests/fuzz/shrink.py`: programs made small.
 # - `minicompile/ops/gates.py`, `minicompile/debug/bisect.py`: who asks, and who counts.
-# - `minicompile/debug/minify.py`, `minicompile/debug/operators.py`: what proposes, and what is allowed.
+# - `minicompile/debug/minify.py`, `minicompile/debug/operator_accuracy.py`: proposals, and what is allowed.
 # - `tests/faults/`: fifty more planted bugs. `minicompile/lessons/bugs.py`: those of here. Read it last.
 # - `torch/_inductor/compiler_bisector.py`, `torch/_dynamo/repro/after_aot.py` and
 #   `torch/_functorch/fx_minifier.py`.

@@ -12,11 +12,16 @@ import pytest
 
 from minicompile.__main__ import main
 from minicompile.debug import doctor
-from minicompile.debug.doctor import Row
+from minicompile.debug.doctor import MachineCheck
 
 pytestmark = pytest.mark.long
 
-GOOD = {"Tools": [Row("dot", "ok", "there"), Row("cache", "note", "none", "slower", "a folder")]}
+GOOD = {
+    "Tools": [
+        MachineCheck("dot", "ok", "there"),
+        MachineCheck("cache", "note", "none", "slower", "a folder"),
+    ]
+}
 
 
 @pytest.fixture
@@ -25,7 +30,7 @@ def no_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
 
 
-def tool(subject: str) -> Row:
+def tool(subject: str) -> MachineCheck:
     """The row of one tool."""
     return next(doctor.row_of(*row) for row in doctor.TOOLS if row[0] == subject)
 
@@ -101,7 +106,10 @@ def test_the_exit_code_says_whether_anything_can_be_compiled(
     monkeypatch.setattr(doctor, "examine", lambda: GOOD)
     assert main(["doctor"]) == 0
     assert "can compile here" in capsys.readouterr().out
-    bad = {**GOOD, "Versions": [Row("torch", "lack", "not installed", "no tensors", "get it")]}
+    bad = {
+        **GOOD,
+        "Versions": [MachineCheck("torch", "lack", "not installed", "no tensors", "get it")],
+    }
     monkeypatch.setattr(doctor, "examine", lambda: bad)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import minicompile as mc
-from minicompile.debug.launches import Instrumented, Timeline
+from minicompile.debug.launch_times import Instrumented, LaunchTimeline
 from minicompile.debug.variant import Case
 from minicompile.options import Options
 from minicompile.scheduling.nodes import ExternKernelSchedulerNode
@@ -26,12 +26,12 @@ class Small(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Timeline]:
+def found() -> list[LaunchTimeline]:
     return mc.launches(mc.compile(Small()), torch.ones(3, 8), repeats=3)
 
 
 def test_every_kernel_and_library_call_of_the_schedule_occurs_once_and_in_order(
-    found: list[Timeline],
+    found: list[LaunchTimeline],
 ) -> None:
     trace = mc.trace(Small(), torch.ones(3, 8))
     assert [t.graph for t in found] == ["forward", "backward"]
@@ -49,7 +49,7 @@ def test_every_kernel_and_library_call_of_the_schedule_occurs_once_and_in_order(
             assert step.kind == kind and name in step.text
 
 
-def test_steps_are_the_lines_of_the_wrapper_each_once(found: list[Timeline]) -> None:
+def test_steps_are_the_lines_of_the_wrapper_each_once(found: list[LaunchTimeline]) -> None:
     wrapper = mc.trace(Small(), torch.ones(3, 8)).wrapper
     start = next(i for i, line in enumerate(wrapper.lines) if line.text == "def call(args):")
     told = "\n".join(step.text for step in found[0].launches)

@@ -15,7 +15,7 @@ import torch
 import minicompile as mc
 from minicompile.__main__ import main
 from minicompile.debug.minify import reduction
-from minicompile.debug.program import Program, TensorSpec
+from minicompile.debug.program import GraphCall, TensorSpec
 from minicompile.extension import call_rules, graph_pass
 from minicompile.lessons.bugs import planted
 from minicompile.ops.display import to_html
@@ -87,7 +87,7 @@ def test_a_reduction_from_outside_takes_part() -> None:
     with mc.scoped(), planted("no table"):
 
         @reduction("the constant 3")
-        def constant(program: Program) -> Iterator[Program | None]:
+        def constant(program: GraphCall) -> Iterator[GraphCall | None]:
             args = (TensorSpec.of(torch.full((3,), 3.0)) for _ in program.args)
             yield program.with_graph(program.graph.gm.graph, tuple(args))
 

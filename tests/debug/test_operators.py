@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.debug.operators import STAGES
+from minicompile.debug.operator_accuracy import STAGES
 from minicompile.lessons.bugs import planted
 from minicompile.ops.display import to_html
 from tests.debug.test_bisect import INPUT, WITH_NAN, layered

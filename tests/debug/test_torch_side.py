@@ -14,7 +14,7 @@ from torch import nn
 
 import minicompile as mc
 from minicompile.compat import torch_compiler
-from minicompile.debug.torch_side import Side
+from minicompile.debug.torch_side import CompilerSide
 from minicompile.extension import lowering
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.lowering.rules.common import elementwise
@@ -80,7 +80,7 @@ def test_every_stage_of_both_and_inductors_code() -> None:
     assert [made.name for made in code] == ["forward, by Inductor", "backward, by Inductor"]
     assert all("async_compile.cpp" in made.text for made in code)
     for side in (found.ours, found.theirs):
-        row = dict(zip(Side.HEAD, side.cells(), strict=True))
+        row = dict(zip(CompilerSide.HEAD, side.cells(), strict=True))
         assert (row["graphs"], row["kernels"]) == ("1", str(side.kernels))
     html = to_html(found["code"]) + to_html(found["graph"])
     assert "at::vec::" in html and "by Dynamo" in html and "<script src" not in html

@@ -14,7 +14,7 @@ from minicompile.options import Options
 from minicompile.scheduling.memory import Liveness
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
-from minicompile.show.schedule import offsets_of
+from minicompile.show.schedule_pictures import offsets_of
 from tests.fuzz.loops import generate
 from tests.scheduling.building import (
     GraphBuilder,

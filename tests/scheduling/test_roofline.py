@@ -11,7 +11,7 @@ import minicompile
 from minicompile.debug.roofline import DeviceSpec
 from minicompile.ops.display import to_html
 from minicompile.pipeline_result import Trace
-from minicompile.show.roofline import up
+from minicompile.show.roofline_picture import up
 
 TOY = DeviceSpec("toy", bytes_per_second=1e9, flops_per_second=8e9)
 

@@ -14,7 +14,7 @@ from torch import nn
 import minicompile as mc
 from minicompile.ops.display import bytes_text, to_html
 from minicompile.ops.graph import statement
-from minicompile.show import graphs
+from minicompile.show import graph_pictures as graphs
 from minicompile.show.modules import Part, diagram, parts_of, path_of
 from minicompile.show.palette import GOOD
 from tests.show import example

@@ -8,7 +8,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import groupby
 
-from minicompile.debug.diff import Diff, Row, Steps, of_pass
+from minicompile.debug.diff import Diff, DiffRow, Steps, of_pass
 from minicompile.debug.provenance import Piece
 from minicompile.ops.graph import PassRecord
 from minicompile.show.html import box, details, heading, shows, steps, table, text
@@ -46,7 +46,7 @@ def side_html(piece: Piece | None, content: str, hue: str = "", wide: int = 1) -
     return f'<td{span} style="{style}" title="{text(told)}"><code>{content}</code></td>'
 
 
-def row_html(row: Row) -> str:
+def row_html(row: DiffRow) -> str:
     """Before and after; what is the same once, as it is after."""
     texts = [piece.text if piece is not None else "" for piece in (row.before, row.after)]
     shown = [highlight(side, "python")[0] for side in texts]
@@ -58,7 +58,7 @@ def row_html(row: Row) -> str:
     return side_html(row.before, shown[0], BAD) + side_html(row.after, shown[1], GOOD)
 
 
-def rows_html(rows: Sequence[Row]) -> str:
+def rows_html(rows: Sequence[DiffRow]) -> str:
     """A table; rows with one cause share its chip."""
     body = ""
     for cause, group in groupby(rows, lambda row: row.cause):

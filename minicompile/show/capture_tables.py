@@ -19,7 +19,7 @@ from minicompile.dynamo.result import (
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import call_text
-from minicompile.show.graphs import graph_parts
+from minicompile.show.graph_pictures import graph_parts
 from minicompile.show.html import (
     bar,
     box,

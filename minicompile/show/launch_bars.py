@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minicompile.debug.launches import KINDS, Launch, Timeline
+from minicompile.debug.launch_times import KINDS, Launch, LaunchTimeline
 from minicompile.ops.origin import source_lines
 from minicompile.show.html import box, drawing, shows, text
 from minicompile.show.listing import from_text, listing
@@ -13,7 +13,7 @@ LEFT, WIDTH, LANE = 64, 1100, 30
 LANES = ("kernels", "library", "Python")
 
 
-def picture(timeline: Timeline) -> str:
+def picture(timeline: LaunchTimeline) -> str:
     """A bar for each line, at its time: kernels, library calls and what Python does between them."""
     whole = timeline.seconds or 1.0
     scale = (WIDTH - LEFT) / whole
@@ -40,9 +40,9 @@ def picture(timeline: Timeline) -> str:
     return drawing(timeline.graph, WIDTH, ground + 20, out, letters=11)
 
 
-def timeline_parts(timeline: Timeline) -> str:
+def timeline_parts(timeline: LaunchTimeline) -> str:
     """The picture, and the lines with their times."""
     return picture(timeline) + listing(map(text_line, str(timeline).split("\n")[1:]))
 
 
-shows(Timeline)(lambda t: box(f"{t.graph} of {t.name}", t.summary, timeline_parts(t)))
+shows(LaunchTimeline)(lambda t: box(f"{t.graph} of {t.name}", t.summary, timeline_parts(t)))

@@ -19,13 +19,13 @@ from torch import fx
 
 from minicompile.debug.limit import Limit
 from minicompile.debug.minify import captured_programs
-from minicompile.debug.program import Program, TensorSpec
+from minicompile.debug.program import GraphCall, TensorSpec
 from minicompile.debug.variant import (
     EAGER,
     FAR,
     REFERENCE,
     Case,
-    Run,
+    VariantRun,
     distance,
     error_text,
 )
@@ -100,14 +100,14 @@ def operator_accuracy(target: Any, /, *args: Any, **kwargs: Any) -> OperatorAccu
     return OperatorAccuracy(case.name, tuple(rows))
 
 
-def operators_of(program: Program, case: Case) -> list[OperatorRow]:
+def operators_of(program: GraphCall, case: Case) -> list[OperatorRow]:
     nodes = [n for n in program.operations if isinstance(program.values.get(n), TensorSpec)]
     if not nodes:
         return []
     whole = program.edited(lambda graph, new: show(graph, [new[node] for node in nodes]))
     case = replace(case, target=whole.graph.gm, calls=[whole.arguments()], kwargs={})
     runs = {
-        name: Run(case, case.compiled(limit, **changes))
+        name: VariantRun(case, case.compiled(limit, **changes))
         for name, (limit, changes) in STAGES.items()
     }
     reference, eager = case.baseline[REFERENCE], case.baseline[EAGER]

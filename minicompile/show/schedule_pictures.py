@@ -32,7 +32,7 @@ from minicompile.show.html import (
     text,
 )
 from minicompile.show.listing import code_listing
-from minicompile.show.loops import ranges_text
+from minicompile.show.loop_tables import ranges_text
 from minicompile.show.palette import BAD, FORWARD, GOOD, NEUTRAL, colour, tint
 
 FULL_PICTURE = 60

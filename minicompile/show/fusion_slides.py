@@ -7,7 +7,7 @@ from minicompile.ops.display import bytes_text
 from minicompile.scheduling.nodes import FusionDecision
 from minicompile.show.html import beside, box, shows, steps, text
 from minicompile.show.palette import BAD, GOOD
-from minicompile.show.schedule import operation_lines
+from minicompile.show.schedule_pictures import operation_lines
 
 MOST_LOOPS = 150
 """With more steps, a slide leaves out the loops that it is about."""

@@ -1,7 +1,7 @@
 """`launches(compiled, *args)`: one call, with a clock beside every line of the generated Python.
 
-    Timeline := one graph's run: name, "forward" or "backward", seconds, [Launch]
-    Launch   := a line of the wrapper, what kind of work it is, when it began, how long it took
+    LaunchTimeline := one graph's run: name, "forward" or "backward", seconds, [Launch]
+    Launch         := a line of the wrapper, what kind of work it is, when it began, how long it took
 
 What runs is a copy of each wrapper with a look at the clock after every line; the compiled function stays as
 it is. Times are the host's: on a GPU a kernel's line only queues it (torch.profiler shows when the device ran
@@ -23,8 +23,8 @@ from minicompile.aot.result import BoxedCallable
 from minicompile.aot.runtime import make_callable
 from minicompile.codegen.generate import generate_kernels
 from minicompile.codegen.plan import CodeLine, WrapperSource
-from minicompile.debug.copies import same_random_state
-from minicompile.debug.variant import Case, Run
+from minicompile.debug.program_copies import same_random_state
+from minicompile.debug.variant import Case, VariantRun
 from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
 from minicompile.ops.display import Several, Shown, listed
@@ -53,7 +53,7 @@ class Launch(Shown):
 
 
 @dataclass
-class Timeline(Shown):
+class LaunchTimeline(Shown):
     """One graph's run, line by line."""
 
     name: str
@@ -84,7 +84,9 @@ class Timeline(Shown):
         return "\n".join(lines)
 
 
-def launches(target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any) -> Several[Timeline]:
+def launches(
+    target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any
+) -> Several[LaunchTimeline]:
     """Time each line of the generated wrappers in a call on these arguments, and in its backward.
 
     Works on copies: neither the target, nor the arguments, nor the random state change. Raises what the call
@@ -92,7 +94,7 @@ def launches(target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any) -> Se
     """
     case = Case.of(target, [args], kwargs)
     measured = Instrumented(case.options)
-    run = Run(case, case.by(measured.backend))  # the first call compiles
+    run = VariantRun(case, case.by(measured.backend))  # the first call compiles
     if run.error is not None:
         raise run.error
     for _ in range(repeats):
@@ -149,7 +151,7 @@ class TimedGraph:
         self.runs.append([at - marks[0] for at in marks])
         return results
 
-    def timeline(self) -> Timeline:
+    def timeline(self) -> LaunchTimeline:
         """The run of median length, without the first."""
         runs = sorted(self.runs[1:] or self.runs, key=lambda run: run[-1])
         chosen = runs[len(runs) // 2]
@@ -157,7 +159,7 @@ class TimedGraph:
             replace(step, start=start, seconds=end - start)
             for step, start, end in zip(self.steps, chosen, chosen[1:])
         ]
-        return Timeline(self.name, self.graph, chosen[-1], launches)
+        return LaunchTimeline(self.name, self.graph, chosen[-1], launches)
 
 
 TICK = "__mc_tick"
