@@ -41,7 +41,7 @@ COMMANDS = {
         "list the registries, or the rules of one", "debug.listings", "show_rules", "add_registry"
     ),
     "cache": Command(
-        "show or clear the folder of compiled code", "debug.folders", "run_cache", "add_clear"
+        "show or clear the folder of compiled code", "debug.listings", "run_cache", "add_clear"
     ),
     "trace": Command("run a script and write down all that it compiles", "debug.script"),
     "bisect": Command("find what in the compiler makes a script fail", "debug.bisect"),
@@ -49,9 +49,7 @@ COMMANDS = {
         "find the smallest graph in a script that fails, as a script of its own", "debug.minify"
     ),
     "lessons": Command("copy the lesson notebooks into a folder of yours", "lessons.copies"),
-    "site": Command(
-        "open the pages to read in a browser", "debug.folders", "open_site", "add_nothing"
-    ),
+    "site": Command("open the pages to read in a browser", "debug.listings", "open_site"),
     "grade": Command(
         "grade the exercises of lesson notebooks, or of a folder of them", "lessons.grade"
     ),

@@ -16,7 +16,6 @@ from . import (  # noqa: F401
     aot,
     capture_tables,
     diff_tables,
-    fusion_slides,
     graph_pictures,
     kernel_code,
     launch_bars,

@@ -1,4 +1,4 @@
-"""Scheduling: kernels before and after fusion, every decision with its reason, memory over time."""
+"""Scheduling: kernels before and after fusion, decisions with reasons, as slides too, memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from minicompile.codegen.plan import CodeLine
 from minicompile.debug.provenance import operation_line
+from minicompile.debug.why import FusionSteps
 from minicompile.lowering.ir import Operation
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.scheduling.nodes import (
@@ -28,6 +29,7 @@ from minicompile.show.html import (
     image,
     shows,
     shows_many,
+    steps,
     table,
     text,
 )
@@ -103,10 +105,10 @@ def offsets_of(blocks: Sequence[Block]) -> list[int]:
 
 def timeline(memory: MemoryPlan) -> str:
     """Memory over time: one rectangle for each piece, as wide as its life, as high as its size."""
-    steps, ground = max(len(memory.live_bytes), 1), HEIGHT - BOTTOM
+    count, ground = max(len(memory.live_bytes), 1), HEIGHT - BOTTOM
     places = list(zip(memory.blocks, offsets_of(memory.blocks)))
     top = max([1, memory.peak_bytes, *(offset + block.bytes for block, offset in places)])
-    across, up = (WIDTH - LEFT) / steps, (ground - TOP) / top
+    across, up = (WIDTH - LEFT) / count, (ground - TOP) / top
     parts = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
 
     def label(x: float, y: float, words: str, anchor: str = "start") -> None:
@@ -128,7 +130,7 @@ def timeline(memory: MemoryPlan) -> str:
     parts.append(f'<polyline points="{line}" fill="none" stroke="{BAD}" stroke-width="1.5"/>')
     for level in sorted({0, memory.peak_bytes}):
         label(LEFT - 4, ground - level * up + 4, bytes_text(level), "end")
-    for step in range(0, steps, max(steps // 16, 1)):
+    for step in range(0, count, max(count // 16, 1)):
         label(LEFT + (step + 0.5) * across, ground + 13, str(step), "middle")
     for number, (name, hue) in enumerate([*HOMES.items(), ("alive in all", BAD)]):
         x, y = LEFT + 110 * number, HEIGHT - 18
@@ -138,7 +140,7 @@ def timeline(memory: MemoryPlan) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         'font-family="sans-serif" font-size="10" fill="#334155">'
     )
-    about = f"{count_text(len(memory.blocks), 'piece')} of memory over {count_text(steps, 'step')}"
+    about = f"{count_text(len(memory.blocks), 'piece')} of memory over {count_text(count, 'step')}"
     return image("".join([head, *parts, "</svg>"]), about)
 
 
@@ -233,7 +235,7 @@ def schedule_view(schedule: Schedule) -> str:
     asked = f"{fused} fused, {len(decisions) - fused} kept apart, in the order they were made"
     small = len(schedule.before) <= FULL_PICTURE
     drawn = picture(diagram(schedule)) if small else ""
-    steps = [" + ".join(o.name for o in operations(node)) for node in schedule.nodes]
+    names = [" + ".join(o.name for o in operations(node)) for node in schedule.nodes]
     return box(
         f"schedule of {schedule.graph.name}",
         counts,
@@ -244,5 +246,30 @@ def schedule_view(schedule: Schedule) -> str:
         details("picture", "what flows between the nodes", drawn) if drawn else "",
         details("fusion decisions", asked, decision_table(decisions), len(decisions) <= 40),
         heading(f"memory plan, {schedule.memory.facts()[0]}"),
-        memory_view(schedule.memory, steps),
+        memory_view(schedule.memory, names),
     )
+
+
+MOST_LOOPS = 150
+"""With more steps, a slide leaves out the loops that it is about."""
+
+
+def slide(decision: FusionDecision, loops: bool) -> str:
+    """The answer and its numbers, and what the two compute."""
+    producers, consumers = map(operation_lines, (decision.producers, decision.consumers))
+    return (
+        f'<p style="border-left:4px solid {GOOD if decision.fused else BAD};padding-left:6px">'
+        f"{text(decision.reason)}<br><small>{text(decision.numbers())}</small></p>"
+        + (beside(("producer", producers), ("consumer", consumers)) if loops else "")
+    )
+
+
+@shows(FusionSteps)
+def run_view(run: FusionSteps) -> str:
+    slides = []
+    for number, decision in enumerate(run):
+        verdict = "fused" if decision.fused else "kept apart"
+        title = f"{number}: {verdict} {decision.producer} + {decision.consumer}"
+        saved = f"{bytes_text(decision.score)} of traffic"
+        slides.append((title, saved, slide(decision, len(run) <= MOST_LOOPS)))
+    return box(run.title, run.counts, steps(slides))
