@@ -246,19 +246,13 @@ class Block:
     stages: int
 
 
-HOPPER = {
+BLOCKS = {
     ("forward", 64): Block(64, 64, 4, 3), ("forward", 128): Block(128, 64, 4, 2),
     ("queries", 64): Block(64, 64, 4, 3), ("queries", 128): Block(128, 64, 8, 3),
     ("keys", 64): Block(64, 128, 4, 2), ("keys", 128): Block(64, 64, 4, 2),
 }  # fmt: skip
 """The fastest of some for half types and heads up to this size, on an H100 or H200 (with heads of 128 the
 forward's spills 72 bytes, and yet is)."""
-OTHERS = {
-    ("forward", 64): Block(128, 64, 8, 3), ("forward", 128): Block(64, 64, 4, 2),
-    ("queries", 64): Block(64, 32, 4, 2), ("queries", 128): Block(64, 32, 4, 2),
-    ("keys", 64): Block(64, 64, 8, 2), ("keys", 128): Block(64, 32, 8, 2),
-}  # fmt: skip
-"""What finds its registers on an A100; not measured."""
 MARGIN = 4096
 """Bytes for numbers of rows."""
 
@@ -266,7 +260,7 @@ MARGIN = 4096
 def block_for(part: str, width: int, dtype: torch.dtype, scores: Scores, gpu: Gpu) -> Block:
     """Choose tiles: small where products take plain registers, or scores take some of their own. What scores
     read is loaded ahead, too, so with it less fits into shared memory."""
-    block = (HOPPER if gpu.capability == (9, 0) else OTHERS)[part, max(width, 64)]
+    block = BLOCKS[part, max(width, 64)]
     if scores.read or not scores.scale:
         block = replace(block, r=min(block.r, 64))
     if dtype not in HALF_TYPES:
@@ -333,7 +327,7 @@ class AttentionPrinter(LinePrinter):
     def __init__(self, plan: AttentionPlan) -> None:
         super().__init__(plan)
         self.scores, self.tensors = plan.scores, plan.tensors
-        q, (batch, heads, queries, keys) = self.tensors["q"], sizes_of(self.tensors)
+        q, (_, heads, queries, keys) = self.tensors["q"], sizes_of(self.tensors)
         self.head, self.width = int(q.size[3]), width_of(q)  # type: ignore[arg-type]
         exact = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
         band = self.scores.band
@@ -346,7 +340,7 @@ class AttentionPrinter(LinePrinter):
             "parameters": ", ".join(a.name for a in plan.arguments),
             "queries": str(queries),
             "keys": str(keys),
-            "pair": self.scores.pair(batch, heads),
+            "pair": f"pair // {heads}, pair % {heads}",
             "block": f"(blocks - 1 - {block})" if later else f"({block})",  # the longest first
             "width": str(self.width),
             "dtype": TRITON_DTYPES[q.dtype],
