@@ -73,13 +73,11 @@ class ColumnPrinter(ChunkPrinter):
                 self._end(inner, start, self.lanes, self.index(size))
                 self.columns = Loop(inner, size, start, f"{inner}_end")
                 self.lane = f"{inner} - {start}"
-            at_hand = self._at_hand() - fixed
-            carried = self.in_order(self._carried() - fixed - at_hand)
+            carried = self.in_order(self._carried() - fixed)
             self._scratch([v for v in carried if v.op != "reduction"], "_tile", self.lanes)
             self.arrays = {v: self.accumulator(v) for v in carried}
             for phase in self.plan.phases:
-                values = [v for v in phase.values if v not in fixed | at_hand]
-                values = [*self.in_order(operands(values) & at_hand), *values]
+                values = [v for v in phase.values if v not in fixed]
                 if phase.level == "loop":
                     if self.divided:  # the sweep reads what the last one found
                         with self.each_lane():
@@ -186,13 +184,6 @@ class ColumnPrinter(ChunkPrinter):
         )
         along = {self.x_loops[-1].var}
         return frozenset(values) - varying(values, along, {*effects, *carried})
-
-    def _at_hand(self) -> frozenset[Value]:
-        """Plain loads of row values: each phase loads for itself what it reads."""
-        rows = (v for phase in self.plan.phases if phase.level == "row" for v in phase.values)
-        written = {store.buffer for store in self.plan.body.stores}
-        plain = (v for v in rows if v.op == "load" and v.mask is None and not v.indirect)
-        return frozenset(v for v in plain if v.buffer not in written)
 
     def _carried(self) -> frozenset[Value]:
         """Row values and reductions that another phase than their own reads."""

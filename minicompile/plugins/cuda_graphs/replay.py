@@ -8,8 +8,7 @@ A graph reads and writes fixed addresses; nobody is to notice. So:
 
 - An input that moved since the call before is copied into memory of the graph from now on, and back if the
   graph writes to it. The others (parameters, buffers) must lie where they lay.
-- Results lie in the graph's memory. Who still holds one when the graph should run again keeps it: another
-  graph is recorded, which hands out that result as a copy.
+- Results lie in the graph's memory, and are handed out as copies.
 - What the forward saves for the backward is copied neither out nor in: while it is alive, as with two
   forwards before a backward, or lies elsewhere, a call runs without the graph.
 - Each choice of sizes, numbers and stream has a recording of its own, at most MOST_RECORDINGS.
@@ -23,8 +22,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -172,8 +171,6 @@ class Sizes:
     """The tensors among the inputs that have not moved yet; the others are copied."""
     addresses: list[int] | None = None
     """Where those were at the call before."""
-    copied: set[int] = field(default_factory=set)
-    """Results that are handed out as copies."""
     recording: Recording | None = None
     tries: int = MOST_RECORDINGS
 
@@ -216,15 +213,11 @@ class CudaGraphs:
                 return self.call(inputs)
             if recording is None or step == "record":
                 return self.record(inputs, sizes, moved, place)
-            if held := recording.held(sizes.copied):
-                if not held - self.kept_results:
-                    return self.call(inputs)
-                sizes.copied |= held - self.kept_results
-                self.say(f"results {sorted(sizes.copied)} are held at the next call: copied")
-                return self.record(inputs, sizes, [], place)  # their memory is the holder's
+            if recording.held():
+                return self.call(inputs)
             given = list(inputs)
             inputs.clear()
-            return recording.run(given, self.written, sizes.copied)
+            return recording.run(given, self.written)
 
     def sizes(self, inputs: Sequence[Any], place: Any) -> Sizes | None:
         """What is known for such inputs; None for one choice too many."""
@@ -253,7 +246,8 @@ class CudaGraphs:
         sizes.recording = None  # its memory serves the next
         try:
             moving = set(self.tensors).difference(sizes.fixed)
-            made = Recording(self.call, given, moving, sizes.addresses, self.gpu, place)
+            made = Recording(self.call, given, moving, self.kept_results, self.gpu, place)
+            made.addresses = sizes.addresses
             sizes.recording = made
             self.say(f"captured; {len(moving)} of {count_text(len(given), 'input')} copied")
         except Exception as error:  # whatever capturing raises: the results are there
@@ -263,14 +257,17 @@ class CudaGraphs:
 
 
 class Recording:
-    """A captured call: what it reads and where, its results, and who holds them."""
+    """A captured call: what it reads and where, its results, and who holds those that are kept."""
+
+    addresses: list[int]
+    """Of the inputs but for those that are copied."""
 
     def __init__(
-        self, call: BoxedCallable, given: Sequence[Any], moving: set[int], addresses: list[int],
+        self, call: BoxedCallable, given: Sequence[Any], moving: set[int], kept: set[int],
         gpu: CudaCapture, place: Any
     ) -> None:  # fmt: skip
-        self.addresses = addresses
-        """Of the inputs but for those that are copied."""
+        """`kept`: results that are handed out as they are."""
+        self.kept = kept
         self.copies = {i: copy_of(given[i]) for i in moving}
         inputs = [self.copies.get(i, value) for i, value in enumerate(given)]
         owner = {compat.storage_id(v): i for i, v in enumerate(inputs) if isinstance(v, Tensor)}
@@ -287,8 +284,8 @@ class Recording:
                 view = None if value is inputs[i] else (value.shape, value.stride(), offset)
                 self.from_inputs[number] = i, view
         self.results = [None if n in self.from_inputs else v for n, v in enumerate(results)]
-        tensors = enumerate(self.results)
-        self.storages = {n: v.untyped_storage() for n, v in tensors if isinstance(v, Tensor)}
+        own = ((n, v) for n, v in enumerate(self.results) if isinstance(v, Tensor))
+        self.storages = {n: v.untyped_storage() for n, v in own if n in kept}
         self.pointers = {n: compat.storage_pointer(s) for n, s in self.storages.items()}
         self.uses = {n: self.uses_of(n) for n in self.storages}
 
@@ -298,25 +295,24 @@ class Recording:
         references = sys.getrefcount(storage)
         return compat.storage_uses(self.pointers[number]), references, storage.data_ptr()
 
-    def held(self, copied: Collection[int]) -> set[int]:
-        """The results of the last run that somebody holds still; not those that were handed out as copies."""
-        mine = self.uses.items()
-        return {n for n, old in mine if n not in copied and (not old[0] or self.uses_of(n) != old)}
+    def held(self) -> bool:
+        """Does somebody hold a kept result of the last run still?"""
+        return any(not old[0] or self.uses_of(n) != old for n, old in self.uses.items())
 
-    def run(self, given: Sequence[Any], written: set[int], copied: Collection[int]) -> list[Any]:
-        """Replay with these inputs, of which those in `written` change; results in `copied` are copies."""
+    def run(self, given: Sequence[Any], written: set[int]) -> list[Any]:
+        """Replay with these inputs, of which those in `written` change."""
         for i, copy in self.copies.items():
             copy.copy_(given[i])
         self.replay()
         for i in written & self.copies.keys():
             given[i].copy_(self.copies[i])
         made: dict[Any, Any] = {}
-        """One object stays one, but for what the backward keeps when its user gets a copy."""
+        """One object stays one, but for what the backward keeps."""
         found: list[Any] = []
         for number, value in enumerate(self.results):
-            key = id(value), number in copied
+            key = id(value), number in self.kept
             if isinstance(value, Tensor) and key not in made:
-                made[key] = copy_of(value) if number in copied else value.detach()
+                made[key] = value.detach() if number in self.kept else copy_of(value)
             found.append(made.get(key, value))
         for number, (i, view) in self.from_inputs.items():
             found[number] = given[i]

@@ -335,7 +335,7 @@ class AttentionPrinter(LinePrinter):
     def __init__(self, plan: AttentionPlan) -> None:
         super().__init__(plan)
         self.scores, self.tensors = plan.scores, plan.tensors
-        q, (batch, heads, queries, keys) = self.tensors["q"], sizes_of(self.tensors)
+        q, (_, heads, queries, keys) = self.tensors["q"], sizes_of(self.tensors)
         self.head, self.width = int(q.size[3]), width_of(q)  # type: ignore[arg-type]
         exact = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
         band = self.scores.band
@@ -348,7 +348,7 @@ class AttentionPrinter(LinePrinter):
             "parameters": ", ".join(a.name for a in plan.arguments),
             "queries": str(queries),
             "keys": str(keys),
-            "pair": self.scores.pair(batch, heads),
+            "pair": f"pair // {heads}, pair % {heads}",
             "block": f"(blocks - 1 - {block})" if later else f"({block})",  # the longest first
             "width": str(self.width),
             "dtype": TRITON_DTYPES[q.dtype],

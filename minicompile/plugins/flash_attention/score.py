@@ -299,9 +299,10 @@ class Scores:
         self.factor, score = (factor, product) if self.small else (1.0, score)
         self.slope_factor, *slopes = taken_out(slopes[0]) if slopes else [1.0]  # type: ignore[assignment]
         self.results = dict(zip(("score", "slope"), (score, *slopes)))
-        tiles: set[Any] = {(v.buffer, v.index) for v in body.loads if v.buffer in others}
-        self.tiles = [(b, i.free_symbols) for b, i in tiles if {QUERY, KEY} <= i.free_symbols]
-        """The tensors that have a number of their own for each score of a head."""
+        loads: set[Any] = {(v.buffer, v.index) for v in body.loads if v.buffer in others}
+        tiles = [others[b] for b, i in loads if {QUERY, KEY} <= i.free_symbols]
+        self.read = sum(layout.dtype.itemsize for layout in tiles)
+        """Bytes that each score reads, of tensors with a number of their own for each."""
 
     @property
     def library(self) -> tuple[float, bool, bool] | None:
@@ -310,17 +311,6 @@ class Scores:
         if not self.scale or (masked and self.half):  # the mask would be rounded
             return None
         return self.scale, masked, not masked and self.band.low == 0
-
-    @property
-    def read(self) -> int:
-        """Bytes that each score reads."""
-        return sum(self.others[buffer].dtype.itemsize for buffer, _ in self.tiles)
-
-    def pair(self, batch: int, heads: int) -> str:
-        """Return batch and head of a program: those that read the same follow each other, for the cache."""
-        if any(HEAD in own and BATCH not in own for _, own in self.tiles):
-            return f"pair % {batch}, pair // {batch}"
-        return f"pair // {heads}, pair % {heads}"
 
     def functions(self) -> list[str]:
         """Return their text, line by line."""

@@ -34,20 +34,12 @@ class HeldCheck:
     `unchanged()`: everything is as when `tensors` were found; else `check()` evaluates the guards.
     """
 
-    __slots__ = (
-        *("code", "evaluate", "fetched", "guards", "hits", "pause", "renewed", "tensors"),
-        *("unchanged", "waits"),
-    )
+    __slots__ = ("code", "evaluate", "fetched", "guards", "tensors", "unchanged")
 
     def __init__(
         self, code: SourceCode, guards: list[Guard], fetched: list[Source], hits: list[int]
     ) -> None:
-        """`hits`: how many calls the entry has answered."""
-        self.code, self.guards, self.fetched, self.hits = code.part(), guards, fetched, hits
-        self.renewed = -1
-        """How many it had answered when the facts were noted."""
-        self.pause = self.waits = 0
-        """For how many calls the facts aren't noted again, and how many of these are left."""
+        self.code, self.guards, self.fetched = code.part(), guards, fetched
         # `code.names` will refer to this object
         self.code.names, self.code.by_id = dict(code.names), dict(code.by_id)
         self.evaluate = self.generate(guards, fetched)
@@ -70,19 +62,8 @@ class HeldCheck:
         if found is MISS:
             return False
         self.tensors = found
-        if self.may_renew():
-            self.renewed = self.hits[0]
-            self.renew()
+        self.renew()
         return True
-
-    def may_renew(self) -> bool:
-        """Whether to note the facts; after they held for no call, not for a while, each time a longer one."""
-        if self.waits:
-            self.waits -= 1
-        else:
-            in_vain = self.hits[0] - self.renewed == 1
-            self.pause = self.waits = min(2 * self.pause + 1, LONGEST_PAUSE) if in_vain else 0
-        return not self.waits
 
     def renew(self) -> None:
         """Note the facts under which the guards, just checked, hold."""
@@ -104,9 +85,6 @@ class HeldCheck:
         if uncovered:
             always = self.generate(uncovered, [])
             self.unchanged = lambda: unchanged() and always() is not MISS
-
-
-LONGEST_PAUSE = 63
 
 
 def unknown() -> bool:

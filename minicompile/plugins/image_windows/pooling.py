@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from minicompile.errors import Unsupported
 from minicompile.lowering.context import LoweringContext, lowering
 from minicompile.lowering.rules.common import aten, converted
 from minicompile.lowering.value import TensorValue
@@ -30,12 +31,14 @@ NOWHERE = 2**62
 
 def strided(
     size: Sequence[Size], counts: Sequence[Size], kernel: Any, step: Any = (), padding: Any = (0,),
-    dilation: Any = (1,), ceil_mode: bool = False, padded: bool = True,
+    dilation: Any = (1,), ceil_mode: bool = False,
 ) -> Axes:  # fmt: skip
     """The two last dimensions, in so many windows; a list of one number is for both."""
-    pairs = [[*each] * (3 - len(each)) for each in (kernel, step or kernel, padding, dilation)]
+    if ceil_mode or set(dilation) != {1}:
+        raise Unsupported("windows with gaps, or beyond the padding")
+    pairs = [[*each] * (3 - len(each)) for each in (kernel, step or kernel, padding)]
     both = zip(size[-2:], counts[-2:], *pairs, strict=True)
-    return [Strided(n, count, k, s, p, d, padded) for n, count, k, s, p, d in both]
+    return [Strided(*each) for each in both]
 
 
 def turned(axes: Axes) -> Axes:
@@ -48,42 +51,42 @@ def result_size(ctx: LoweringContext) -> Sequence[Size]:
     return ctx.layouts[0].size
 
 
-def divided(
-    ctx: LoweringContext, x: TensorValue, axes: Axes, divisor: int | None, dtype: torch.dtype
-) -> TensorValue:
-    """Each window's element by the divisor, or by how many elements the window has, as `dtype`."""
+def divided(ctx: LoweringContext, x: TensorValue, count: int, dtype: torch.dtype) -> TensorValue:
+    """Each element by a number, as `dtype`."""
     wide = computation_dtype(x.dtype)
     quotient = "truediv" if wide.is_floating_point else "truncdiv"
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
-        value = x.load_as(ops, index, wide)
-        if divisor:
-            count = ops.constant(divisor, INT)
-        else:
-            count = ops.mul(*(a.length(ops, i) for a, i in zip(axes, index[-2:], strict=True)))
-        value = ops.pointwise(quotient, value, ops.to_dtype(count, wide))
+        value = ops.pointwise(quotient, x.load_as(ops, index, wide), ops.constant(count, wide))
         return ops.to_dtype(value, dtype)
 
     return ctx.pointwise(x.size, x.device, body)
 
 
-@lowering(aten.avg_pool2d.default)
-def average(
-    ctx: LoweringContext, x: TensorValue, kernel: Any, step: Any = (), padding: Any = (0,),
+def averaged(
+    size: Sequence[Size], counts: Sequence[Size], kernel: Any, step: Any = (), padding: Any = (0,),
     ceil_mode: bool = False, padded: bool = True, divisor: int | None = None,
-) -> TensorValue:  # fmt: skip
-    axes = strided(x.size, result_size(ctx), kernel, step, padding, padded=padded)
+) -> tuple[Axes, int]:  # fmt: skip
+    """Windows, and the elements of each."""
+    if divisor or not (padded or set(padding) == {0}):
+        raise Unsupported("averages of some elements of a window")
+    axes = strided(size, counts, kernel, step, padding, ceil_mode=ceil_mode)
+    return axes, axes[0].taps * axes[1].taps
+
+
+@lowering(aten.avg_pool2d.default)
+def average(ctx: LoweringContext, x: TensorValue, *window: Any, **options: Any) -> TensorValue:
+    axes, count = averaged(x.size, result_size(ctx), *window, **options)
     wide = converted(ctx, x, computation_dtype(x.dtype))
-    return divided(ctx, folded(ctx, "sum", unfolded(ctx, wide, axes)), axes, divisor, x.dtype)
+    return divided(ctx, folded(ctx, "sum", unfolded(ctx, wide, axes)), count, x.dtype)
 
 
 @lowering(aten.avg_pool2d_backward.default)
 def average_gradient(
-    ctx: LoweringContext, grad: TensorValue, x: TensorValue, kernel: Any, step: Any, padding: Any,
-    ceil_mode: bool, padded: bool, divisor: int | None,
-) -> TensorValue:  # fmt: skip
-    axes = strided(x.size, grad.size, kernel, step, padding, padded=padded)
-    part = divided(ctx, grad, axes, divisor, summation_dtype(grad))
+    ctx: LoweringContext, grad: TensorValue, x: TensorValue, *window: Any
+) -> TensorValue:
+    axes, count = averaged(x.size, grad.size, *window)
+    part = divided(ctx, grad, count, summation_dtype(grad))
     return converted(ctx, folded(ctx, "sum", unfolded(ctx, part, turned(axes))), grad.dtype)
 
 

@@ -1,8 +1,8 @@
 """Windows: several elements of an image for each result, along two new dimensions at the end, the taps.
 
-`unfolded` gives them, `folded` adds them or takes the largest: few taps are written out, many a reduction. A
-gradient is the same with another question: which windows hold an element? So nothing is scattered. The real
-compiler: the pooling rules in torch/_inductor/lowering.py, which leave large windows to eager.
+`unfolded` gives them, `folded` adds them or takes the largest, each tap written out. A gradient is the same
+with another question: which windows hold an element? So nothing is scattered. The real compiler: the pooling
+rules in torch/_inductor/lowering.py, which leave large windows to eager, too.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ import torch
 
 from minicompile.errors import Unsupported
 from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.rules.common import constant as number
 from minicompile.lowering.rules.creation import only_where
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
 from minicompile.ops.handler import Index, Ops, V
-from minicompile.ops.table import ReductionKind
 from minicompile.shapes.expr import FloorDiv, Size, bounds, is_nonnegative, loop_symbol
 from minicompile.shapes.expr import simplify_index as simplified
 
 MOST_TAPS = 25
-"""Most taps that are written out."""
+"""Windows of more are left to the library."""
 
 INT = torch.int64
 COMBINED = {"sum": "add", "max": "maximum", "min": "minimum"}
@@ -48,8 +46,8 @@ class Axis:
 
 @dataclass(eq=False)
 class Strided(Axis):
-    """Windows that begin `step` apart, the first one `padding` before the dimension; their elements are
-    `dilation` apart. Places are formulas, conditions expressions that must not be negative.
+    """Windows that begin `step` apart, the first one `padding` before the dimension. Places are formulas,
+    conditions expressions that must not be negative.
     """
 
     extent: Size
@@ -57,16 +55,13 @@ class Strided(Axis):
     taps: int
     step: int
     padding: int
-    dilation: int = 1
-    padded: bool = True
-    """Whether the padding counts in a window's length."""
 
     def __post_init__(self) -> None:
-        if not all(isinstance(n, int) for n in (self.taps, self.step, self.padding, self.dilation)):
+        if not all(isinstance(n, int) for n in (self.taps, self.step, self.padding)):
             raise Unsupported("windows whose size is only known at run time")
 
     def element(self, window: Index, tap: Index) -> tuple[Index, list[Index]]:
-        at = window * self.step - self.padding + tap * self.dilation
+        at = window * self.step - self.padding + tap
         return at, [at, self.extent - 1 - at]
 
     @functools.lru_cache(256)  # noqa: B019  holds sizes alone
@@ -84,26 +79,12 @@ class Strided(Axis):
         zero = ops.constant(0, INT)
         return at, [ops.ge(ops.index_expr(condition, INT), zero) for condition in chosen]
 
-    def length(self, ops: Ops, window: Index) -> V:
-        """How many elements a window has."""
-        beyond, start = self.padding if self.padded else 0, self.element(window, 0)[0]
-        last = (self.count - 1) * self.step - self.padding + self.taps
-        inside = is_nonnegative(self.extent + beyond - last)
-        if inside and (self.padded or not self.padding):
-            return ops.constant(self.taps, INT)
-        begin, stop = (ops.index_expr(i, INT) for i in (start, start + self.taps))
-        if not self.padded and self.padding:
-            begin = ops.maximum(begin, ops.constant(0, INT))
-        if not inside:
-            stop = ops.minimum(stop, number(ops, self.extent + beyond, INT))
-        return ops.sub(stop, begin)
-
 
 class Turned(Strided):
     """The windows that hold an element, instead of the elements of a window."""
 
     def __init__(self, axis: Strided) -> None:
-        self.axis, self.reach = axis, (axis.taps - 1) * axis.dilation
+        self.axis, self.reach = axis, axis.taps - 1
         self.extent, self.count, self.taps = axis.count, axis.extent, self.reach // axis.step + 1
 
     def element(self, window: Index, tap: Index) -> tuple[Index, list[Index]]:
@@ -111,7 +92,7 @@ class Turned(Strided):
         at = FloorDiv(window + axis.padding, sympy.Integer(axis.step)) - back
         found = [at, self.extent - 1 - at]
         farthest = back if back.is_Integer else self.taps - 1
-        if (farthest + 1) * axis.step > self.reach + 1:
+        if (farthest + 1) * axis.step > axis.taps:
             found.append(self.reach + axis.element(at, 0)[0] - window)
         return at, found
 
@@ -133,16 +114,12 @@ def unfolded(
     return ctx.pointwise(size, x.device, body)
 
 
-def folded(ctx: LoweringContext, kind: ReductionKind, x: TensorValue) -> TensorValue:
+def folded(ctx: LoweringContext, kind: str, x: TensorValue) -> TensorValue:
     """The sum, maximum or minimum of each window's taps. Sums of a half type are rounded one by one."""
     size, sides, wide = x.size[:-2], x.size[-2:], computation_dtype(x.dtype)
     narrow = kind == "sum" and wide is not x.dtype
     if math.prod(sides) > MOST_TAPS:
-        if narrow:
-            raise Unsupported("many additions that eager rounds one by one")
-        return ctx.reduction(
-            kind, size, sides, x.dtype, x.device, lambda ops, i, r: x.load(ops, [*i, *r])
-        )
+        raise Unsupported("windows of many elements")
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
         taps = itertools.product(*(map(sympy.Integer, range(taps)) for taps in sides))

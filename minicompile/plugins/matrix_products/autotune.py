@@ -1,4 +1,4 @@
-"""`mode="max-autotune"`: of the tiles around the planned ones, those that run fastest on the device.
+"""`mode="max-autotune"`: the tiles of a matrix product that run fastest on the device, or the library.
 
 A kernel is measured at its first call, on the arguments it gets; what it writes is a copy meanwhile. The
 choice is kept on disk, by the kernel's text, the sizes it was planned for, and the device. Each time is told
@@ -9,19 +9,18 @@ The real compiler: CachingAutotuner in torch/_inductor/runtime/triton_heuristics
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from minicompile.codegen.plan import KernelModule, KernelSource, LibraryCall, TritonPlan
+from minicompile.codegen.plan import KernelModule, KernelSource, LibraryCall
 from minicompile.codegen.triton import print_triton
 from minicompile.compat import triton_api
 from minicompile.lowering.ir import Layout
@@ -29,13 +28,10 @@ from minicompile.ops.cache import Cache, digest
 from minicompile.ops.device import gpu_of
 from minicompile.ops.display import count_text
 from minicompile.options import Options
-from minicompile.plugins.fast_launcher.launch import load_fast
-from minicompile.runtime.gpu_kernel import Tiles, blocks, module_text, planned_tiles
+from minicompile.plugins.fast_launcher.launch import launched_kernels, load_fast, start_kernels
+from minicompile.runtime.gpu_kernel import Tiles, blocks, module_text
 from minicompile.runtime.load import tuner
 from minicompile.runtime.triton import Launcher
-
-EACH = range(2, 65)
-"""How many elements of a tile a thread may have."""
 
 REPEATS = 12
 
@@ -57,11 +53,10 @@ class Tuning:
 
     def described(self, tiles: Tiles) -> str:
         if tiles.way == "library":
-            after = f", XBLOCK={tiles.x}, {count_text(tiles.num_warps, 'warp')}" * bool(tiles.x)
-            return f"the library's product{after}"
-        way = [tiles.way] * bool(tiles.way) + [f"{tiles.stages} stages"] * bool(tiles.stages)
-        sizes = way + [f"{name}={size}" for name, size in blocks(self.source.plan, tiles).items()]
-        return f"{', '.join(sizes)}, {count_text(tiles.num_warps, 'warp')}"
+            return "the library's product"
+        sizes = [f"{name}={size}" for name, size in blocks(self.source.plan, tiles).items()]
+        sizes = [f"{tiles.stages} stages", *sizes, count_text(tiles.num_warps, "warp")]
+        return ", ".join(sizes)
 
     def told(self, verbose: bool = False) -> str:
         """The best of the candidates, and by how much it beats the planned tiles; verbose: all of them."""
@@ -73,9 +68,8 @@ class Tuning:
             )
             return f"{name}: {why}"
         (planned, _), (best, tiles) = pairs[0], pairs[fastest(self.tried[: len(pairs)], self.times)]
-        usual = f"with {self.described(self.tried[0])}" if self.tried[0].way else "as planned"
         first = (
-            f"{name}: {len(pairs)} candidates, {planned:.4f} ms {usual}, "
+            f"{name}: {len(pairs)} candidates, {planned:.4f} ms with {self.described(self.tried[0])}, "
             f"{best:.4f} ms ({1 - best / planned:.0%} less) with {self.described(tiles)}"
         )
         lines = [f"  {time:.4f} ms: {self.described(tiles)}" for time, tiles in pairs]
@@ -83,51 +77,9 @@ class Tuning:
 
 
 def candidates(source: KernelSource) -> list[Tiles]:
-    """The planned tiles; then half, once and twice as much along each axis, and as many warps.
-
-    Of a product the library's way, then what the plan lists, then its other rivals.
-    """
-    planned, plan = planned_tiles(source.plan), source.plan
-    if plan.rivals:
-        return product_candidates(source)
-    names = [a for a in plan.axes if a != "r" or plan.reduction != "persistent"] + ["num_warps"]
-    found = [planned]
-    for scales in itertools.product((1, 2, 4), repeat=len(names)):
-        sizes = {
-            n: max(getattr(planned, n) * s // 2, 1) for n, s in zip(names, scales, strict=True)
-        }
-        tiles = replace(planned, **sizes)
-        each = math.prod(getattr(tiles, axis) for axis in plan.axes) // (32 * tiles.num_warps)
-        if each in EACH and tiles.num_warps <= 32 and tiles not in found:
-            found.append(tiles)
-    return found
-
-
-def rival_sources(source: KernelSource) -> dict[str, list[KernelSource | LibraryCall]]:
-    """The steps of each rival: kernels that have texts, and calls."""
-    return {
-        rival.name: [
-            step if isinstance(step, LibraryCall) else print_triton(step) for step in rival.steps
-        ]
-        for rival in source.plan.rivals
-    }
-
-
-def product_candidates(source: KernelSource) -> list[Tiles]:
     """The ways to compute a product, the library's first: it is taken where nothing can be measured."""
-
-    def listed(plan: TritonPlan, way: str = "") -> list[Tiles]:
-        choices = [dict(choice) for choice in plan.choices]
-        return [Tiles(num_warps=c.pop("warps"), way=way, **c) for c in choices]
-
-    found = [Tiles(way="library"), *listed(source.plan)]
-    for way, steps in rival_sources(source).items():
-        for step in steps:
-            if isinstance(step, KernelSource):
-                found += listed(step.plan, way)
-        if way == "library" and isinstance(step, KernelSource):
-            found += [replace(tiles, way=way) for tiles in candidates(step)[1:]]
-    return found
+    choices = [dict(choice) for choice in source.plan.choices]
+    return [Tiles(way="library"), *(Tiles(num_warps=c.pop("warps"), **c) for c in choices)]
 
 
 def milliseconds(launch: Launcher, arguments: list[Any]) -> float:
@@ -150,28 +102,23 @@ def milliseconds(launch: Launcher, arguments: list[Any]) -> float:
 
 
 def fastest(tried: Sequence[Tiles], times: Sequence[float]) -> int:
-    """Which candidate is taken: one of our own products only where it gains more than noise."""
+    """Which candidate is taken: one of our own, after the library's, where it gains more than noise."""
     best = times.index(min(times))
-    library = [i for i, tiles in enumerate(tried) if tiles.way == "library"]
-    usual = min(library, key=times.__getitem__, default=best)
-    return best if times[best] < (1 - MARGIN) * times[usual] else usual
+    return best if times[best] < (1 - MARGIN) * times[0] else 0
 
 
 def load_candidate(source: KernelSource, tiles: Tiles, options: Options | None = None) -> Launcher:
-    """Load a kernel with some tiles, or what runs the steps of a rival on the kernel's own arguments."""
+    """Load a kernel with some tiles, or what runs the library's steps on the kernel's own arguments."""
     if not tiles.way:
         return load_fast(source, tiles, options)
-    plan = source.plan
-    (rival,) = (rival for rival in plan.rivals if rival.name == tiles.way)
-    names, steps = [a.buffer for a in plan.arguments], rival_sources(source)[tiles.way]
-    own = replace(tiles, way="") if tiles.x else None
-    ours = [step for step in steps if isinstance(step, KernelSource)]
-    chosen = next((step for step in ours if step.plan.reduction == "product"), [None, *ours][-1])
-    runs: list[Launcher | None] = [
-        load_fast(step, own if step is chosen else None, options)
-        if isinstance(step, KernelSource)
-        else None
-        for step in steps
+    plan, (rival,) = source.plan, source.plan.rivals
+    names = [a.buffer for a in plan.arguments]
+    runs = [
+        (
+            step,
+            None if isinstance(step, LibraryCall) else load_fast(print_triton(step), None, options),
+        )
+        for step in rival.steps
     ]
 
     def launch(*arguments: Any) -> None:
@@ -181,13 +128,13 @@ def load_candidate(source: KernelSource, tiles: Tiles, options: Options | None =
             memory[name] = torch.empty_strided(
                 layout.size, layout.stride, dtype=layout.dtype, device=plan.device
             )
-        for step, run in zip(steps, runs, strict=True):
+        for step, run in runs:
             if isinstance(step, LibraryCall):
                 given = [look(memory[view.buffer], view.layout) for view in step.operands]
                 function = getattr(torch, step.op.overloadpacket.__name__)
                 function(*given, out=look(memory[step.result], step.layout))
             elif run is not None:
-                run(*(memory[a.buffer] for a in step.plan.arguments))
+                run(*(memory[a.buffer] for a in step.arguments))
 
     return launch
 
@@ -257,9 +204,12 @@ def tuned(
 def load_tuned(
     kernels: Sequence[KernelSource], module: KernelModule, options: Options
 ) -> Callable[[], dict[str, Launcher]] | None:
-    """Load kernels that look for their best tiles, with mode="max-autotune"."""
-    if not options.mode.startswith("max-autotune"):
+    """Load kernels, of which matrix products look for their best tiles, with mode="max-autotune"."""
+    products = [kernel for kernel in kernels if kernel.plan.rivals]
+    if not products or not options.mode.startswith("max-autotune"):
         return None
     load = partial(load_candidate, options=options)
     tune = partial(tuned, options=options, load=load, tell=module.tell)
-    return lambda: {kernel.name: tune(kernel) for kernel in kernels}
+    others = launched_kernels([kernel for kernel in kernels if not kernel.plan.rivals])
+    wait = start_kernels(others, options)
+    return lambda: wait() | {kernel.name: tune(kernel) for kernel in products}

@@ -18,7 +18,6 @@ in torch/_inductor/codegen/subgraph.py.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -44,7 +43,7 @@ from minicompile.ops.device import Gpu, gpu_of
 from minicompile.ops.dtypes import TENSOR_CORES
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, Value
-from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, Schedule
+from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import Size
 
 Shape = tuple[int, int, int, int, int]
@@ -193,7 +192,7 @@ def rivals(plan: TritonPlan, around: Surroundings) -> Iterator[Rival]:
     """Give what else could do what a template's kernel does."""
     if plan.language != "triton" or not is_template(plan.node) or not around.options.library:
         return
-    before, call, after, changed, spaces = taken_apart(plan.node, around.schedule, around.position)
+    before, call, after, changed, spaces = taken_apart(plan.node, around.schedule)
     steps: list[KernelPlan | LibraryCall] = [around.make_plan(node, changed) for node in before]
     steps += [call, *([around.make_plan(after, changed)] if after is not None else [])]
     yield Rival("library", tuple(steps), spaces)
@@ -211,11 +210,10 @@ class Apart(NamedTuple):
     """Those that are the kernel's own affair."""
 
 
-def taken_apart(node: FusedSchedulerNode, schedule: Schedule, position: int) -> Apart:
-    """Where a result lies as the product does, the product is made there, and what follows overwrites it
-    element by element: what is still in the cache is read and written there."""
+def taken_apart(node: FusedSchedulerNode, schedule: Schedule) -> Apart:
+    """The product goes into memory of its own, unless it is a result."""
     parts = list(zip(node.nodes, node.bodies, node.levels, strict=True))
-    ((product, made, _),) = (p for p in parts if isinstance(p[0].buffer.loops, Template))
+    ((product, _, _),) = (p for p in parts if isinstance(p[0].buffer.loops, Template))
     template, layout, memory = product.buffer.loops, product.buffer.layout, schedule.memory
     assert isinstance(template, Template)
     before = [
@@ -228,20 +226,11 @@ def taken_apart(node: FusedSchedulerNode, schedule: Schedule, position: int) -> 
     after = FusedSchedulerNode(
         [part for part, _ in rest], bodies, ["elem"] * len(rest), node.ranges, {}
     )
-    result = product.name
     spaces = {part.name: part.nodes[0].buffer.layout for part in before}
-    allocate = [list(step) for step in memory.allocate]
-    if result in memory.internal:
-        if (new := overwriting(made, bodies, schedule, position)) is not None:
-            given = allocate[position]
-            place = next(i for i, a in enumerate(given) if a.buffer == new)
-            given[place] = Allocation(new, result, in_place=True)
-            result = new
-        else:
-            spaces[result] = layout
-    internal = memory.internal - {product.name} - spaces.keys()
-    changed = replace(schedule, memory=replace(memory, internal=internal, allocate=allocate))
-    call = LibraryCall(template.op, template.operands, result, layout)
+    if product.name in memory.internal:
+        spaces[product.name] = layout
+    changed = replace(schedule, memory=replace(memory, internal=memory.internal - spaces.keys()))
+    call = LibraryCall(template.op, template.operands, product.name, layout)
     return Apart(before, call, after if rest else None, changed, spaces)
 
 
@@ -249,28 +238,6 @@ def loops_of(body: LoopBody) -> dict[sympy.Symbol, Size]:
     """The loops that a body's store differs with."""
     (store,) = body.stores
     return {v: n for v, n in body.all_ranges.items() if v in sympify(store.index).free_symbols}
-
-
-def overwriting(
-    made: LoopBody, bodies: list[LoopBody], schedule: Schedule, position: int
-) -> str | None:
-    """The result, if any, that can be written where the product lies, element by element."""
-    (store,), buffers = made.stores, schedule.graph.buffers
-    loads = [v.index for body in bodies for v in body.loads if v.buffer == store.buffer]
-    if any(index != store.index for index in loads):
-        return None
-    stored = {v.buffer: v.index for body in bodies for v in body.stores}
-    given = schedule.memory.allocate[position : position + 1]
-    return next(
-        (
-            a.buffer
-            for a in itertools.chain(*given)
-            if not a.in_place
-            and stored.get(a.buffer) == store.index
-            and buffers[a.buffer].layout == buffers[store.buffer].layout
-        ),
-        None,
-    )
 
 
 def is_template(node: FusedSchedulerNode) -> bool:

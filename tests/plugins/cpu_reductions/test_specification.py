@@ -52,8 +52,8 @@ def softmax(x: torch.Tensor, b: torch.Tensor) -> Any:
 
 
 PROGRAMS: list[tuple[Callable[..., Any], int | None]] = [
-    (sums, 2), (gradient_of_a_bias, 2), (scaled, 3), (extremes, 2), (normalized, None), (softmax, None),
-    (slope, 2),
+    (sums, 2), (gradient_of_a_bias, 3), (scaled, 3), (extremes, 2), (normalized, None), (softmax, None),
+    (slope, 3),
 ]  # fmt: skip
 """Functions, and how many loop nests their kernel has where that is the point."""
 
