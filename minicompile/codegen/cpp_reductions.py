@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from minicompile.codegen.cpp_loops import LoopPrinter
 from minicompile.codegen.cpp_values import Loop
 from minicompile.codegen.plan import CppPlan
@@ -54,7 +52,7 @@ class RowPrinter(LoopPrinter):
         with self.loops(outer):
             self._inner(inner, values, self._simd(values, inner.var, riding=True), rows)
         for value in values:
-            if value.op == "reduction" and self.summed_as_double(value):
+            if value in self.plan.double_sums:
                 self.declare(value, self.accumulator(value, "_total"))
 
     # ---- accumulators
@@ -63,12 +61,8 @@ class RowPrinter(LoopPrinter):
         """The accumulator of a reduction."""
         return self.names[value] + suffix
 
-    def summed_as_double(self, value: Value) -> bool:
-        """Sums of float32, whose rounding errors would pile up."""
-        return value.kind == "sum" and value.dtype is torch.float32
-
     def accumulators(self, value: Value) -> list[tuple[str, str, str]]:
-        if value.op == "reduction" and self.summed_as_double(value):
+        if value in self.plan.double_sums:
             return [("_total", "double", "0.0")]
         return super().accumulators(value)
 

@@ -18,7 +18,7 @@ from minicompile.codegen.cpp_ops import (
     literal,
 )
 from minicompile.codegen.plan import INDEX_ERROR, CppPlan
-from minicompile.codegen.printing import LinePrinter
+from minicompile.codegen.printing import SIGNS, LinePrinter
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
@@ -36,9 +36,6 @@ class Loop(NamedTuple):
 
 
 ALIGNED = "__attribute__((aligned(64)))"
-
-SIGNS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
-"""How a reduction combines two elements, in C and in OpenMP."""
 
 
 class ValuePrinter(LinePrinter):

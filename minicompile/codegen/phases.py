@@ -223,6 +223,12 @@ def is_update(store: Value) -> bool:
     return store.kind != "store" or bool(store.indirect)
 
 
+def innermost(body: LoopBody, var: sympy.Symbol) -> list[Value]:
+    """Values that the loop over `var` must compute: those that vary along it, and stores."""
+    along = varying(body.values, {var})
+    return [v for v in body.values if v in along or v.op == "store"]
+
+
 def separates(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:
     """Different values of `var` go to different elements, all else being equal."""
     step = coefficient_of(store.index, var)

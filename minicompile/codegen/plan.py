@@ -49,6 +49,9 @@ REFERENCE = "reference"
 
 INT32_END = 2**31
 
+OUTER_ITERATIONS = 8
+"""Outer loops of C kernels with fewer iterations leave threads idle."""
+
 INDEX_ERROR = 1
 """What a C kernel returns where a loaded index is out of range; runtime/cpp.py raises it."""
 
@@ -257,6 +260,14 @@ class CppPlan(KernelPlan):
     parallel: bool = False
     parallel_above: int = 0
     """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
+    double_sums: frozenset[Value] = frozenset()
+    """Sums of float32 that are accumulated as doubles: their rounding errors would pile up."""
+
+    @property
+    def shares_inner(self) -> bool:
+        """Do threads share the innermost loop over x, since those around it have few iterations?"""
+        outer = [size for size in self.ranges.values() if size != 1][:-1]
+        return self.parallel and count(outer, self.hints) < OUTER_ITERATIONS
 
 
 @dataclass(eq=False)

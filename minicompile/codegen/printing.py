@@ -57,6 +57,11 @@ class LinePrinter:
         return KernelSource(self.plan.name, language, self.lines, self.plan, prelude(text))
 
 
+def printer_of(plan: KernelPlan, own: Mapping[str, Callable[[Any], Any]]) -> Any:
+    """The printer of a plan: a template's, or the language's own for this kind of reduction."""
+    return (kernel_template.get(plan.reduction) or own[plan.reduction])(plan)
+
+
 kernel_template: Registry[Callable[[Any], Any]] = Registry(
     "kernel_template",
     "a plan's template or kind of reduction -> what prints the kernel, where tiles of rows won't do",
@@ -100,6 +105,10 @@ INFIX: Mapping[str, OpRule] = {
     }.items()
 }  # fmt: skip
 """Operators that mean the same in both."""
+
+
+SIGNS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
+"""How a reduction combines two elements, in both and in OpenMP."""
 
 
 _ATOM, _PRODUCT, _QUOTIENT, _SUM = 3, 2, 1, 0

@@ -119,9 +119,6 @@ class RowHelperPrinter(RowPrinter):
         for value in by_row:
             self._reduce_row(value, loop)
 
-    def summed_as_double(self, value: Value) -> bool:
-        return False
-
     def for_each(self, values: Iterable[Value], text: str) -> None:
         """A line for each accumulator, {0}, and its total, {1}."""
         for value in values:
