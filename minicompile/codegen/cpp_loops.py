@@ -16,7 +16,7 @@ import sympy
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_rules import vectorised
 from minicompile.codegen.cpp_values import ALIGNED, Loop, ValuePrinter
-from minicompile.codegen.phases import innermost
+from minicompile.codegen.phases import innermost, operands
 from minicompile.codegen.plan import CppPlan
 from minicompile.scheduling.body import Value
 
@@ -115,11 +115,6 @@ class PointwisePrinter(LoopPrinter):
         with self.loops(outer, around):
             self.compute(v for v in values if v not in inside)
             self._inner(inner, inside, simd)
-
-
-def operands(values: Iterable[Value]) -> set[Value]:
-    """Everything that the values read."""
-    return {operand for value in values for operand in value.operands}
 
 
 def least(a: str, b: str) -> str:

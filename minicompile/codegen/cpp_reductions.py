@@ -47,7 +47,7 @@ class RowPrinter(LoopPrinter):
             if value.op in ("reduction", "scan"):
                 self._start(value)
         *outer, inner = self.r_loops
-        index = self.index(self.place())
+        index = self.index(self.plan.position)
         rows = {v: f"{self.names[v]}_row[{index}]" for v in self.in_order(self.plan.stashed)}
         with self.loops(outer):
             self._inner(inner, values, self._simd(values, inner.var, riding=True), rows)
@@ -79,7 +79,7 @@ class RowPrinter(LoopPrinter):
         self.line(text.lstrip(), value.origins)
 
     def accumulate(self, value: Value) -> None:
-        self.take(value, self.ref(value.inputs[0]), self.index(self.place()))
+        self.take(value, self.ref(value.inputs[0]), self.index(self.plan.position))
         if value.op == "scan":
             self.declare(value, self.accumulator(value, "_so_far"))
 

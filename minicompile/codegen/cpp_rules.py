@@ -61,14 +61,6 @@ def nanoseconds(plan: CppPlan) -> float:
     return 0.1 * (plan.cost.bytes_read + plan.cost.bytes_written + plan.cost.flops)
 
 
-@plan_rule("cpp:double_sums", needed=True)
-def choose_double_sums(plan: CppPlan, options: Options) -> None:
-    """Accumulate sums of float32 as doubles, since their rounding errors would pile up."""
-    if plan.reduction == "looped":
-        sums = (v for v in float_sums(plan.body.values) if v.dtype is torch.float32)
-        plan.double_sums = frozenset(sums)
-
-
 @plan_rule("cpp:parallel")
 def choose_parallel(plan: CppPlan, options: Options) -> str | None:
     """Share the outer loop among threads when there is enough to do."""
@@ -90,6 +82,14 @@ def share(plan: CppPlan) -> str:
     each = time / max(count(sizes, plan.hints), 1)
     plan.parallel, plan.parallel_above = True, int(PARALLEL_NANOSECONDS / max(each, 0.01))
     return "sizes vary: each call counts its iterations"
+
+
+@plan_rule("cpp:double_sums", needed=True)
+def choose_double_sums(plan: CppPlan, options: Options) -> None:
+    """Accumulate sums of float32 as doubles, since their rounding errors would pile up."""
+    if plan.reduction == "looped":
+        sums = (v for v in float_sums(plan.body.values) if v.dtype is torch.float32)
+        plan.double_sums = frozenset(sums)
 
 
 def vectorised(

@@ -165,6 +165,8 @@ class KernelPlan(Shown):
     """What must hold of the sizes, which the graph is guarded by, and why."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Buffers written in the memory of others, element by element when these have been read."""
+    barriers: frozenset[Value | Phase] = frozenset()
+    """Accesses of memory, and loops, before which the threads of a GPU's program wait for each other."""
     rivals: tuple[Rival, ...] = ()
     """Other ways to compute the same, of which the fastest is to be taken (registry `rival_rule`)."""
     launches: tuple[KernelPlan, ...] = ()
@@ -208,6 +210,14 @@ class KernelPlan(Shown):
     def row_length(self) -> int:
         """How many r each of them has, at the hints."""
         return count(self.reduction_ranges.values(), self.hints)
+
+    @property
+    def position(self) -> sympy.Expr:
+        """The linear position in the reduction's ranges."""
+        place: sympy.Expr = sympy.Integer(0)
+        for var, size in self.reduction_ranges.items():
+            place = place * size + (var if size != 1 else 0)
+        return sympy.expand(place)
 
     def reject(self, description: str, reason: str) -> None:
         """Note down a plan that was considered, and why it was not taken."""
@@ -288,6 +298,8 @@ class TritonPlan(KernelPlan):
     """About how many programs share a row, if a rule says so."""
     tiling: Tiling | None = None
     """How tiles lie that aren't tiles of rows."""
+    forms: Mapping[Value, str] = field(default_factory=dict)
+    """Values that are computed more quickly than their operation says, and how: a key of `QUICK`."""
     choices: tuple[Mapping[str, int], ...] = ()
     """Tiles that are worth measuring, `tiles` first."""
 
