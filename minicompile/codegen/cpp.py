@@ -15,13 +15,16 @@ from minicompile.codegen.cpp_ops import STORAGE
 from minicompile.codegen.cpp_reductions import RowPrinter
 from minicompile.codegen.helpers import c_prelude
 from minicompile.codegen.plan import CppPlan, KernelSource
-from minicompile.codegen.printing import kernel_template
+from minicompile.codegen.printing import printer_of
 from minicompile.shapes.expr import is_float
+
+PRINTERS = {"none": PointwisePrinter, "looped": RowPrinter}
+"""What prints loops, by the kind of reduction."""
 
 
 def print_kernel(plan: CppPlan) -> KernelSource:
     """The C function of one plan."""
-    printer = loop_printer(plan)
+    printer: LoopPrinter = printer_of(plan, PRINTERS)
     *first, last = _head(plan).split("\n")
     for text in first:
         printer.line(text)
@@ -33,14 +36,6 @@ def print_kernel(plan: CppPlan) -> KernelSource:
         printer.nest()
         printer.line("return error;" if printer.checks else "return 0;")
     return printer.source("cpp", c_prelude)
-
-
-def loop_printer(plan: CppPlan) -> LoopPrinter:
-    """What prints loops in the plan's shape."""
-    if plan.reduction in kernel_template:
-        printer: LoopPrinter = kernel_template[plan.reduction](plan)
-        return printer
-    return RowPrinter(plan) if plan.reduction_ranges else PointwisePrinter(plan)
 
 
 def call_of(original: KernelSource, plan: CppPlan) -> str:

@@ -9,19 +9,16 @@ squares of two x (`plugins/transposed_tiles`), tiles of columns (`plugins/cpu_re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import sympy
 
 from minicompile.codegen.cpp_ops import CTYPES
-from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
-from minicompile.codegen.phases import is_update, separates
-from minicompile.codegen.plan import CppPlan, count
-from minicompile.ops.table import POSITIONS
-from minicompile.scheduling.body import Value, varying
-
-OUTER_ITERATIONS = 8
-"""Outer loops with fewer iterations leave threads idle: then the inner loop is shared."""
+from minicompile.codegen.cpp_rules import vectorised
+from minicompile.codegen.cpp_values import ALIGNED, Loop, ValuePrinter
+from minicompile.codegen.phases import innermost, operands
+from minicompile.codegen.plan import CppPlan
+from minicompile.scheduling.body import Value
 
 
 class LoopPrinter(ValuePrinter):
@@ -38,48 +35,31 @@ class LoopPrinter(ValuePrinter):
     # ---- who shares a loop, and how it becomes vectors
 
     def _parallel(self, nest: int = 1, simd: bool = False) -> str:
-        """`parallel for`, or nothing where one thread does it all."""
-        region, share = self._shared(nest)
-        return (
-            f"parallel for{' simd' if simd else ''}{region}{share}" if self._threads(nest) else ""
-        )
-
-    def _threads(self, nest: int) -> bool:
-        """Do threads share a nest of loops? Scatters run in order: two iterations may change one element."""
-        return self.plan.parallel and nest > 0 and not any(map(is_update, self.plan.body.stores))
-
-    def _shared(self, nest: int) -> tuple[str, str]:
-        """The clauses of `parallel`, and those of the `for` inside it."""
-        plan, region, share = self.plan, "", f" collapse({nest})" if nest > 1 else ""
+        """`parallel for` over a nest of loops, or nothing where one thread does it all."""
+        plan = self.plan
+        if not plan.parallel or not nest:
+            return ""
+        text = "parallel for" + " simd" * simd
         if plan.parallel_above:
             sizes = [self.index.within(s) for s in plan.body.all_ranges.values() if s != 1]
-            region = f" if(parallel: {'*'.join(sizes)} > {plan.parallel_above})"
-        return region, share + " reduction(|:error)" * self.checks
+            text += f" if(parallel: {'*'.join(sizes)} > {plan.parallel_above})"
+        text += f" collapse({nest})" if nest > 1 else ""
+        return text + " reduction(|:error)" * self.checks
 
     def _simd(self, values: Collection[Value], var: sympy.Symbol, riding: bool = False) -> str:
-        """`simd` with its reductions, or nothing where iterations depend on each other.
-
-        `riding`: the loop runs along r, and its reductions are accumulated across its iterations.
-        """
-        plan = self.plan
-        updates = [v for v in values if v.op == "store" and is_update(v)]
-        if plan.vector_width == 1 or not all(separates(v, var, plan.body) for v in updates):
+        """`simd` with its reductions, or nothing where iterations depend on each other."""
+        reductions = vectorised(self.plan, values, var, riding)
+        if reductions is None:
             return ""
         clauses: dict[str, list[str]] = {}
-        for value in values:
-            if value.op == "scan" and riding:
-                return ""
-            if value.op == "reduction" and riding:
-                extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
-                if extremum or value.kind in POSITIONS:  # OpenMP's own max and min may drop a NaN
-                    return ""
-                total = self.names[value] + self.accumulators(value)[0][0]
-                clauses.setdefault(SIGNS.get(value.kind, value.kind), []).append(total)
+        for value, sign in reductions.items():
+            total = self.names[value] + self.accumulators(value)[0][0]
+            clauses.setdefault(sign, []).append(total)
         if any(v.check for v in values):
             clauses.setdefault("|", []).append("error")
-        found = ["simd" if plan.vector_width >= 8 else f"simd simdlen({plan.vector_width})"]
-        found += [f"reduction({sign}:{', '.join(names)})" for sign, names in clauses.items()]
-        return " ".join(found)
+        width = self.plan.vector_width
+        text = "simd" if width >= 8 else f"simd simdlen({width})"
+        return text + "".join(f" reduction({s}:{', '.join(names)})" for s, names in clauses.items())
 
     # ---- inner loops, scratch
 
@@ -128,29 +108,13 @@ class PointwisePrinter(LoopPrinter):
             self.compute(values)
             return
         *outer, inner = self.x_loops
-        inside, simd = self.inside(inner)
-        around = self._parallel(len(outer))
-        if not self.enough(outer) and self._parallel():
+        inside = innermost(self.plan.body, inner.var)
+        around, simd = self._parallel(len(outer)), self._simd(inside, inner.var)
+        if self.plan.shares_inner:
             simd, around = self._parallel(simd=bool(simd)), ""
         with self.loops(outer, around):
             self.compute(v for v in values if v not in inside)
             self._inner(inner, inside, simd)
-
-    def inside(self, inner: Loop) -> tuple[list[Value], str]:
-        """Return the values of the innermost loop, and what makes vectors of it."""
-        body = self.plan.body
-        moving = varying(body.values, {inner.var})
-        values = [v for v in body.values if v in moving or v.op == "store"]
-        return values, self._simd(values, inner.var)
-
-    def enough(self, outer: Sequence[Loop]) -> bool:
-        """Iterations for all threads."""
-        return count((loop.size for loop in outer), self.plan.hints) >= OUTER_ITERATIONS
-
-
-def operands(values: Iterable[Value]) -> set[Value]:
-    """Everything that the values read."""
-    return {operand for value in values for operand in value.operands}
 
 
 def least(a: str, b: str) -> str:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from minicompile.codegen.cpp_loops import LoopPrinter
 from minicompile.codegen.cpp_values import Loop
 from minicompile.codegen.plan import CppPlan
@@ -49,12 +47,12 @@ class RowPrinter(LoopPrinter):
             if value.op in ("reduction", "scan"):
                 self._start(value)
         *outer, inner = self.r_loops
-        index = self.index(self.place())
+        index = self.index(self.plan.position)
         rows = {v: f"{self.names[v]}_row[{index}]" for v in self.in_order(self.plan.stashed)}
         with self.loops(outer):
             self._inner(inner, values, self._simd(values, inner.var, riding=True), rows)
         for value in values:
-            if value.op == "reduction" and self.summed_as_double(value):
+            if value in self.plan.double_sums:
                 self.declare(value, self.accumulator(value, "_total"))
 
     # ---- accumulators
@@ -63,12 +61,8 @@ class RowPrinter(LoopPrinter):
         """The accumulator of a reduction."""
         return self.names[value] + suffix
 
-    def summed_as_double(self, value: Value) -> bool:
-        """Sums of float32, whose rounding errors would pile up."""
-        return value.kind == "sum" and value.dtype is torch.float32
-
     def accumulators(self, value: Value) -> list[tuple[str, str, str]]:
-        if value.op == "reduction" and self.summed_as_double(value):
+        if value in self.plan.double_sums:
             return [("_total", "double", "0.0")]
         return super().accumulators(value)
 
@@ -85,7 +79,7 @@ class RowPrinter(LoopPrinter):
         self.line(text.lstrip(), value.origins)
 
     def accumulate(self, value: Value) -> None:
-        self.take(value, self.ref(value.inputs[0]), self.index(self.place()))
+        self.take(value, self.ref(value.inputs[0]), self.index(self.plan.position))
         if value.op == "scan":
             self.declare(value, self.accumulator(value, "_so_far"))
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
-from minicompile.codegen.phases import choose_stashed
+import sympy
+import torch
+
+from minicompile.codegen.phases import choose_stashed, float_sums, is_update, separates
 from minicompile.codegen.plan import CppPlan, count, plan_rule
+from minicompile.codegen.printing import SIGNS
+from minicompile.ops.table import POSITIONS
 from minicompile.options import Options
+from minicompile.scheduling.body import Value
 
 PARALLEL_NANOSECONDS = 8_000
 """Estimated time below which waking other threads costs more than it saves."""
@@ -55,8 +62,16 @@ def nanoseconds(plan: CppPlan) -> float:
 
 
 @plan_rule("cpp:parallel")
-def choose_parallel(plan: CppPlan, options: Options) -> str:
+def choose_parallel(plan: CppPlan, options: Options) -> str | None:
     """Share the outer loop among threads when there is enough to do."""
+    if any(map(is_update, plan.body.stores)):
+        plan.reject("parallel loop", "two iterations may change one element")
+        return None
+    return share(plan)
+
+
+def share(plan: CppPlan) -> str:
+    """Let threads share the work if that takes longer than to wake them; return why."""
     time = nanoseconds(plan)
     sizes = plan.body.all_ranges.values()
     if all(isinstance(size, int) for size in sizes):
@@ -67,3 +82,29 @@ def choose_parallel(plan: CppPlan, options: Options) -> str:
     each = time / max(count(sizes, plan.hints), 1)
     plan.parallel, plan.parallel_above = True, int(PARALLEL_NANOSECONDS / max(each, 0.01))
     return "sizes vary: each call counts its iterations"
+
+
+@plan_rule("cpp:double_sums", needed=True)
+def choose_double_sums(plan: CppPlan, options: Options) -> None:
+    """Accumulate sums of float32 as doubles, since their rounding errors would pile up."""
+    if plan.reduction == "looped":
+        sums = (v for v in float_sums(plan.body.values) if v.dtype is torch.float32)
+        plan.double_sums = frozenset(sums)
+
+
+def vectorised(
+    plan: CppPlan, values: Collection[Value], var: sympy.Symbol, riding: bool
+) -> dict[Value, str] | None:
+    """The reductions of a loop whose iterations are one vector, with their signs; None where they can't be.
+
+    `riding`: the loop runs along r, and its reductions are accumulated across its iterations.
+    """
+    updates = [v for v in values if v.op == "store" and is_update(v)]
+    if plan.vector_width == 1 or not all(separates(v, var, plan.body) for v in updates):
+        return None
+    carried = [v for v in values if riding and v.op in ("reduction", "scan")]
+    for value in carried:
+        extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
+        if extremum or value.op == "scan" or value.kind in POSITIONS:
+            return None  # OpenMP's own max and min may drop a NaN
+    return {v: SIGNS.get(v.kind, v.kind) for v in carried}

@@ -9,17 +9,10 @@ from typing import NamedTuple
 import sympy
 import torch
 
-from minicompile.codegen.cpp_ops import (
-    CTYPES,
-    EXPRESSIONS,
-    HALVES,
-    CIndex,
-    conversion,
-    literal,
-)
+from minicompile.codegen.cpp_ops import CTYPES, EXPRESSIONS, HALVES, CIndex, conversion, literal
+from minicompile.codegen.phases import was_float
 from minicompile.codegen.plan import INDEX_ERROR, CppPlan
-from minicompile.codegen.printing import LinePrinter
-from minicompile.ops.dtypes import is_int
+from minicompile.codegen.printing import SIGNS, OperationPrinter
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size
@@ -37,14 +30,12 @@ class Loop(NamedTuple):
 
 ALIGNED = "__attribute__((aligned(64)))"
 
-SIGNS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
-"""How a reduction combines two elements, in C and in OpenMP."""
 
-
-class ValuePrinter(LinePrinter):
+class ValuePrinter(OperationPrinter):
     """Prints values as one declaration each."""
 
     plan: CppPlan
+    table = EXPRESSIONS
 
     def __init__(self, plan: CppPlan) -> None:
         super().__init__(plan)
@@ -82,11 +73,8 @@ class ValuePrinter(LinePrinter):
 
     # ---- values
 
-    def ref(self, value: Value) -> str:
-        """How an operand is written."""
-        if value.op == "constant":
-            return literal(value.constant, value.dtype)
-        return self.names[value]
+    def constant(self, value: Value) -> str:
+        return literal(value.constant, value.dtype)
 
     def in_order(self, values: Collection[Value]) -> list[Value]:
         return sorted(values, key=self.order.__getitem__)
@@ -105,7 +93,7 @@ class ValuePrinter(LinePrinter):
             elif value.op == "store":
                 self._store(value)
             elif value.op == "indirect":
-                self._indirect(value)
+                self.indirect(value)
             elif value.op != "constant":
                 self.declare(value, self._expression(value))
 
@@ -142,19 +130,14 @@ class ValuePrinter(LinePrinter):
                 source = f"{target} {sign} {source}"
         self.line(f"{target} = {source};", value.origins)
 
-    def _indirect(self, value: Value) -> None:
-        """A loaded index: negative values count from the end; a bad one is reported and becomes 0."""
-        name, source, size = self.names[value], self.ref(value.inputs[0]), self.index(value.size)
-        origins = value.origins
-        wrapped = f"{source} < 0 ? {source} + {size} : {source}" if value.wrap_negative else source
-        self.line(f"int64_t {name} = {wrapped};", origins)
-        if value.check:
-            bad = f"({name} < 0) | ({name} >= {size})"
-            if value.mask is not None:
-                bad = f"{self.ref(value.mask)} & ({bad})"
-            self.line(f"bool {name}_bad = {bad};", origins)
-            self.line(f"error |= {name}_bad ? {INDEX_ERROR} : 0;", origins)
-            self.line(f"{name} = {name}_bad ? 0 : {name};", origins)
+    def check_index(self, value: Value, name: str, size: str) -> None:
+        """A bad index is reported, and becomes 0."""
+        bad = f"({name} < 0) | ({name} >= {size})"
+        if value.mask is not None:
+            bad = f"{self.ref(value.mask)} & ({bad})"
+        self.line(f"bool {name}_bad = {bad};", value.origins)
+        self.line(f"error |= {name}_bad ? {INDEX_ERROR} : 0;", value.origins)
+        self.line(f"{name} = {name}_bad ? 0 : {name};", value.origins)
 
     # ---- reductions
 
@@ -183,17 +166,3 @@ class ValuePrinter(LinePrinter):
         if value.kind in SIGNS:
             return f"{into} {SIGNS[value.kind]} {other}"
         return f"{self.better(value, other, into)} ? {other} : {into}"
-
-    def place(self) -> sympy.Expr:
-        """The linear position in the reduction's ranges."""
-        place: sympy.Expr = sympy.Integer(0)
-        for var, size in self.plan.reduction_ranges.items():
-            place = place * size + (var if size != 1 else 0)
-        return sympy.expand(place)
-
-
-def was_float(value: Value) -> bool:
-    """An integer that a float was cut to."""
-    if value.op != "to_dtype" or not is_int(value.dtype):
-        return False
-    return value.inputs[0].dtype.is_floating_point or was_float(value.inputs[0])

@@ -34,7 +34,7 @@ from minicompile.codegen import cpp_units, triton
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
-from minicompile.codegen.phases import cut
+from minicompile.codegen.phases import barriers, cut
 from minicompile.codegen.plan import (
     PLANS,
     REFERENCE,
@@ -177,6 +177,7 @@ def decide(plan: KernelPlan, options: Options, whole: bool = False) -> None:
             plan.take(key, rules[key], options)
     recompute = plan.reduction != "persistent"
     plan.phases = cut(plan.body, plan.loop, plan.stashed, recompute, plan.riders)
+    plan.barriers = barriers(plan.phases, recompute, plan.in_place)
     order = (v for phase in plan.phases for v in phase.values)
     check_in_place(plan.name, order, plan.in_place)
 

@@ -19,7 +19,7 @@ import sympy
 import torch
 
 from minicompile.codegen.plan import Phase
-from minicompile.ops.dtypes import HALF_TYPES
+from minicompile.ops.dtypes import HALF_TYPES, is_int
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users, varying
 from minicompile.shapes.expr import (
@@ -85,23 +85,45 @@ def is_share(value: Value, loop: Collection[Value]) -> bool:
     return beside and {term, value} <= set(loop)
 
 
-def only_narrowed(share: Value, body: LoopBody) -> bool:
-    """Is a float32 number rounded to 16 bits wherever it is used? Then its last bits hardly count."""
-    using = users(body.values)[share]
-    return all(user.op == "to_dtype" and user.dtype in HALF_TYPES for user in using)
+def quick_forms(body: LoopBody, loop: Collection[Value]) -> dict[Value, str]:
+    """How a GPU computes shares: "share" rounds as division does, "narrowed_share" nearly so.
+
+    An exp(v - m) that serves only a narrowed share is a "rough_exp": a float32 may have some more roundings
+    there, since 16 bits have none of them.
+    """
+    using, forms = users(body.values), dict[Value, str]()
+    for share in body.values:
+        if share.op != "truediv" or not is_share(share, loop):
+            continue
+        term, total = share.inputs
+        narrowed = all(v.op == "to_dtype" and v.dtype in HALF_TYPES for v in using[share])
+        forms[share] = "narrowed_share" if narrowed else "share"
+        if narrowed and set(using[term]) == {share, total} and using[total] == [share]:
+            forms[term] = "rough_exp"
+    return forms
 
 
-def rough_exponentials(body: LoopBody, loop: Collection[Value]) -> set[Value]:
-    """Each exp(v - m) that serves only such a share: some roundings of a float32 more are none of 16 bits."""
-    using = users(body.values)
-    shares = [v for v in body.values if v.op == "truediv" and is_share(v, loop)]
-    return {
-        v.inputs[0]
-        for v in shares
-        if only_narrowed(v, body)
-        and set(using[v.inputs[0]]) == {v, v.inputs[1]}
-        and using[v.inputs[1]] == [v]
-    }
+def barriers(
+    phases: Iterable[Phase], swept: bool, in_place: Collection[str]
+) -> frozenset[Value | Phase]:
+    """Loads, stores in place and loops before which the threads of a program wait for each other's accesses.
+
+    `swept`: phases of level "loop" are loops, before which threads wait for all that they load.
+    """
+    waits, stored = set[Value | Phase](), set[str]()
+    for phase in phases:
+        loads = (v.buffer for v in phase.values if v.op == "load")
+        if swept and phase.level == "loop" and not stored.isdisjoint(loads):
+            waits.add(phase)
+            stored.clear()
+        for value in phase.values:
+            if value.op == "load" and value.buffer in stored:
+                waits.add(value)
+                stored.clear()
+            elif value.op == "store":
+                waits |= {value} if value.buffer in in_place else set()
+                stored.add(value.buffer)
+    return frozenset(waits)
 
 
 def cut(
@@ -221,6 +243,24 @@ def contiguous_uses(var: sympy.Symbol, values: Iterable[Value]) -> int:
 def is_update(store: Value) -> bool:
     """The store changes some elements of memory that already holds something: a scatter."""
     return store.kind != "store" or bool(store.indirect)
+
+
+def operands(values: Iterable[Value]) -> set[Value]:
+    """Everything that the values read."""
+    return {operand for value in values for operand in value.operands}
+
+
+def was_float(value: Value) -> bool:
+    """An integer that a float was cut to."""
+    if value.op != "to_dtype" or not is_int(value.dtype):
+        return False
+    return value.inputs[0].dtype.is_floating_point or was_float(value.inputs[0])
+
+
+def innermost(body: LoopBody, var: sympy.Symbol) -> list[Value]:
+    """Values that the loop over `var` must compute: those that vary along it, and stores."""
+    along = varying(body.values, {var})
+    return [v for v in body.values if v in along or v.op == "store"]
 
 
 def separates(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:

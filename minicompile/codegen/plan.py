@@ -49,6 +49,9 @@ REFERENCE = "reference"
 
 INT32_END = 2**31
 
+OUTER_ITERATIONS = 8
+"""Outer loops of C kernels with fewer iterations leave threads idle."""
+
 INDEX_ERROR = 1
 """What a C kernel returns where a loaded index is out of range; runtime/cpp.py raises it."""
 
@@ -162,6 +165,8 @@ class KernelPlan(Shown):
     """What must hold of the sizes, which the graph is guarded by, and why."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Buffers written in the memory of others, element by element when these have been read."""
+    barriers: frozenset[Value | Phase] = frozenset()
+    """Accesses of memory, and loops, before which the threads of a GPU's program wait for each other."""
     rivals: tuple[Rival, ...] = ()
     """Other ways to compute the same, of which the fastest is to be taken (registry `rival_rule`)."""
     launches: tuple[KernelPlan, ...] = ()
@@ -205,6 +210,14 @@ class KernelPlan(Shown):
     def row_length(self) -> int:
         """How many r each of them has, at the hints."""
         return count(self.reduction_ranges.values(), self.hints)
+
+    @property
+    def position(self) -> sympy.Expr:
+        """The linear position in the reduction's ranges."""
+        place: sympy.Expr = sympy.Integer(0)
+        for var, size in self.reduction_ranges.items():
+            place = place * size + (var if size != 1 else 0)
+        return sympy.expand(place)
 
     def reject(self, description: str, reason: str) -> None:
         """Note down a plan that was considered, and why it was not taken."""
@@ -257,6 +270,14 @@ class CppPlan(KernelPlan):
     parallel: bool = False
     parallel_above: int = 0
     """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
+    double_sums: frozenset[Value] = frozenset()
+    """Sums of float32 that are accumulated as doubles: their rounding errors would pile up."""
+
+    @property
+    def shares_inner(self) -> bool:
+        """Do threads share the innermost loop over x, since those around it have few iterations?"""
+        outer = [size for size in self.ranges.values() if size != 1][:-1]
+        return self.parallel and count(outer, self.hints) < OUTER_ITERATIONS
 
 
 @dataclass(eq=False)
@@ -277,6 +298,8 @@ class TritonPlan(KernelPlan):
     """About how many programs share a row, if a rule says so."""
     tiling: Tiling | None = None
     """How tiles lie that aren't tiles of rows."""
+    forms: Mapping[Value, str] = field(default_factory=dict)
+    """Values that are computed more quickly than their operation says, and how: a key of `QUICK`."""
     choices: tuple[Mapping[str, int], ...] = ()
     """Tiles that are worth measuring, `tiles` first."""
 

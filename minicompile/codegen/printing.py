@@ -13,7 +13,7 @@ from minicompile.codegen.plan import INT32_END, CodeLine, KernelPlan, KernelSour
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import Origins
 from minicompile.ops.registry import Registry
-from minicompile.scheduling.body import names
+from minicompile.scheduling.body import Value, names
 from minicompile.shapes.expr import (
     Expr,
     FloorDiv,
@@ -57,14 +57,52 @@ class LinePrinter:
         return KernelSource(self.plan.name, language, self.lines, self.plan, prelude(text))
 
 
+OpRule = Callable[..., str]
+"""`rule(dtype, *operands) -> expression`; `dtype` is the operands', which are names or literals."""
+
+
+class OperationPrinter(LinePrinter):
+    """Prints values of a loop body; a language says how it writes them."""
+
+    table: Mapping[str, OpRule]
+    index: IndexPrinter
+    """Sizes as text."""
+
+    def constant(self, value: Value) -> str:
+        raise NotImplementedError
+
+    def declare(self, value: Value, expression: str) -> None:
+        """Give the value's name to an expression."""
+        raise NotImplementedError
+
+    def check_index(self, value: Value, name: str, size: str) -> None:
+        """Report a loaded index that isn't from 0 to below `size`."""
+        raise NotImplementedError
+
+    def ref(self, value: Value) -> str:
+        """How an operand is written."""
+        return self.constant(value) if value.op == "constant" else self.names[value]
+
+    def indirect(self, value: Value) -> None:
+        """A loaded index: negative ones count from the end, others out of range are errors."""
+        source, size = self.ref(value.inputs[0]), self.index(value.size)
+        if value.wrap_negative:
+            negative = f"{source} < 0"
+            source = self.table["where"](value.dtype, negative, f"{source} + {size}", source)
+        self.declare(value, source)
+        if value.check:
+            self.check_index(value, self.names[value], size)
+
+
+def printer_of(plan: KernelPlan, own: Mapping[str, Callable[[Any], Any]]) -> Any:
+    """The printer of a plan: a template's, or the language's own for this kind of reduction."""
+    return (kernel_template.get(plan.reduction) or own[plan.reduction])(plan)
+
+
 kernel_template: Registry[Callable[[Any], Any]] = Registry(
     "kernel_template",
     "a plan's template or kind of reduction -> what prints the kernel, where tiles of rows won't do",
 )
-
-
-OpRule = Callable[..., str]
-"""`rule(dtype, *operands) -> expression`; `dtype` is the operands', which are names or literals."""
 
 
 def form(text: str) -> OpRule:
@@ -100,6 +138,10 @@ INFIX: Mapping[str, OpRule] = {
     }.items()
 }  # fmt: skip
 """Operators that mean the same in both."""
+
+
+SIGNS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
+"""How a reduction combines two elements, in both and in OpenMP."""
 
 
 _ATOM, _PRODUCT, _QUOTIENT, _SUM = 3, 2, 1, 0

@@ -19,40 +19,20 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-import torch
+from collections.abc import Sequence
 
 from minicompile.codegen.helpers import triton_prelude
-from minicompile.codegen.phases import (
-    is_share,
-    middle,
-    only_narrowed,
-    rough_exponentials,
-)
+from minicompile.codegen.phases import middle
 from minicompile.codegen.plan import KernelModule, KernelSource, Phase, TritonPlan
-from minicompile.codegen.printing import kernel_template
-from minicompile.codegen.triton_ops import (
-    TRITON_DTYPES,
-    convert,
-    literal,
-    pointwise_text,
-)
-from minicompile.codegen.triton_tiles import AddressPrinter, Axes
-from minicompile.errors import Unsupported
+from minicompile.codegen.printing import SIGNS, printer_of
+from minicompile.codegen.triton_axes import Axes
+from minicompile.codegen.triton_ops import QUICK, TRITON_DTYPES, convert, literal, pointwise_text
+from minicompile.codegen.triton_tiles import AddressPrinter
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
 
-ATOMIC_DTYPES = frozenset(
-    {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64}
-)
-
 ACCUMULATED = {
-    "sum": "{0} + {1}",
-    "prod": "{0} * {1}",
-    "any": "{0} | {1}",
-    "all": "{0} & {1}",
+    **{kind: f"{{0}} {sign} {{1}}" for kind, sign in SIGNS.items()},
     "max": "max_combine({0}, {1})",
     "min": "min_combine({0}, {1})",
 }
@@ -72,9 +52,6 @@ REDUCED = {
 
 TILE = "[XBLOCK, RBLOCK]"
 
-TILED = ("none", "persistent", "looped")
-"""Kinds of reduction that need no template."""
-
 
 def kernel_module(plans: Sequence[TritonPlan]) -> KernelModule:
     """Each kernel stands for itself: Triton compiles them one by one."""
@@ -82,24 +59,15 @@ def kernel_module(plans: Sequence[TritonPlan]) -> KernelModule:
     return KernelModule("triton", "\n\n".join(k.prelude + k.text for k in kernels), kernels)
 
 
-def print_triton(plan: Any) -> KernelSource:
+def print_triton(plan: TritonPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
-    make = TilePrinter if plan.reduction in TILED else kernel_template[plan.reduction]
-    printer = make(plan)
+    printer: TilePrinter = printer_of(plan, PRINTERS)
     printer.kernel()
-    source: KernelSource = printer.source("triton", triton_prelude)
-    return source
+    return printer.source("triton", triton_prelude)
 
 
 class TilePrinter(AddressPrinter):
     """Prints what a program computes: phases, values, reductions, scans."""
-
-    def __init__(self, plan: TritonPlan) -> None:
-        super().__init__(plan)
-        self.rough = rough_exponentials(plan.body, plan.loop)
-        """What the GPU's own exponential is good enough for."""
-        self.unsynced: set[str] = set()
-        """Buffers stored since the last barrier."""
 
     # Structure ---------------------------------------------------------------------------------------
 
@@ -132,7 +100,7 @@ class TilePrinter(AddressPrinter):
             self._accumulator(reduction)
         for scan in (v for v in phase.values if v.op == "scan"):
             self._full(scan, "[XBLOCK, 1]")
-        self._synchronise(v.buffer for v in phase.values if v.op == "load")
+        self.wait(phase)
         with self.block(f"for roffset in range(0, {self.row_end}, RBLOCK):"):
             if self.plan.varying:
                 self.line("tl.assume(roffset >= 0)")
@@ -147,26 +115,24 @@ class TilePrinter(AddressPrinter):
             reduced = name if self._riding(value) else self._reduce(value, name, f"{name}_at")
             self.line(f"{self.names[value]} = {reduced}", value.origins)
 
-    def _synchronise(self, loaded: Iterable[str]) -> None:
-        """Make what the program's other threads have stored in these buffers visible."""
-        if not self.unsynced.isdisjoint(loaded):
+    def wait(self, step: Value | Phase) -> None:
+        """Let the program's threads wait for each other, if they must before this."""
+        if step in self.plan.barriers:
             self.line("tl.debug_barrier()")
-            self.unsynced.clear()
 
     # Values ------------------------------------------------------------------------------------------
 
     def value(self, value: Value, level: str) -> None:
         """The lines of one value."""
+        self.wait(value)
         if value.op == "store":
-            if value.buffer in self.plan.in_place:  # other warps may still have to load an element
-                self.line("tl.debug_barrier()", value.origins, scaffold=True)
             self._store(value, level)
         elif value.op == "indirect":
-            self._indirect(value)
+            self.indirect(value)
         elif value.op == "scan":
             self._scan(value)
         else:
-            self.line(f"{self.names[value]} = {self._expression(value)}", value.origins)
+            self.declare(value, self._expression(value))
 
     def _expression(self, value: Value) -> str:
         dtype = TRITON_DTYPES[value.dtype]
@@ -184,17 +150,11 @@ class TilePrinter(AddressPrinter):
                 return f"tl.sum(_{total}, 1)[:, None] * {apart}"
             case "reduction":
                 return self._persistent(value)
-            case "truediv" if is_share(value, self.plan.loop):
-                term, total = map(self.ref, value.inputs)
-                if only_narrowed(value, self.plan.body):
-                    return f"{term} * tl.div_rn(1.0, {total})"
-                return f"share_of({term}, {total})"
-            case "exp" if value in self.rough:
-                return f"tl.exp({self.ref(value.inputs[0])})"
+            case _ if value in self.plan.forms:
+                return QUICK[self.plan.forms[value]].format(*map(self.ref, value.inputs))
         return pointwise_text(value, self.ref)
 
     def _load(self, value: Value) -> str:
-        self._synchronise([value.buffer])
         axes = self.axes[value]
         pointer = self._pointer(value, axes)
         mask, more = self.load_mask(value), self.cache_hint(value)
@@ -216,11 +176,8 @@ class TilePrinter(AddressPrinter):
         axes: Axes = frozenset(self.blocks if every else {"x"})
         pointer = self._pointer(value, axes)
         mask = self._masks(axes, value.mask)
-        self.unsynced.add(value.buffer)
         text = self.ref(value.inputs[0])
         if value.kind != "store":
-            if value.dtype not in ATOMIC_DTYPES:
-                raise Unsupported(f"no atomic addition of {value.dtype} in Triton")
             self.line(f'tl.atomic_add({pointer}, {text}, {mask}, sem="relaxed")', value.origins)
             return
         self.store_lanes(value, f"{pointer}, {text}", mask)
@@ -229,15 +186,7 @@ class TilePrinter(AddressPrinter):
         """Print a store; `place`: the lanes' addresses, and what goes there."""
         self.line(f"tl.store({place}, {mask}{self.cache_hint(value)})", value.origins)
 
-    def _indirect(self, value: Value) -> None:
-        """A loaded index: negative ones count from the end, others out of range are errors."""
-        name, source = self.names[value], self.ref(value.inputs[0])
-        size = self.sizes(value.size)
-        if value.wrap_negative:
-            source = f"tl.where({source} < 0, {source} + {size}, {source})"
-        self.line(f"{name} = {source}", value.origins)
-        if not value.check:
-            return
+    def check_index(self, value: Value, name: str, size: str) -> None:
         mask = self._masks(self.axes[value], value.mask)
         inside = f"({name} >= 0) & ({name} < {size})"
         message = f"index out of bounds: 0 <= {name} < {size}"
@@ -330,3 +279,7 @@ class TilePrinter(AddressPrinter):
         places = f"tl.broadcast_to({self.position}, {TILE})"
         last = f"tl.reduce(({name}, {places}), 1, latest_combine)[0][:, None]"
         self.line(f"_{name} = {last}", value.origins)
+
+
+PRINTERS = dict.fromkeys(("none", "persistent", "looped"), TilePrinter)
+"""What prints kernels without a template, by the kind of reduction."""

@@ -111,6 +111,13 @@ def pointwise_text(value: Value, name_of: Callable[[Value], str]) -> str:
     return rule(value.inputs[-1].dtype, *_operand_texts(value, name_of))
 
 
+QUICK = {
+    "rough_exp": "tl.exp({0})",
+    "share": "share_of({0}, {1})",
+    "narrowed_share": "{0} * tl.div_rn(1.0, {1})",
+}
+"""How a plan may have a softmax computed (`TritonPlan.forms`)."""
+
 _LIBDEVICE = """
 rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf erfc
 lgamma trunc

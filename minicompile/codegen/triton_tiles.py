@@ -15,30 +15,18 @@ import sympy
 import torch
 
 from minicompile.codegen.plan import TritonPlan, power_of_two
-from minicompile.codegen.printing import LinePrinter
-from minicompile.codegen.triton_ops import TritonIndex, operand
-from minicompile.ops.handler import Index
-from minicompile.ops.origin import Origins, union
+from minicompile.codegen.printing import OperationPrinter
+from minicompile.codegen.triton_axes import Axes, digits, flat_index, index_axes, value_axes
+from minicompile.codegen.triton_ops import TritonIndex, triton_op, typed_constant
 from minicompile.scheduling.body import Value
-from minicompile.shapes.expr import (
-    ZERO,
-    Size,
-    coefficient_of,
-    contiguous_strides,
-    is_nonnegative,
-    loop_symbol,
-    product,
-    same,
-)
-
-Axes = frozenset[str]
-"""Which of the tile's axes, "y", "x" and "r", a value varies along."""
+from minicompile.shapes.expr import Size, is_nonnegative, loop_symbol, product
 
 
-class AddressPrinter(LinePrinter):
+class AddressPrinter(OperationPrinter):
     """Prints which elements a program has, and indices, masks and pointers to them."""
 
     plan: TritonPlan
+    table = triton_op
     may_be_even = False
     """Does the compiler of the kernel find out whether tiles fill their rows?"""
 
@@ -50,13 +38,8 @@ class AddressPrinter(LinePrinter):
         self.cast = f".to({width})" * bool(width)
         """What makes an index as wide as it must be: as wide as a launch passes sizes."""
         self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
-        self.sizes = TritonIndex({})
-        self.axes: dict[Value, Axes] = {}
-        for value in plan.body.values:
-            across = (self.axes[operand] for operand in value.operands)
-            varies = self._index_axes(value).union(*across)
-            own = {"reduction": {*plan.axes} - {"r"}, "scan": {"x", "r"}}.get(value.op)
-            self.axes[value] = frozenset(own) if own else varies
+        self.index = TritonIndex({})
+        self.axes = value_axes(plan)
         self.length = plan.length
         whole = bool(self.length == power_of_two(plan.row_length))
         self.full_row = plan.reduction == "persistent" and whole
@@ -72,7 +55,7 @@ class AddressPrinter(LinePrinter):
         program = f"tl.program_id(0){self.cast}"
         parallel = {axis: loops for axis, loops in plan.axes.items() if axis != "r"}
         for axis, loops in parallel.items():
-            self.line(f"{axis}numel = {self.sizes(product(loops.values()))}")
+            self.line(f"{axis}numel = {self.index(product(loops.values()))}")
         places = dict.fromkeys(parallel, program)
         if "y" in parallel:
             self.line("xblocks = (xnumel + XBLOCK - 1) // XBLOCK")
@@ -84,7 +67,7 @@ class AddressPrinter(LinePrinter):
             self._digits(loops, f"{axis}index")
         if not plan.reduction_ranges:
             return
-        self.line(f"rnumel = {self.sizes(self.length)}")
+        self.line(f"rnumel = {self.index(self.length)}")
         if plan.varying and is_nonnegative(self.length - 1):
             self.line("tl.assume(rnumel > 0)")
         if plan.reduction == "persistent":
@@ -111,35 +94,14 @@ class AddressPrinter(LinePrinter):
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
         """Each loop variable that an index mentions, as a digit of the flattened index."""
-        values = [v for v in self.plan.body.values if v.index is not None]
-        placed = [(self._flat(v.index).free_symbols, v.origins) for v in values]
-        below: Size = 1
-        digits: list[tuple[str, Origins]] = []
-        for position, (var, size) in reversed(list(enumerate(ranges.items()))):
-            if users := [origins for symbols, origins in placed if var in symbols]:
-                text = linear
-                if below != 1:
-                    text = f"{text} // {self.sizes.within(below)}"
-                if position != 0:
-                    text = f"{f'({text})' if below != 1 else text} % {self.sizes.within(size)}"
-                digits.append((f"{var} = {text}", union(users)))
-            below = below * size
-        for line, origins in reversed(digits):
-            self.line(line, origins, scaffold=True)
+        for var, below, size, origins in digits(self.plan, ranges):
+            text = linear if below == 1 else f"{linear} // {self.index.within(below)}"
+            if size is not None:
+                text = f"({text})" if below != 1 else text
+                text += f" % {self.index.within(size)}"
+            self.line(f"{var} = {text}", origins, scaffold=True)
 
     # Indices and addresses ---------------------------------------------------------------------------
-
-    def _flat(self, index: Index) -> Index:
-        """An index by an axis's own flattened index, where it walks that axis's loops in one stride."""
-        for axis, loops in self.plan.axes.items():
-            strides = contiguous_strides(list(loops.values()))
-            steps = [coefficient_of(index, var) for var in loops]
-            pairs = zip(steps, strides, strict=True)
-            last = steps[-1] if len(loops) > 1 else None
-            if last and all(a is not None and same(a, last * b) for a, b in pairs):
-                rest = index.xreplace(dict.fromkeys(loops, ZERO))
-                index = rest + last * loop_symbol(f"{axis}index")
-        return index
 
     def _index(self, value: Value) -> str:
         """A value's index."""
@@ -148,15 +110,7 @@ class AddressPrinter(LinePrinter):
         ranges = self.plan.body.all_ranges
         flat = {loop_symbol(f"{a}index"): product(r.values()) for a, r in self.plan.axes.items()}
         names = TritonIndex({**ranges, **flat}, lambda s: loaded.get(s, str(s)))
-        return names(self._flat(value.index))
-
-    def _index_axes(self, value: Value) -> Axes:
-        """Axes of the loop variables and loaded indices in a value's index."""
-        if value.index is None:
-            return frozenset()
-        loops = self.plan.axes.items()
-        found = {a for a, r in loops if not value.index.free_symbols.isdisjoint(r)}
-        return frozenset(found).union(*(self.axes[indirect] for indirect in value.indirect))
+        return names(flat_index(self.plan, value.index))
 
     def _shape(self, axes: Axes) -> str:
         """A block over all axes, of which these are more than 1."""
@@ -174,10 +128,12 @@ class AddressPrinter(LinePrinter):
         """The addresses of a load or store, as a block over `axes`."""
         assert value.index is not None
         index = self._index(value)
-        if self._index_axes(value) != axes:
+        if index_axes(self.plan, value, self.axes) != axes:
             index = f"tl.full({self._shape(axes)}, 0, tl.int32) + {index}"
         return f"{self.arguments[value.buffer].name} + ({index})"
 
-    def ref(self, value: Value) -> str:
-        """A value's name, or a constant of its dtype."""
-        return operand(value, self.names)
+    def constant(self, value: Value) -> str:
+        return typed_constant(value.constant, value.dtype)
+
+    def declare(self, value: Value, expression: str) -> None:
+        self.line(f"{self.names[value]} = {expression}", value.origins)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import minicompile as mc
+from minicompile.codegen.phases import barriers
 from minicompile.codegen.plan import KernelArgument, KernelPlan, Phase
 from minicompile.codegen.triton import print_triton
 from minicompile.errors import Unsupported
@@ -131,7 +132,8 @@ def in_place_sweeps() -> KernelPlan:
         Phase("row", (result,)),
     )
     arguments = (KernelArgument("in_out_ptr0", "x", F32, "inout"), plan.arguments[1])
-    return dataclasses.replace(plan, body=body, phases=phases, arguments=arguments)
+    changed = {"body": body, "phases": phases, "barriers": barriers(phases, True, ())}
+    return dataclasses.replace(plan, arguments=arguments, **changed)
 
 
 def test_memory_written_by_one_sweep_and_read_by_the_next_is_synchronised():

@@ -54,7 +54,7 @@ def choose_chunks(plan: CppPlan, options: Options) -> str | None:
     return f"threads share {plan.rows} rows of {plan.row_length} elements"
 
 
-@plan_rule("cpp:rows")
+@plan_rule("cpp:rows", before="cpp:double_sums")
 def choose_rows(plan: CppPlan, options: Options) -> None:
     """Helpers reduce rows that lie in memory."""
     if plan.reduction == "looped":

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from minicompile.codegen.cpp_loops import operands
 from minicompile.codegen.cpp_values import ALIGNED, Loop
-from minicompile.codegen.phases import cost, float_sums
+from minicompile.codegen.phases import cost, float_sums, operands
 from minicompile.codegen.plan import CppPlan
 from minicompile.codegen.printing import kernel_template
 from minicompile.ops.table import POSITIONS

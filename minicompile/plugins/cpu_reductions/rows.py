@@ -100,7 +100,7 @@ class RowHelperPrinter(RowPrinter):
     def innermost(self, values: Sequence[Value], loop: Loop) -> None:
         """Values, stores, what row reductions will read, other reductions."""
         by_row = [v for v in values if v.op == "reduction" and self.by_row(v)]
-        stashed, index = self.plan.stashed, self.index(self.place())
+        stashed, index = self.plan.stashed, self.index(self.plan.position)
         scratch = {v: f"{self.names[v]}_row[{index}]" for v in self.in_order(stashed)}
         filled = self._filled(values)
         inner, _, start, *_ = loop
@@ -118,9 +118,6 @@ class RowHelperPrinter(RowPrinter):
             self._inner(loop, inside, self._simd(inside, inner, riding=True), scratch)
         for value in by_row:
             self._reduce_row(value, loop)
-
-    def summed_as_double(self, value: Value) -> bool:
-        return False
 
     def for_each(self, values: Iterable[Value], text: str) -> None:
         """A line for each accumulator, {0}, and its total, {1}."""
@@ -178,7 +175,7 @@ class RowHelperPrinter(RowPrinter):
         found = best if self.at_once else f"{name}_part"
         self.line(f"{ctype} {found} = {helper}({row}, {count});", value.origins)
         if place:
-            start = self.index(self.place().xreplace({loop.var: _start_of(loop)}))
+            start = self.index(self.plan.position.xreplace({loop.var: _start_of(loop)}))
             first = f"{start} + " * (start != "0") + f"mc_row_find({row}, {count}, {found})"
             if self.at_once:
                 self.line(f"int64_t {name} = {first};", value.origins)
@@ -205,7 +202,7 @@ class RowHelperPrinter(RowPrinter):
             assert source.index is not None
             base, place = self.arguments[source.buffer].name, source.index
         elif source in self.plan.stashed:
-            base, place = f"{self.names[source]}_row", self.place()
+            base, place = f"{self.names[source]}_row", self.plan.position
         else:
             return f"{self.names[source]}_part"
         offset = self.index(place.xreplace({loop.var: _start_of(loop)}))

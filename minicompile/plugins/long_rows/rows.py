@@ -10,7 +10,7 @@ from __future__ import annotations
 from minicompile.codegen.plan import Phase, TritonPlan
 from minicompile.codegen.printing import kernel_template
 from minicompile.codegen.triton import TilePrinter
-from minicompile.codegen.triton_tiles import Axes
+from minicompile.codegen.triton_axes import Axes
 from minicompile.ops.device import gpu_of
 from minicompile.plugins.long_rows.choose import LONG_ROWS, along_rows, granule, rows_to_cache
 from minicompile.scheduling.body import Value

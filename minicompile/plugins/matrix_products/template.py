@@ -77,9 +77,9 @@ class ProductPrinter(TilePrinter):
     def tile(self) -> None:
         """Which tile the program computes, of which product."""
         found = self.found
-        self.line(f"ynumel = {self.sizes(times(found.rows.values()))}")
-        self.line(f"xnumel = {self.sizes(times(found.columns.values()))}")
-        self.line(f"rnumel = {self.sizes(self.length)}")
+        self.line(f"ynumel = {self.index(times(found.rows.values()))}")
+        self.line(f"xnumel = {self.index(times(found.columns.values()))}")
+        self.line(f"rnumel = {self.index(self.length)}")
         self.line("yblocks = (ynumel + YBLOCK - 1) // YBLOCK")
         self.line("xblocks = (xnumel + XBLOCK - 1) // XBLOCK")
         self.line("program = tl.program_id(0)")

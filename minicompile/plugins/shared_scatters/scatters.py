@@ -10,9 +10,10 @@ import contextlib
 import sympy
 
 from minicompile.codegen.cpp_loops import PointwisePrinter
+from minicompile.codegen.cpp_rules import share
 from minicompile.codegen.cpp_values import Loop
-from minicompile.codegen.phases import is_update
-from minicompile.codegen.plan import CppPlan, plan_rule
+from minicompile.codegen.phases import innermost, is_update
+from minicompile.codegen.plan import OUTER_ITERATIONS, CppPlan, count, plan_rule
 from minicompile.codegen.printing import kernel_template
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, Value
@@ -25,8 +26,9 @@ SCATTER = "shared_scatter"
 @plan_rule("cpp:shared_scatter")
 def choose_threads(plan: CppPlan, options: Options) -> None:
     """Threads share the loops of a scatter in which they can't meet."""
-    if plan.reduction == "none" and plan.ranges and plan.parallel and updates(plan.body):
-        plan.reduction = SCATTER
+    if plan.reduction == "none" and plan.ranges and updates(plan.body):
+        share(plan)
+        plan.reduction = SCATTER if plan.parallel else "none"
 
 
 def updates(body: LoopBody) -> list[Value]:
@@ -59,17 +61,17 @@ class ScatterPrinter(PointwisePrinter):
             return
         body = self.plan.body
         *outer, inner = self.x_loops
-        inside, simd = self.inside(inner)
+        inside = innermost(body, inner.var)
         alone = [all(owns(v, loop.var, body) for v in updates(body)) for loop in self.x_loops]
         shared = next((n for n, own in enumerate(alone) if not own), len(outer))
         with contextlib.ExitStack() as stack:
-            if alone[-1] and not self.enough(outer[:shared]):
+            rounds = count((loop.size for loop in outer[:shared]), self.plan.hints)
+            if alone[-1] and rounds < OUTER_ITERATIONS:
                 self.line(f"const int64_t share = mc_share({self.index(inner.size)});")
                 columns = Loop(f"{inner.var}_start", inner.size, step="share")
-                stack.enter_context(self.loop(columns, "parallel for" + "".join(self._shared(1))))
+                stack.enter_context(self.loop(columns, self._parallel()))
                 self._end(inner.var, f"{inner.var}_start", "share", self.index(inner.size))
                 inner, shared = Loop(inner.var, 0, f"{inner.var}_start", f"{inner.var}_end"), 0
-            pragma = "parallel for" + "".join(self._shared(shared)) if shared else ""
-            stack.enter_context(self.loops(outer, pragma))
+            stack.enter_context(self.loops(outer, self._parallel(shared)))
             self.compute(v for v in body.values if v not in inside)
-            self._inner(inner, inside, simd)
+            self._inner(inner, inside, self._simd(inside, inner.var))
