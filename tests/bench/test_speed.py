@@ -115,24 +115,6 @@ def test_a_first_call_in_a_fresh_process(tmp_path: Path):
     assert list(tmp_path.rglob("*.so"))
 
 
-def test_first_calls_of_both_compilers_from_both_states(monkeypatch, capsys):
-    """Each compiler has a cache of its own, which the second state finds as the first left it."""
-    caches: dict[str, list[str]] = {}
-
-    def took(compiler, case, on, threads, cache, dtype):
-        assert (on, threads, dtype) == ("cuda", 2, "bfloat16")
-        caches.setdefault(compiler, []).append(cache)
-        return 1.0 if compiler == OURS else 2.5
-
-    monkeypatch.setattr(first_calls, "in_fresh_process", took)
-    (case,) = find_cases(["gpt2_training"], (), ["gpu"])
-    calls = first_calls.measure_first_calls([case], "cuda", 2, "bfloat16")
-    assert [call["state"] for call in calls] == ["fresh", "warm start"]
-    assert all(call["ours"] == 1.0 and call["theirs"] == 2.5 for call in calls)
-    assert all(len(used) == 2 and len(set(used)) == 1 for used in caches.values())
-    assert caches[OURS][0] != caches[TORCH][0]
-
-
 def test_turns_meet_the_same_machine():
     order: list[str] = []
     calls = {name: lambda name=name: order.append(name) for name in "abc"}

@@ -90,11 +90,6 @@ def test_a_release_that_was_not_tested_is_told(
     assert row.state == state and (version or "not installed") in row.text
 
 
-def test_a_torch_that_is_broken_is_a_lack(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert tool("torch").state == "lack"
-
-
 def test_the_exit_code_says_whether_anything_can_be_compiled(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minicompile.errors import MinicompileError
-from minicompile.options import child_environment
 from notebooks import build as builder
 
 pytestmark = pytest.mark.long
@@ -165,19 +162,6 @@ def write_both(lesson: Path, built: builder.Built) -> Path:
     (folder / "solutions" / f"{lesson.stem}.ipynb").write_text(built.solution)
     (folder / f"{lesson.stem}.ipynb").write_text(built.release)
     return folder
-
-
-def test_a_failing_cell_fails_the_build_and_is_shown(lesson: Path):
-    lesson.write_text(SOURCE + "\n# %%\n1 / 0\n")
-    around = child_environment(PYTHONPATH=str(Path(builder.__file__).parent.parent))
-    command = [sys.executable, "-m", "notebooks.build"]
-    done = subprocess.run(
-        command, cwd=lesson.parent, env=around, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "00_test.py" in done.stderr
-    assert "ZeroDivisionError" in done.stderr
-    assert not (lesson.parent.parent / "00_test.ipynb").exists()
 
 
 def test_a_lesson_is_validated_again_when_its_text_or_a_room_that_it_imports_changes(lesson: Path):
