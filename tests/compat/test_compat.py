@@ -81,7 +81,7 @@ LOST = {
     "torch.Tensor._base": ("capture", "torch-part-gone"),
     "torch._dispatch.python.enable_python_dispatcher": ("differentiation", "torch-part-gone"),
     "torch.autograd.function.BackwardCFunction": ("training", "torch-part-gone"),
-    "torch._C._dynamo.guards.TensorGuards": ("speed", ""),
+    "torch._C._storage_Use_Count": ("speed", ""),
 }
 
 
