@@ -16,7 +16,6 @@ from minicompile.bench import first_calls, timing
 from minicompile.bench.cases import (
     COMPILERS,
     EAGER,
-    MODELS,
     OURS,
     TORCH,
     BenchCase,
@@ -24,7 +23,7 @@ from minicompile.bench.cases import (
     find_cases,
     in_float64,
 )
-from minicompile.bench.patterns import ON_GPU, PATTERNS
+from minicompile.bench.patterns import PATTERNS
 from minicompile.bench.speed import error_of, measure
 from minicompile.bench.timing import peak_bytes, time_in_turns
 
@@ -43,15 +42,6 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def small(name: str, training: bool = False) -> BenchCase:
     return next(c for c in find_cases([name], [], ["small"]) if c.training == training)
-
-
-def test_what_runs_on_a_gpu_and_what_on_a_cpu():
-    names = [c.name.replace(", gpu", "") for c in find_cases([], ["pattern"], ["gpu"])]
-    assert sorted(names) == sorted(ON_GPU) and len(ON_GPU) == 20
-    for scales, expected in ((["gpu"], True), (["cache"], False)):
-        models = find_cases([], ["model"], scales)
-        assert models and all(MODELS[case.name].gpu is expected for case in models)
-    assert [c.name for c in find_cases(["gpt2_training"], [], ["cache"])] == ["gpt2_training"]
 
 
 def test_a_row_has_what_was_measured(without_torch):

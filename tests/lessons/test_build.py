@@ -136,16 +136,6 @@ def test_a_reference_answer_that_does_not_pass_fails_the_build(lesson: Path):
         builder.build(lesson)
 
 
-def test_a_saved_verdict_that_is_no_pass_is_stale(lesson: Path):
-    lesson.write_text(SOURCE + EXERCISE)
-    folder = write_both(lesson, builder.build(lesson))
-    assert builder.why_stale(lesson, folder) == ""
-    solution = folder / "solutions" / "00_test.ipynb"
-    saved = solution.read_text()
-    solution.write_text(saved.replace('"passed": true', '"passed": false'))
-    assert "does not pass: ex1-check" in builder.why_stale(lesson, folder)
-
-
 def test_validating_runs_what_a_learner_opens_to_its_last_cell(lesson: Path):
     lesson.write_text(SOURCE + EXERCISE)
     assert builder.validate(lesson, write_both(lesson, builder.build(lesson))) == ""

@@ -285,20 +285,3 @@ def test_what_an_answer_draws_changes_no_later_input():
     lesson = lesson_about(draws, [1, 2], [])
     sent = sent_by(lesson, "def double(x):\n    torch.randn(7)\n    return 2 * x\n")
     assert judged(lesson, sent) == "drawn"
-
-
-def test_a_check_draws_the_same_numbers_each_time_and_leaves_the_generator_alone():
-    drawn: list[float] = []
-
-    def draws(run: Run, answer: object) -> str:
-        drawn.append(torch.rand(()).item())
-        return "drawn"
-
-    lesson = lesson_about(draws, [], [])
-    torch.manual_seed(5)
-    wanted = torch.rand(3)
-    torch.manual_seed(5)
-    try_answer(lesson, {"answer": 1})
-    torch.testing.assert_close(torch.rand(3), wanted)
-    try_answer(lesson, {"answer": 1})
-    assert drawn[0] == drawn[1]

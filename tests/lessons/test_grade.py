@@ -86,12 +86,6 @@ def test_a_copy_with_another_answer_is_joined_and_the_last_one_counts():
     assert what_is_run(notebook) == (f"{RIGHT}\n{WRONG}", " (joined from 2 cells)")
 
 
-def test_an_answer_without_metadata_is_found_by_its_id():
-    notebook = answered(RIGHT)
-    by_id(notebook)["ex1-answer"].metadata.clear()
-    assert what_is_run(notebook) == (RIGHT, "")
-
-
 REFUSED = {
     "deleted answer": ("", "its cell is missing"),
     "shadowed print": (WRONG + "def print(*given): pass\n", "print, which is Python's"),
