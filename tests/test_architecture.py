@@ -230,7 +230,7 @@ def test_a_room_opens_with_what_it_takes_gives_and_decides_and_two_files_to_read
 
 GROUND = {"", "api", "extension", "pipeline_result", "ops", "errors", "options", "compat"}
 STANDS_ON = {
-    "bench": {"lessons", "runtime.load"},
+    "bench": {"debug", "lessons", "runtime.load"},
     "lessons": {"show", "debug", "shapes", *RESULTS},
 }
 """Folders that may be deleted: what they import beside the public API and the ground."""

@@ -14,8 +14,16 @@ from torch import Tensor, nn
 
 import minicompile
 from minicompile.bench import networks  # noqa: F401  registers its models
-from minicompile.bench.models import MODELS, Model
-from minicompile.bench.patterns import MEMORY_BOUND, ON_GPU, PATTERNS, Input, Pattern, Scale
+from minicompile.bench.models import MODELS
+from minicompile.bench.patterns import (
+    MEMORY_BOUND,
+    ON_GPU,
+    PATTERNS,
+    Input,
+    Scale,
+    Subject,
+    make_tensors,
+)
 from minicompile.errors import unknown
 
 EAGER, TORCH, OURS = "eager", "torch.compile", "minicompile"
@@ -38,7 +46,9 @@ COMPILERS = {
 """By name; all compile for fixed sizes."""
 
 
-TINY = Pattern("call", lambda x, y: x.sin() + y, (Input("2"), Input("2")))
+TINY = Subject(
+    "call", lambda x, y: x.sin() + y, partial(make_tensors, [Input("2"), Input("2")], False)
+)
 """Next to no arithmetic: what remains is the price of a call."""
 
 
@@ -48,7 +58,7 @@ class BenchCase:
 
     name: str
     kind: str
-    subject: Pattern | Model
+    subject: Subject
     scale: Scale
     training: bool
 

@@ -13,13 +13,13 @@ import importlib
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from minicompile.bench.cases import COMPILERS, OURS, TORCH, BenchCase, find_cases
+from minicompile.debug.variant import now
 from minicompile.errors import BackendError
 from minicompile.options import child_environment
 
@@ -41,12 +41,9 @@ def seconds_of(compiler: str, case_name: str, device: str, threads: str, dtype: 
     inputs = case.inputs(device, getattr(torch, dtype))
     for _ in range(EAGER_CALLS):
         subject.run(subject.fn, inputs)
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    wait()
-    start = time.perf_counter()
+    start = now()
     subject.run(way.compile(subject.fn, mode=subject.mode), inputs)
-    wait()
-    return time.perf_counter() - start
+    return now() - start
 
 
 RUN = f"import sys; from {__name__} import seconds_of; print(seconds_of(*sys.argv[1:]))"

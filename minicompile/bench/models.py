@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,34 +23,25 @@ from minicompile.bench.patterns import Scale, Subject
 Made = tuple[nn.Module, list[Tensor]]
 
 
-@dataclass(frozen=True)
-class Model(Subject):
-    """A function of a module and its tensors."""
-
-    name: str
-    fn: Callable[..., Any]
-    build: Callable[[bool], Made]
-    """Takes whether it has to be small."""
-    training: bool = False
-    gpu: bool = False
-    """Too large to be timed on a CPU unless it is asked for."""
-    mode: str | None = None
-
-    def make_inputs(
-        self, device: str, dtype: torch.dtype, scale: Scale = "large", seed: int = 0
-    ) -> list[Any]:
-        """The module and its tensors: the same numbers at every call. What a block gets comes from other
-        layers: it has a gradient, as data has not."""
-        with torch.random.fork_rng(), torch.device(device):
-            torch.manual_seed(seed)
-            module, tensors = self.build(scale == "small")
-        module.to(dtype).train(self.training)
-        tensors = [t.to(dtype if t.is_floating_point() else t.dtype) for t in tensors]
-        tensors[0].requires_grad_(self.training and isinstance(module, GPT2Block))
-        return [module, *tensors]
+def make_network(
+    build: Callable[[bool], Made],
+    training: bool,
+    device: str,
+    dtype: torch.dtype,
+    scale: Scale = "large",
+) -> list[Any]:
+    """The module and its tensors: the same numbers at every call. What a block gets comes from other layers:
+    it has a gradient, as data has not."""
+    with torch.random.fork_rng(), torch.device(device):
+        torch.manual_seed(0)
+        module, tensors = build(scale == "small")
+    module.to(dtype).train(training)
+    tensors = [t.to(dtype if t.is_floating_point() else t.dtype) for t in tensors]
+    tensors[0].requires_grad_(training and isinstance(module, GPT2Block))
+    return [module, *tensors]
 
 
-MODELS: dict[str, Model] = {}
+MODELS: dict[str, Subject] = {}
 
 
 def register(
@@ -59,7 +50,7 @@ def register(
     """Register a model for inference, and for training with "_training" behind its name."""
     for training in (False, True):
         full = name + "_training" * training
-        MODELS[full] = Model(full, fn, build, training, gpu)
+        MODELS[full] = Subject(full, fn, partial(make_network, build, training), training, gpu)
 
 
 def classify(module: nn.Module, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -61,13 +62,18 @@ class Input:
     positive: bool = False
 
 
+@dataclass(frozen=True)
 class Subject:
     """What is measured: a function of tensors and perhaps a module. `training`: its gradients count too."""
 
     name: str
     fn: Callable[..., Any]
-    training: bool
-    mode: str | None
+    make_inputs: Callable[..., list[Any]]
+    """Takes device, dtype and scale; gives the same numbers at every call."""
+    training: bool = False
+    gpu: bool = False
+    """Too large to be timed on a CPU unless it is asked for."""
+    mode: str | None = None
     """What compilers are given as `mode`."""
 
     def run(self, fn: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
@@ -120,44 +126,40 @@ def factors(outputs: list[Tensor]) -> list[Tensor]:
     ]
 
 
-@dataclass(frozen=True)
-class Pattern(Subject):
-    """A function and what it is called with."""
-
-    name: str
-    fn: Callable[..., Any]
-    inputs: tuple[Input, ...]
-    training: bool = False
-    mode: str | None = None
-
-    def make_inputs(self, device: str, dtype: torch.dtype, scale: Scale = "large") -> list[Tensor]:
-        """The same tensors at every call; those that get gradients require them."""
-        made, generator = [], torch.Generator(device).manual_seed(0)
-        for given in self.inputs:
-            shape = shape_of(given.dims, scale)
-            if given.below:
-                (high,) = shape_of(given.below, scale)
-                made.append(torch.randint(high, shape, generator=generator, device=device))
-            else:
-                made.append(torch.randn(shape, generator=generator, device=device).to(dtype))
-                if given.positive:
-                    made[-1].abs_().add_(0.01)
-                made[-1].requires_grad_(self.training and not given.constant)
-        return made
+def make_tensors(
+    inputs: Sequence[Input],
+    training: bool,
+    device: str,
+    dtype: torch.dtype,
+    scale: Scale = "large",
+) -> list[Tensor]:
+    """The same tensors at every call; those that get gradients require them."""
+    tensors, generator = [], torch.Generator(device).manual_seed(0)
+    for about in inputs:
+        shape = shape_of(about.dims, scale)
+        if about.below:
+            (high,) = shape_of(about.below, scale)
+            tensors.append(torch.randint(high, shape, generator=generator, device=device))
+        else:
+            tensors.append(torch.randn(shape, generator=generator, device=device).to(dtype))
+            if about.positive:
+                tensors[-1].abs_().add_(0.01)
+            tensors[-1].requires_grad_(training and not about.constant)
+    return tensors
 
 
 def shape_of(dims: str, scale: Scale) -> list[int]:
     return [SIZES[dim][SCALES.index(scale)] for dim in dims.split()]
 
 
-PATTERNS: dict[str, Pattern] = {}
+PATTERNS: dict[str, Subject] = {}
 
 
 def register(
     name: str, fn: Callable[..., Any], *inputs: str | Input, training: bool = False
 ) -> None:
-    given = tuple(Input(i) if isinstance(i, str) else i for i in inputs)
-    PATTERNS[name] = Pattern(name, fn, given, training)
+    tensors = [Input(i) if isinstance(i, str) else i for i in inputs]
+    PATTERNS[name] = Subject(name, fn, partial(make_tensors, tensors, training), training)
 
 
 register("gelu_bias", lambda x, bias: F.gelu(x + bias), "B T F", "F", training=True)

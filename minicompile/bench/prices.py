@@ -82,13 +82,6 @@ def off_and_on(pair: Sequence[float]) -> str:
     return "\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}".join(texts)
 
 
-def head(plugin: Plugin) -> tuple[str, str, str, str]:
-    """Name, default, tokens, purpose."""
-    folder = folder_of(plugin)
-    tokens = f"{tokens_in(folder):,}" if folder is not None else "?"
-    return plugin.name, "on" if plugin.default else "off", tokens, plugin.purpose
-
-
 def figures(plugin: Plugin) -> Iterator[tuple[str, str, list[str]]]:
     """For each measured case its name, the device, and a cell for each of MEASURED."""
     for price in stored_prices(folder_of(plugin)).values():
@@ -117,10 +110,11 @@ def markdown(plugins: Iterable[Plugin]) -> str:
     """Return the list as a page: what there is, then what was measured."""
     text, rows, taken = HEAD, "", set()
     for plugin in plugins:
-        name, state, tokens, purpose = head(plugin)
-        text += f"| `{name}` | {state} | {tokens} | {purpose} |\n"
+        folder, state = folder_of(plugin), "on" if plugin.default else "off"
+        tokens = f"{tokens_in(folder):,}" if folder is not None else "?"
+        text += f"| `{plugin.name}` | {state} | {tokens} | {plugin.purpose} |\n"
         for case, device, cells in figures(plugin):
-            rows += f"| `{name}` | {case} | {device} | {' | '.join(cells)} |\n"
+            rows += f"| `{plugin.name}` | {case} | {device} | {' | '.join(cells)} |\n"
         for price in stored_prices(folder_of(plugin)).values():
             taken.add(f"{price['device']}, torch {price['versions']['torch']}")
     return text + FIGURES + rows + f"\nTaken on: {'; '.join(sorted(taken))}.\n"

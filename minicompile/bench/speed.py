@@ -36,16 +36,17 @@ from minicompile.bench.patterns import SCALES
 from minicompile.bench.timing import (
     Ratio,
     peak_bytes,
+    ratio_of,
     time_in_turns,
     time_text,
 )
+from minicompile.debug.variant import distance, plain
 from minicompile.errors import MinicompileError, unknown
 from minicompile.extension import scoped
 from minicompile.ops.display import bytes_text
 from minicompile.options import environment
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-INF = float("inf")
 WARM_CALLS = 3
 WORSE_THAN_EAGER = 4
 """A result may be so many times as far from float64 as eager's ..."""
@@ -71,16 +72,11 @@ class Measurement:
 
 def error_of(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     """The largest difference, by the largest number of each tensor; infinite where NaNs differ."""
-    worst = 0.0
-    for found, right in zip(results, exact, strict=True):
-        if found.shape != right.shape:
-            return INF
-        found, right = found.detach().double(), right.detach().double()
-        equal = (found == right) | (found.isnan() & right.isnan())
-        off = torch.where(equal, 0.0, found - right).abs().nan_to_num(INF, INF)
-        largest = right[right.isfinite()].abs().amax().item() if right.isfinite().any() else 0.0
-        worst = max(worst, off.amax().item() / (largest or 1.0) if off.numel() else 0.0)
-    return worst
+    errors = [0.0]
+    for result, right in zip(results, exact, strict=True):
+        largest = float(right.detach().abs().nan_to_num(0, 0, 0).max()) if right.numel() else 0.0
+        errors.append(distance(plain(result), plain(right)) / (largest or 1.0))
+    return max(errors)
 
 
 def measure(
@@ -123,11 +119,11 @@ def measure(
         if row.errors[name] > allowed:
             row.failures[name] = f"off by {row.errors[name]:.1e}, allowed {allowed:.1e}"
     del exact, inputs
-    timings = time_in_turns(steps, seconds, device)
-    row.seconds = {name: timings.median(name) for name in steps}
-    if OURS in steps:
-        row.to_theirs = timings.ratio(OURS, TORCH) if TORCH in steps else None
-        row.to_eager = timings.ratio(OURS, EAGER) if EAGER in steps else None
+    samples = time_in_turns(steps, seconds)
+    row.seconds = {name: statistics.median(times) for name, times in samples.items()}
+    if OURS in samples:
+        row.to_theirs = ratio_of(samples[OURS], samples[TORCH]) if TORCH in samples else None
+        row.to_eager = ratio_of(samples[OURS], samples[EAGER]) if EAGER in samples else None
     return row
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from minicompile.debug.variant import now
 from minicompile.runtime.load import allocator
 
 TURN_SECONDS = 5e-3
@@ -38,31 +39,22 @@ class Ratio:
         return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
-@dataclass(frozen=True)
-class Timings:
-    """Seconds a call of each contestant, one number a round."""
-
-    seconds: dict[str, list[float]]
-
-    def median(self, name: str) -> float:
-        return statistics.median(self.seconds[name])
-
-    def ratio(self, ours: str, theirs: str) -> Ratio:
-        """Time of `ours` by that of `theirs`."""
-        pairs = zip(self.seconds[ours], self.seconds[theirs], strict=True)
-        low, middle, high = statistics.quantiles([a / b for a, b in pairs], n=4)
-        return Ratio(middle, low, high)
+def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """Ours by theirs, round by round."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return Ratio(middle, low, high)
 
 
 def time_in_turns(
-    calls: Mapping[str, Callable[[], object]], seconds: float, device: str
-) -> Timings:
-    """Wall time of each call, all in turns for about `seconds`; who begins rotates. What compiles must have
-    done so before."""
-    names, found = list(calls), Timings({name: [] for name in calls})
+    calls: Mapping[str, Callable[[], object]], seconds: float
+) -> dict[str, list[float]]:
+    """Seconds of each call, one number a round, all in turns for about `seconds`; who begins rotates. What
+    compiles must have done so before."""
+    names, samples = list(calls), {name: list[float]() for name in calls}
     repeats = {}
     for name, call in calls.items():
-        once = min(timed(call, 1, device) for _ in range(3))
+        once = min(timed(call, 1) for _ in range(3))
         repeats[name] = max(1, int(TURN_SECONDS / once))
     gc.collect()
     collects = gc.isenabled()
@@ -74,27 +66,19 @@ def time_in_turns(
                 break
             for place in range(len(names)):
                 name = names[(turn + place) % len(names)]
-                found.seconds[name].append(timed(calls[name], repeats[name], device))
+                samples[name].append(timed(calls[name], repeats[name]))
     finally:
         if collects:
             gc.enable()
-    return found
+    return samples
 
 
-def timed(call: Callable[[], object], repeats: int, device: str) -> float:
+def timed(call: Callable[[], object], repeats: int) -> float:
     """Seconds a call, after everything queued on a GPU has finished."""
-    synchronize(device)
-    start = time.perf_counter()
+    start = now()
     for _ in range(repeats):
         call()
-    synchronize(device)
-    return (time.perf_counter() - start) / repeats
-
-
-def synchronize(device: str) -> None:
-    """Wait for a GPU."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+    return (now() - start) / repeats
 
 
 def time_text(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""One check for the tensors of a call: torch's own in C++, or the same facts compared in Python."""
+"""One check for the tensors of a call: torch's own in C++, and the same facts in Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minicompile.compat.fakes import FakeTensor
 from minicompile.compat.inference import is_inference
 from minicompile.compat.private import take
 
-TensorGuards: Any = take("torch._C._dynamo.guards.TensorGuards", "speed", otherwise=None)
+TensorGuards: Any = take("torch._C._dynamo.guards.TensorGuards", "capture")
 
 
 def tensor_guards(
@@ -28,14 +28,6 @@ def tensor_guards(
             tensor_guards([t], {0: free[i]} if i in free else {}) for i, t in enumerate(tensors)
         ]
         return lambda *given: all(check(tensor) for check, tensor in zip(checks, given))
-    if TensorGuards is None:
-        dims = [free.get(i, ()) for i in range(len(tensors))]
-
-        def facts(given: Sequence[Any]) -> list[Any]:
-            return [isinstance(t, torch.Tensor) and tensor_facts(t, d) for t, d in zip(given, dims)]
-
-        expected = facts(tensors)
-        return lambda *given: len(set(map(id, given))) == len(given) and facts(given) == expected
     sizes: list[Any] = [_sizes(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
     strides: list[Any] = [
         [None] * tensor.dim() if i in free else list(tensor.stride())

@@ -7,7 +7,6 @@ import shlex
 import shutil
 from pathlib import Path
 
-from minicompile.errors import MinicompileError
 from minicompile.lessons.notebook import notebooks_folder
 
 
@@ -18,15 +17,12 @@ def add_arguments(to: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Copy the notebooks; what is in the folder stays as it is."""
     folder = Path(chosen.folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for lesson in sorted(notebooks_folder().glob("[0-9]*.ipynb")):
-            if (folder / lesson.name).exists():
-                print(f"{folder / lesson.name} is there already: left as it is")
-            else:
-                shutil.copyfile(lesson, folder / lesson.name)
-    except OSError as error:
-        raise MinicompileError(f"the lessons can't be copied to {folder}: {error}") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for lesson in sorted(notebooks_folder().glob("[0-9]*.ipynb")):
+        if (folder / lesson.name).exists():
+            print(f"{folder / lesson.name} is there already: left as it is")
+        else:
+            shutil.copyfile(lesson, folder / lesson.name)
     first = shlex.quote(str(min(folder.glob("[0-9]*.ipynb"))))
     print(f"To begin: python -m jupyter lab {first}")
     return 0

@@ -14,8 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,11 +111,10 @@ def grade(
     only: Iterable[str] = (),
     seconds: float = SECONDS,
     jobs: int = 2,
-    tell: Callable[[str], None] = lambda line: None,
 ) -> GradeReport:
     """Grade a notebook; the file is only read. `only`: names of exercises (default: all).
 
-    `jobs` answers run at a time. `tell` hears a line whenever one is judged.
+    `jobs` answers run at a time; a line on standard error tells of each that is judged.
     """
     number = ""
 
@@ -124,7 +122,7 @@ def grade(
         name, work = exercise.name, task(number, exercise, learner)
         if not (wrong := work.reason):
             wrong = nursery.verdict(number, name, list(work.cells), seconds)
-            tell(f"{name} judged")
+            print(f"  {path}: {name} judged", file=sys.stderr, flush=True)
         earned = 0 if wrong else exercise.points
         return Grade(name, earned, exercise.points, wrong or f"pass{work.remark}")
 
@@ -188,18 +186,11 @@ def run(chosen: Any) -> int:
     """Grade and report; exit code 0 if every notebook has all points."""
     named = [pair for given in chosen.notebooks for pair in found_in(given)]
     notebooks = count_text(len(named), "notebook")
-    began = time.monotonic()
     print(f"grading {notebooks}: every answer in a process of its own ...", file=sys.stderr)
-
     reports = []
     with Nursery() as nursery:
         for name, path in named:
-
-            def tell(line: str, name: str = name) -> None:
-                seconds = time.monotonic() - began
-                print(f"  {seconds:5.1f} s  {name}: {line}", file=sys.stderr, flush=True)
-
-            done = grade(path, nursery, chosen.exercise, chosen.seconds, chosen.jobs, tell)
+            done = grade(path, nursery, chosen.exercise, chosen.seconds, chosen.jobs)
             reports.append(replace(done, notebook=name))
             print(reports[-1], flush=True)
     if chosen.csv:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,7 @@ from minicompile.lessons.pictures import Picture, slides
 from minicompile.ops.graph import statement
 from minicompile.ops.nodes import is_view, writes
 from minicompile.pipeline_result import Trace
-from minicompile.show.html import text
+from minicompile.show.html import columns, table, text
 
 SEEN, CHANGED = "#bfdbfe", "#fdba74"
 
@@ -81,30 +81,18 @@ def contents(value: torch.Tensor) -> tuple[float, ...]:
     return tuple(value.as_strided([count], [1], 0).tolist())
 
 
-def grid(numbers: Sequence[float], width: int, marks: dict[int, str]) -> str:
-    """Numbers in rows, some on a coloured ground."""
-    rows = []
-    for start in range(0, len(numbers), max(width, 1)):
-        cells = ""
-        for place in range(start, min(start + width, len(numbers))):
-            look = "padding:2px 7px;border:1px solid #94a3b8;text-align:right;"
-            if place in marks:
-                look += f"background-color:{marks[place]};color:#111827"
-            cells += f'<td style="{look}">{numbers[place]:g}</td>'
-        rows.append(f"<tr>{cells}</tr>")
-    return (
-        f'<table style="border-collapse:collapse;margin:2px 16px 2px 0px">{"".join(rows)}</table>'
-    )
-
-
 def memory_html(memory: Memory) -> str:
     """The versions of one memory, the present one last."""
-    out, last = "", len(memory.versions) - 1
+    parts, last = [], len(memory.versions) - 1
+    look = f"background-color:{CHANGED if memory.written else SEEN};color:#111827;padding:2px 7px"
     for version, numbers in enumerate(memory.versions):
-        marks = dict.fromkeys(memory.seen, CHANGED if memory.written else SEEN)
-        marks = marks if version == last else {}
-        faint = "" if version == last else ";opacity:0.55"
-        name = f"<b>{text(memory.name)}</b> · version {version}"
-        shown = f"<small>{name}</small>{grid(numbers, memory.width, marks)}"
-        out += f'<td style="vertical-align:top;border:0px{faint}">{shown}</td>'
-    return f'<table style="margin:6px 0px"><tr>{out}</tr></table>'
+        seen = memory.seen if version == last else ()
+        cells = [
+            f'<span style="{look}">{x:g}</span>' if place in seen else f"{x:g}"
+            for place, x in enumerate(numbers)
+        ]
+        width = max(memory.width, 1)
+        rows = [cells[start : start + width] for start in range(0, len(cells), width)]
+        name = f"<small><b>{text(memory.name)}</b> · version {version}</small>"
+        parts.append(name + table((), rows, range(width)))
+    return columns(*parts)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from minicompile.debug.variant import now
 from minicompile.lessons.data import batches
 from minicompile.lessons.model import GPT
 from minicompile.ops.display import Shown
@@ -60,21 +60,15 @@ class Trainer:
         self.batches = batches(BATCH_SIZE, model.config.block_size)
         self.result = TrainResult()
 
-    def now(self) -> float:
-        """The clock, after everything queued on a GPU has finished."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
     def step(self) -> None:
         """One update, measured."""
         inputs, targets = (part.to(self.device) for part in next(self.batches))
-        start = self.now()
+        start = now()
         self.optimizer.zero_grad()
         _, loss = self.call(inputs, targets)
         loss.backward()
         self.optimizer.step()
-        end = self.now()
+        end = now()
         self.result.losses.append(loss.item())
         self.result.step_seconds.append(end - start)
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import minicompile as mc
-from minicompile import compat
 from minicompile.compat import settings
 from minicompile.dynamo.guards import guard_rules
 from minicompile.dynamo.result import GUARD_KINDS
@@ -64,7 +63,6 @@ def test_a_cached_graph_is_used_only_where_it_is_right(name: str) -> None:
 def test_nor_without_helpers_in_c(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "load_extension", lambda source: None)
     monkeypatch.setattr(settings, "GlobalStateGuard", None)
-    monkeypatch.setattr(compat.guards, "TensorGuards", None)
     assert differences(name) == []
 
 

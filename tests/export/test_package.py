@@ -16,12 +16,28 @@ from torch import Tensor, nn
 
 import minicompile as mc
 from minicompile.bench.models import build_cnn
-from minicompile.bench.networks import BERT, GPT2
+from minicompile.bench.networks import BERT, GPT2, TEXT
 from minicompile.exporting import package as packaging
 from minicompile.exporting.load import LAST
 from minicompile.lessons.model import GPT, GPTConfig
 from tests.export.damage import build_program, refused, small_package
-from tests.export.models import Logits
+
+SMALL = {**TEXT, "num_hidden_layers": 1}
+
+
+class Logits(nn.Module):
+    """What a model gives, without its own class of results; with random weights."""
+
+    def __init__(self, name: str, **config: Any) -> None:
+        transformers = pytest.importorskip("transformers")
+        super().__init__()
+        kind = getattr(transformers, name)
+        self.model = kind(kind.config_class(**config, **SMALL))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.model(tokens).logits
+        return logits
+
 
 BATCH, LENGTH = mc.Dim("batch", max=8), mc.Dim("length", max=60)
 BYTES = {"float32": torch.float32, "int64": torch.int64}
@@ -266,6 +282,3 @@ def test_what_a_package_can_not_do_names_the_line(
         mc.aot_package(mc.export(fn, (given,)), tmp_path / "package")
     assert "test_package.py" in str(caught.value)
     assert not (tmp_path / "package").exists()
-
-
-# -- operators

@@ -87,6 +87,7 @@ X = torch.ones(4, 3)
     ("declared", "words"),
     [
         (lambda: {"x": {2: B}}, ("x has no axis 2",)),
+        (lambda: {"z": {0: B}}, ("no tensor for 'z'",)),
         (lambda: {"x": {0: mc.Dim("b", max=3)}}, ("x.size(0) is 4", "max=3")),
         (lambda: {"x": {0: B, 1: B}}, ("x.size(1) == x.size(0)", "f32[4, 3]")),
         (lambda: ({0: mc.Dim("b", min=1)},), ("min is 1", "apart")),
@@ -95,11 +96,6 @@ X = torch.ones(4, 3)
 def test_what_is_declared_wrongly_is_said(declared, words):
     with says(*words):
         mc.export(lambda x, n=1: x, (X,), None, declared())
-
-
-def test_a_size_of_one_is_not_declared_dynamic():
-    with says("x.size(0) is 1", "exported apart"):
-        mc.export(lambda x: x, (torch.ones(1),), None, ({0: B},))
 
 
 @pytest.mark.parametrize(

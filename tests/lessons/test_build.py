@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minicompile.errors import MinicompileError
-from minicompile.options import child_environment
 from notebooks import build as builder
 
 pytestmark = pytest.mark.long
@@ -139,16 +136,6 @@ def test_a_reference_answer_that_does_not_pass_fails_the_build(lesson: Path):
         builder.build(lesson)
 
 
-def test_a_saved_verdict_that_is_no_pass_is_stale(lesson: Path):
-    lesson.write_text(SOURCE + EXERCISE)
-    folder = write_both(lesson, builder.build(lesson))
-    assert builder.why_stale(lesson, folder) == ""
-    solution = folder / "solutions" / "00_test.ipynb"
-    saved = solution.read_text()
-    solution.write_text(saved.replace('"passed": true', '"passed": false'))
-    assert "does not pass: ex1-check" in builder.why_stale(lesson, folder)
-
-
 def test_validating_runs_what_a_learner_opens_to_its_last_cell(lesson: Path):
     lesson.write_text(SOURCE + EXERCISE)
     assert builder.validate(lesson, write_both(lesson, builder.build(lesson))) == ""
@@ -165,19 +152,6 @@ def write_both(lesson: Path, built: builder.Built) -> Path:
     (folder / "solutions" / f"{lesson.stem}.ipynb").write_text(built.solution)
     (folder / f"{lesson.stem}.ipynb").write_text(built.release)
     return folder
-
-
-def test_a_failing_cell_fails_the_build_and_is_shown(lesson: Path):
-    lesson.write_text(SOURCE + "\n# %%\n1 / 0\n")
-    around = child_environment(PYTHONPATH=str(Path(builder.__file__).parent.parent))
-    command = [sys.executable, "-m", "notebooks.build"]
-    done = subprocess.run(
-        command, cwd=lesson.parent, env=around, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "00_test.py" in done.stderr
-    assert "ZeroDivisionError" in done.stderr
-    assert not (lesson.parent.parent / "00_test.ipynb").exists()
 
 
 def test_a_lesson_is_validated_again_when_its_text_or_a_room_that_it_imports_changes(lesson: Path):

@@ -84,18 +84,14 @@ def test_close_wants_numbers_shape_and_dtype_and_knows_nan(got: object):
         run.close(got, NAN, "g(x)")
 
 
-def test_replaced_puts_the_answer_into_the_compiler_until_it_ends_or_raises():
-    original, fingerprint = dispatch.Dispatcher.answered, dispatch.fingerprint
+def test_replaced_puts_the_answer_into_the_compiler_for_a_while():
+    original = dispatch.Dispatcher.answered
     with run.replaced(
         "minicompile.dynamo.dispatch:Dispatcher.answered", lambda self: {0: 7}
     ) as spy:
         compiled = mc.compile(torch.nn.Identity(), backend="eager")
         assert mc.timeline(compiled)[0].answered == {0: 7} and spy.call_count == 1
     assert dispatch.Dispatcher.answered is original
-    replaced = run.replaced("minicompile.dynamo.dispatch:fingerprint", lambda value: 1 / 0)
-    with pytest.raises(ZeroDivisionError), replaced:
-        dispatch.fingerprint(3)
-    assert dispatch.fingerprint is fingerprint
 
 
 def test_an_answer_that_changes_nothing_is_wrong():
@@ -289,28 +285,3 @@ def test_what_an_answer_draws_changes_no_later_input():
     lesson = lesson_about(draws, [1, 2], [])
     sent = sent_by(lesson, "def double(x):\n    torch.randn(7)\n    return 2 * x\n")
     assert judged(lesson, sent) == "drawn"
-
-
-def test_words_in_texts_and_other_names_are_not_forbidden():
-    lesson = lesson_about(doubles, [1], [], forbidden=["mul"])
-    text = (
-        'def double(n):\n    """No mul here."""\n    multiple = 2  # mul\n    return n * multiple\n'
-    )
-    assert check_cell(lesson, cell(text)).passed
-
-
-def test_a_check_draws_the_same_numbers_each_time_and_leaves_the_generator_alone():
-    drawn: list[float] = []
-
-    def draws(run: Run, answer: object) -> str:
-        drawn.append(torch.rand(()).item())
-        return "drawn"
-
-    lesson = lesson_about(draws, [], [])
-    torch.manual_seed(5)
-    wanted = torch.rand(3)
-    torch.manual_seed(5)
-    try_answer(lesson, {"answer": 1})
-    torch.testing.assert_close(torch.rand(3), wanted)
-    try_answer(lesson, {"answer": 1})
-    assert drawn[0] == drawn[1]

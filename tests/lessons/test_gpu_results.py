@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from minicompile.errors import MinicompileError
-from minicompile.lessons import gpu
-from minicompile.lessons.gpu import GpuResult, load, on_gpu, save, source_hash
+from minicompile.lessons.gpu import GpuResult, load, save
 from minicompile.ops.display import to_html
 from notebooks.gpu import code_cells, gpu_functions
 
@@ -31,25 +29,6 @@ def test_the_result_of_another_version_of_the_cell_is_refused(tmp_path: Path):
     save(MADE, tmp_path)
     with pytest.raises(MinicompileError, match=r"another version .* run python -m notebooks\.gpu"):
         load("99-speed", "another", tmp_path)
-
-
-def test_a_decorated_function_is_its_saved_result(monkeypatch: pytest.MonkeyPatch):
-    asked = []
-
-    def saved(name: str, source: str) -> GpuResult:
-        asked.append((name, source))
-        return MADE
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(gpu, "load", saved)
-
-    @on_gpu("99-speed")
-    def speed() -> str:
-        return "fast"
-
-    assert speed is MADE
-    text = '@on_gpu("99-speed")\ndef speed() -> str:\n    return "fast"'
-    assert asked == [("99-speed", source_hash(text))]
 
 
 def lessons_results() -> dict[str, str]:

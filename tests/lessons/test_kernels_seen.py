@@ -12,7 +12,6 @@ from minicompile.lessons.assembly import cpp_assembly, explore_assembly
 from minicompile.lessons.cache import lines_fetched
 from minicompile.lessons.replay import launching
 from minicompile.ops.display import to_html
-from minicompile.scheduling.memory import last_uses
 
 
 def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -58,7 +57,3 @@ def test_launches_of_a_graph_go_through_the_given_function():
     (result,) = run([x, w], do)
     torch.testing.assert_close(result, chain(x, w))
     assert [getattr(f, "__name__", "kernel") for f in done] == ["mm", "kernel", "mm"]
-
-
-def test_a_buffer_is_last_used_where_no_later_step_touches_it():
-    assert last_uses([["a"], ["b", "a"], [], ["b"]]) == {"a": 1, "b": 3}

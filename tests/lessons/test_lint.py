@@ -340,25 +340,6 @@ def test_a_term_of_a_later_lesson_is_found_where_it_is_used_too_early(tmp_path: 
     ]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "`x + 1`, `torch.relu(x)`, `loss.backward()`, `LOAD_FAST`, `len`, `f32[8, 8]`, `FakeTensorMode`",
-        "`make lab`, `python -m notebooks.build`, `graph.py`, `torch/_inductor/`, `lessons 03`",
-        "It is normalised, vectorised and colour-coded; the programme's behaviours aren't labelled.",
-        "In lesson 03 and Python 3.11, an int32 has 32-bit words; `2 ** 31` overflows; exercise 4 asks.",
-        "**Emphasis** is bold, and *this is a whole sentence in italics*.",
-    ],
-)
-def test_what_is_in_order_is_not_reported(text: str, tmp_path: Path) -> None:
-    fine = {
-        **FILES,
-        LESSON: FILES[LESSON].replace("It is easy.", text.replace("`lessons 03`", "lesson 03")),
-        "minicompile/graph.py": "",
-    }
-    assert findings(tmp_path, fine) == []
-
-
 def test_the_glossary_links_term_lesson_and_file_in_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from minicompile.lessons.data import batches
@@ -48,15 +47,6 @@ def test_no_token_sees_a_later_one():
     changed[0, 7:] = (idx[0, 7:] + 1) % 96
     torch.testing.assert_close(model(idx)[:, :7], model(changed)[:, :7])
     assert not torch.allclose(model(idx)[:, 7:], model(changed)[:, 7:])
-
-
-@pytest.mark.parametrize("attention", ["written", "library"])
-def test_cached_logits_equal_those_of_the_whole_text(attention: str):
-    model = model_with(attention=attention).eval()
-    idx = torch.randint(96, (3, 12))
-    caches = model.make_caches(batch=3)
-    parts = [model(idx[:, a:b], None, caches, a) for a, b in [(0, 5), (5, 6), (6, 12)]]
-    torch.testing.assert_close(torch.cat(parts, dim=1), model(idx))
 
 
 def test_generation_with_and_without_cache_agrees():

@@ -14,7 +14,7 @@ import minicompile
 from minicompile import pipeline
 from minicompile.aot.runtime import make_callable
 from minicompile.api import backends
-from minicompile.bench.patterns import PATTERNS, Pattern
+from minicompile.bench.patterns import PATTERNS, Subject
 from minicompile.debug import reference
 from minicompile.debug.reference import run_reference
 from minicompile.lowering.lower import lower
@@ -65,7 +65,7 @@ def test_a_handler_of_ones_own_counts_what_happens():
 
 
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_every_named_pattern_is_as_eager(pattern: Pattern, loops_run: list[str]):
+def test_every_named_pattern_is_as_eager(pattern: Subject, loops_run: list[str]):
     compiled = minicompile.compile(pattern.fn, backend="reference", fullgraph=True)
     want = pattern.run(pattern.fn, pattern.make_inputs("cpu", torch.float32, scale="small"))
     have = pattern.run(compiled, pattern.make_inputs("cpu", torch.float32, scale="small"))
