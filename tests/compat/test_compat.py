@@ -8,7 +8,6 @@ import subprocess
 import sys
 import warnings
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ import minicompile as mc
 from minicompile.compat import versions
 from minicompile.compat.private import PARTS, all_names
 from minicompile.versions import TESTED, Releases, release
-from tests.compat import suite
 from tests.imports import all_imports, trees
 from tests.test_architecture import dotted_uses, is_private
 
@@ -119,17 +117,6 @@ def test_a_newer_torch_than_tested_warns_once_and_compiles(monkeypatch: pytest.M
 )
 def test_a_release_is_placed_by_its_first_two_numbers(version: str, place: str):
     assert Releases((2, 11), (2, 15)).place(version) == place
-
-
-def test_the_table_of_releases_counts_what_pytest_reports(tmp_path: Path):
-    for version, failures in (("2.15.0", 0), ("2.9.1", 2)):
-        counts = f'tests="1010" errors="1" failures="{failures}" skipped="7"'
-        report = f"<testsuites><testsuite {counts} /></testsuites>"
-        (tmp_path / f"{version}_3.9.0_3.11.7.xml").write_text(report)
-    assert suite.table(tmp_path).splitlines()[2:] == [
-        "| 2.9.1 | 3.9.0 | 3.11.7 | 1,000 | 3 | 7 |",
-        "| 2.15.0 | 3.9.0 | 3.11.7 | 1,002 | 1 | 7 |",
-    ]
 
 
 def test_what_needs_no_torch_imports_without_it():
