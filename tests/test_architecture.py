@@ -208,15 +208,6 @@ def test_no_string_or_identifier_of_the_core_names_a_plugin():
     assert wrong == []
 
 
-def test_exporting_reaches_the_rooms_as_the_pipeline_does_and_nothing_below_knows_it():
-    reached = {
-        folder(other) for _, room, other in internal_imports() if folder(room) == "exporting"
-    }
-    assert {"dynamo", "aot", "lowering", "scheduling", "codegen"} <= reached
-    users = {folder(room) for _, room, other in internal_imports() if folder(other) == "exporting"}
-    assert users - {"exporting"} <= {*BESIDE, *ABOVE}
-
-
 @pytest.mark.parametrize("room", sorted({*ROOMS, *UNDER, *BESIDE, "compat", "exporting"}))
 def test_a_room_opens_with_what_it_takes_gives_and_decides_and_two_files_to_read_first(room: str):
     opening = ast.get_docstring(trees()[f"minicompile.{room}"]) or ""
@@ -268,15 +259,6 @@ def test_what_may_be_deleted_is_imported_by_name_alone(part: str):
 
 def test_what_lies_under_the_rooms_imports_none_of_them():
     assert lower_violations() == []
-
-
-def test_no_room_knows_what_stands_beside_the_corridor():
-    wrong = [
-        str(found)
-        for found, importer, target in internal_imports()
-        if folder(importer) in ROOMS and folder(target) in BESIDE
-    ]
-    assert wrong == []
 
 
 TOOLS = ("show", "debug")
@@ -508,6 +490,9 @@ f = minicompile.compile(lambda x: torch.softmax(torch.relu(x), -1), fullgraph=Tr
 x = torch.randn(3, 4)
 torch.testing.assert_close(f(x), torch.softmax(torch.relu(x), -1))
 str(minicompile.trace(f, x))
+if "triton" in {missing}:
+    f = minicompile.compile(lambda x: torch.softmax(x.sin(), -1), options=dict(device_codegen="triton"))
+    torch.testing.assert_close(f(x), torch.softmax(x.sin(), -1))
 """
 
 

@@ -119,23 +119,14 @@ def test_one_version_is_said_everywhere():
     assert newest == version == minicompile.__version__
 
 
-def test_contributing_names_files_and_commands_that_exist():
+def test_the_readme_and_contributing_name_files_and_commands_that_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for command in re.findall(r"^\| `make (\w+)`", text, flags=re.M):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in re.findall(r"(?:^|`)make (\w+)", text + readme, flags=re.M):
         assert re.search(rf"^{command}:", makefile, flags=re.M), command
     for path in re.findall(r"`((?:minicompile|tests|notebooks)/[\w./]+)`", text):
         assert (ROOT / path).exists(), path
-
-
-def test_hooks_run_what_make_lint_runs():
-    """With the tools of the environment: nothing is fetched."""
-    text = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert re.findall(r"repo: (\S+)", text) == ["local"]
-    lint = makefile.partition("\nlint:")[2].partition("\n\n")[0]
-    commands = {line.partition("-m ")[2].removesuffix(" .") for line in lint.strip().splitlines()}
-    assert set(re.findall(r"entry: python -m ([^,]+),", text)) == commands
 
 
 def test_the_lessons_say_which_torch_and_python_made_their_saved_outputs():

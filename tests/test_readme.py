@@ -98,10 +98,3 @@ def test_figures_are_those_that_the_named_commands_wrote():
         assert (theirs, ours) == (f"{found['theirs']:.1f}", f"{found['ours']:.1f}")
     for run in (run for run in files if run["cases"] or run["first_calls"]):
         assert f"`{run['command']}`" in README
-
-
-def test_lessons_have_the_questions_that_they_open_with():
-    lessons = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
-    row = r"^\| (\d\d(?: \*\*c\*\*)?) \| ([^|]+) \|"
-    shown = PAGES[0].read_text(encoding="utf-8")
-    assert re.findall(row, shown, flags=re.M) == re.findall(row, lessons, flags=re.M) != []

@@ -75,16 +75,6 @@ def test_environment_and_pyproject_name_the_same_packages_and_versions():
     assert "- -e ." in (ROOT / "environment.yml").read_text(encoding="utf-8")
 
 
-def test_one_package_has_one_version_range_in_all_extras():
-    extras = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
-    ranges: dict[str, set[str]] = {}
-    for group in extras:
-        for text in group:
-            name, versions = split_requirement(text)
-            ranges.setdefault(name, set()).add(versions)
-    assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
-
-
 def test_mypy_relaxes_nothing_in_public_modules_and_results():
     """Of `strict`, two rules are off elsewhere: torch is typed Any, and some of it not at all."""
     overrides = PYPROJECT["tool"]["mypy"]["overrides"]
@@ -138,17 +128,6 @@ def test_no_function_is_longer_than_eighty_lines():
     assert long <= set(LONG_FOR_A_REASON)
 
 
-def test_make_size_lists_folders_and_plugins_apart_and_counts_each_file_once():
-    text = size.report(("torch/_functorch/_aot_autograd",))
-    found = re.findall(r"^ *([\d,]+) +[\d,]+  (\S+)", text, flags=re.M)
-    rows = {name: int(tokens.replace(",", "")) for tokens, name in found}
-    assert {"aot", "front", "plugins/graph_cache", "core", "package", "tests"} <= set(rows)
-    assert rows["torch/_functorch/_aot_autograd,"] > 10_000
-    names = list(rows)
-    assert sum(rows[name] for name in names[: names.index("core")]) == rows["package"]
-    assert rows["core"] < rows["package"]
-
-
 def test_ci_runs_the_readmes_test_commands():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     ci = ROOT / ".ci" / "run"
@@ -163,14 +142,6 @@ def test_ci_requires_the_browser_that_make_test_all_installs():
     assert not re.search(r"^lab: .*\bbrowser\b", makefile, flags=re.M)
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "\nexport MINICOMPILE_REQUIRE_BROWSER=1\n" in ci
-
-
-def test_every_make_command_of_the_readme_exists():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for target in set(re.findall(r"^make (\w+)|`make (\w+)", readme, flags=re.M)):
-        name = target[0] or target[1]
-        assert re.search(rf"^{name}:", makefile, flags=re.M), name
 
 
 def repository_files() -> list[Path]:

@@ -119,12 +119,3 @@ def test_workflows_take_the_pythons_and_torches_that_are_supported():
     [pythons] = re.findall(r"python: \[(.*)\]", tests)
     first, last = python.first[1], python.last[1]
     assert pythons == ", ".join(f'"3.{minor}"' for minor in range(first, last + 1))
-
-
-def test_the_development_container_sets_up_what_make_does():
-    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert container["postCreateCommand"].startswith("make .venv/.lessons ")
-    assert re.search(r"^\$\(VENV\)/\.lessons:", makefile, flags=re.M)
-    for file in container["customizations"]["codespaces"]["openFiles"]:
-        assert (ROOT / file).exists()

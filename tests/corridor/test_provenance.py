@@ -201,16 +201,6 @@ def test_a_line_with_a_constant_belongs_to_the_line_that_made_the_constant():
             assert maker in {origin.node for origin in line.origins}, line
 
 
-def test_a_no_op_leaves_no_trace_in_kernels():
-    def f(x):
-        h = torch.sin(x).view(8, 16)
-        return torch.cos(h * 1)
-
-    traced = mc.trace(f, torch.randn(8, 16))
-    named = {o.node for _, line in kernel_lines(traced) for o in line.origins}
-    assert named == {"sin", "cos"}
-
-
 CHAINS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rows": lambda x: torch.softmax(torch.relu(x * 2.0), -1),
     "halves": lambda x: (x.half() * 2.5).relu().float().amax(-1),

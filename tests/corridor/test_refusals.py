@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.errors import BackendError, OptionError
+from minicompile.errors import BackendError
 
 
 def test_a_shape_error_is_eagers_and_names_the_users_line():
@@ -65,20 +65,6 @@ def test_without_a_compiler_other_backends_still_work(backend):
     with warnings.catch_warnings(action="error"):
         options = {"cpp_compiler": "no-such-compiler"}
         assert torch.equal(mc.compile(f, backend=backend, options=options)(x), f(x))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"backend": "tensorrt"}, "inductor"),
-        ({"mode": "fast"}, "max-autotune"),
-        ({"options": {"inlien": "never"}}, "inline"),
-        ({"options": {"device_codegen": "cuda"}}, "triton"),
-    ],
-)
-def test_a_wrong_argument_is_refused_with_what_exists(arguments, says):
-    with pytest.raises(OptionError, match=says):
-        mc.compile(lambda x: x + 1, **arguments)(torch.randn(2))
 
 
 TRANSFORMED = {

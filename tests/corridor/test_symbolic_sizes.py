@@ -11,30 +11,6 @@ import torch.nn.functional as F
 import minicompile as mc
 from tests.comparing import assert_as_eager
 
-
-@pytest.mark.parametrize("language", ["cpp", "triton"])
-def test_kernels_take_the_size_as_an_argument(language):
-    x = torch.randn(6, 10)
-    mc.mark_dynamic(x, 0)
-    compiled = mc.compile(
-        lambda x: torch.softmax(x * 2, -1).sum(0), options={"device_codegen": language}
-    )
-    trace = mc.trace(compiled, x)
-    [symbol] = {symbol for plan in trace.plans for symbol in plan.sizes}
-    assert any(str(symbol) in kernel.text for kernel in trace.kernels)
-
-
-def test_size_one_gets_its_own_version():
-    def f(x):
-        return x + x.shape[0]
-
-    compiled = mc.compile(f, fullgraph=True)
-    for size in (4, 7, 1):
-        x = torch.randn(size, 3)
-        mc.mark_dynamic(x, 0)
-        torch.testing.assert_close(compiled(x), f(x))
-
-
 PROGRAMS = {
     "cat with a slice": lambda a: torch.cat([a, a[..., :1]], -1),
     "cat with a class token": lambda a: torch.cat([torch.zeros(a.shape[0], 1, 8), a], 1),

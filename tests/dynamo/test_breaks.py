@@ -145,21 +145,6 @@ def test_a_generator_function_compiled_directly() -> None:
     assert "generator function" in str(mc.explain(function)(x))
 
 
-def test_a_refusal_of_one_input_leaves_others_compiled() -> None:
-    def function(a: torch.Tensor, debug: bool) -> torch.Tensor:
-        if debug:
-            print(a.shape)
-        return a * 2
-
-    run = lenient(function)
-    run(x, True)
-    run(x, False)
-    run(x, False)
-    explanation = explained(run)
-    assert explanation.eager_calls == 0 and explanation.compiled_calls == 3
-    assert [found.kind for found in explanation.breaks] == ["instruction"]
-
-
 def test_capture_never_runs_a_handler_of_the_user_for_its_own_refusals() -> None:
     def function(a: torch.Tensor) -> Any:
         try:
@@ -181,23 +166,6 @@ def test_a_function_that_asked_not_to_be_compiled() -> None:
     run = lenient(function)
     assert equal(run(x), (x + 1) * 2)
     assert "torch.compiler.disable" in explained(run).breaks[0].reason
-
-
-def test_a_frame_goes_on_in_a_graph_after_the_instruction_that_python_runs() -> None:
-    def function(a: torch.Tensor, scale: float) -> torch.Tensor:
-        b = a.relu() * scale
-        largest = b.max().item()
-        return b + (b.sin() if largest > 1 else b.cos())
-
-    run = lenient(function)
-    for _ in range(3):
-        assert equal(run(x, 0.1), function(x, 0.1))
-        assert equal(run(x, 100.0), function(x, 100.0))
-    explanation = explained(run)
-    assert explanation.eager_calls == 0 and explanation.graph_count == 4
-    assert {found.kind for found in explanation.breaks} == {"instruction"}
-    first = explanation.breaks[0].user_line
-    assert first is not None and "largest = b.max().item()" in first.text
 
 
 def test_a_break_in_a_callee_cuts_both_frames() -> None:

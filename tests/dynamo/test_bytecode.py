@@ -11,7 +11,6 @@ import pytest
 
 from minicompile.dynamo import opcodes  # noqa: F401 registers what the instructions do
 from minicompile.dynamo.bytecode import decode
-from tests.dynamo.plain_machine import PlainMachine
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("3.11", "3.12", "3.13")
@@ -59,15 +58,3 @@ def test_normalised_code_has_no_version_specific_instructions() -> None:
     assert not names & gone and not any("FORWARD" in name or "BACKWARD" in name for name in names)
     calls = [i for i in decode(sample.__code__).instructions if i.opname == "CALL" and i.value]
     assert calls[0].value == ("key", "reverse")
-
-
-def test_instructions_keep_their_lines() -> None:
-    program = decode(sample.__code__)
-    first = sample.__code__.co_firstlineno
-    lines = {program.line_of(instruction).line - first for instruction in program.instructions}
-    assert lines >= {1, 2, 3, 4}
-    assert program.line_of(program.instructions[-1]).file == __file__
-
-
-def test_the_plain_machine_agrees_on_a_sample() -> None:
-    assert PlainMachine().call(sample, ([3, 1, 2], True), {}) == sample([3, 1, 2], True)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from types import CellType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import pytest
 
 from minicompile.dynamo.continuation import (
-    State,
     bind,
-    break_at,
     continuation,
-    successors,
 )
 from minicompile.errors import Unsupported
 from tests.dynamo.plain_machine import start
@@ -38,51 +35,6 @@ def test_every_break_point_of_every_program(version: str) -> None:
     )
     functions, points, nested, differences = counts
     assert functions >= 48 and points >= 3_000 and nested >= 300 and differences == 0
-
-
-def sample(items: list[int], scale: int) -> list[int]:
-    out = []
-    for item in items:
-        out.append(item * scale)
-    return out
-
-
-def test_a_break_hands_over_values_in_the_order_of_the_state() -> None:
-    first = start(sample.__code__)
-    assert first == State(0, (), ("items", "scale"))
-    state: Any = first
-    while not state.stack:
-        (state,) = successors(sample.__code__, state)[:1]
-    assert state.bound == ("items", "scale") and state.stack == ("value",)
-
-    given: list[Any] = []
-
-    def transfer(number: int, closure: tuple[CellType, ...]) -> Any:
-        return lambda *values: given.append((number, closure, values))
-
-    broken = bind(break_at(sample.__code__, first, transfer), sample, ())
-    broken([1, 2], 3)
-    assert given == [(0, (), ([1, 2], 3))]
-
-
-def test_a_continuation_shares_the_cells_of_its_frame() -> None:
-    def counting(step: int) -> Any:
-        total = 0
-
-        def add() -> int:
-            nonlocal total
-            total += step
-            return total
-
-        add()
-        return add, total
-
-    state = start(counting.__code__)
-    assert state.bound[-2:] == ("step", "total") or set(state.bound) == {"step", "total"}
-    cells = {"step": CellType(5), "total": CellType()}
-    code = continuation(counting.__code__, state)
-    add, total = bind(code, counting, ())(*(cells[name] for name in state.bound))
-    assert total == 5 and add() == 10 and cells["total"].cell_contents == 10
 
 
 def test_what_cannot_be_cut_says_so() -> None:

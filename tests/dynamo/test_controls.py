@@ -90,12 +90,7 @@ def test_a_disabled_module() -> None:
         assert [name for name, _ in other.named_parameters()]
     again = copy.deepcopy(net)
     assert again.second.weight is not net.second.weight and equal(again(x), net(x))
-    assert "under mc.disable" in explained_breaks(again)
-    assert "disabled Linear" in repr(mc.disable(mc.disable(net.second)))
-
-
-def explained_breaks(target: Any) -> str:
-    return str(mc.explain(target)(x).breaks[0])
+    assert "under mc.disable" in str(mc.explain(again)(x).breaks[0])
 
 
 # -- allow_in_graph
@@ -188,11 +183,6 @@ def test_the_limits_of_an_allowed_function(function: Any, reason: str) -> None:
     assert "allowed in the graph" in explained(run).breaks[0].reason
     with pytest.raises(Unsupported, match=r"(?i)" + reason):
         compiled(outer)(x)
-
-
-def test_only_python_functions_can_be_allowed() -> None:
-    with pytest.raises(OptionError, match="not a builtin_function_or_method"):
-        mc.allow_in_graph(print)
 
 
 # -- modules: each convention of torch.compile, asked of both
@@ -304,12 +294,6 @@ def test_disable_is_a_decorator_and_keeps_the_functions_face() -> None:
     assert equal(outside(x, 2), x.cos() + 2)
     assert mc.compile(outside) is outside
     assert equal(mc.disable(compiled(below))(x), below(x))
-    assert (
-        equal(mc.disable(nn.Linear(4, 4).forward)(x * 0), mc.disable(mc.disable(below))(x)) is False
-    )
-    for wrong in (3, nn.Linear):
-        with pytest.raises(OptionError, match="can't disable a"):
-            mc.disable(wrong)
     with pytest.raises(OptionError, match=r"under mc\.disable"):
         mc.explain(outside)(x)
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import minicompile as mc
 from tests.dynamo.helpers import compiled, explained, lenient
 
 is_compiling = torch.compiler.is_compiling
@@ -82,20 +81,3 @@ def test_a_frame_after_a_break_takes_the_compilers_branch_if_nobody_asked_before
         return a + 1, is_compiling()
 
     assert lenient(function)(x)[1] is True
-
-
-@pytest.mark.long
-def test_a_switch_transformer_without_a_mask_gives_eagers_result() -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.SwitchTransformersConfig(
-        vocab_size=32, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_decoder_layers=1, num_heads=2,
-        num_experts=2, expert_capacity=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
-    )  # fmt: skip
-    model = transformers.SwitchTransformersModel(config).eval()
-    tokens = torch.randint(0, 32, (1, 6))
-    run = mc.compile(model, backend="eager")
-    for _ in range(2):
-        expected = model(input_ids=tokens, decoder_input_ids=tokens).last_hidden_state
-        result = run(input_ids=tokens, decoder_input_ids=tokens).last_hidden_state
-        torch.testing.assert_close(result, expected)

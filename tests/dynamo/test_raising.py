@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -200,30 +200,6 @@ def test_what_an_operator_in_python_raises_is_eagers() -> None:
         given = torch.zeros(3), torch.zeros(3)
         expected = outcome(f, *(x.clone() for x in given))
         assert outcome(mc.compile(f), *(x.clone() for x in given)) == expected
-
-
-@contextlib.contextmanager
-def noted(log: list[str]) -> Iterator[None]:
-    log.append("in")
-    try:
-        yield
-    finally:
-        log.append("out")
-
-
-def test_handlers_of_the_frame_run_once() -> None:
-    log: list[str] = []
-
-    def f(a: torch.Tensor, i: torch.Tensor) -> Any:
-        with noted(log):
-            a.add_(1)
-            return a[i]
-
-    compiled = mc.compile(f)
-    given = torch.zeros(3, 4), torch.tensor([0, 5])
-    expected = outcome(f, *(x.clone() for x in given)), log.copy()
-    log.clear()
-    assert (outcome(compiled, *(x.clone() for x in given)), log) == expected
 
 
 def survives(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ import ast
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import minicompile as mc
@@ -20,7 +19,6 @@ ROOM = Path(mc.__file__).parent / "dynamo"
 REFUSING = {"unsupported", "unsupported_kind", "refusal", "refuse"}
 TABLES: tuple[tuple[Any, ...], ...] = (FUNCTIONS, OF_TENSORS)
 """What refuses by name: rows that begin with an id."""
-x = torch.randn(3)
 
 
 def names_in(node: ast.AST) -> list[str]:
@@ -64,33 +62,6 @@ def test_explanations_and_fixes_say_something_of_their_own() -> None:
         assert id == id.lower() and " " not in id
         assert reason.explanation.endswith(".") and len(reason.explanation.split()) >= 6, id
         assert len(reason.fix.split()) >= 3, id
-
-
-def branches(a: torch.Tensor) -> torch.Tensor:
-    if a.sum() > 0:
-        return a + 1
-    return a - 1
-
-
-def prints(a: torch.Tensor) -> torch.Tensor:
-    b = a + 1
-    print("between")
-    return b * 2
-
-
-@pytest.mark.parametrize(
-    ("function", "id", "line"),
-    [(branches, "branch-on-tensor", "if a.sum() > 0:"), (prints, "print", 'print("between")')],
-)
-def test_fullgraph_raises_one_error_with_id_line_and_fix(function, id, line) -> None:
-    with pytest.raises(mc.Unsupported) as caught:
-        mc.compile(function, backend="eager", fullgraph=True)(x)
-    error = caught.value
-    first, at, fix = str(error).split("\n")
-    assert error.id == id and first.endswith(f"[{id}]")
-    assert at.startswith("  at ") and at.endswith(line)
-    assert fix == f"  usual fix: {REASONS[id].fix}"
-    assert error.__cause__ is None
 
 
 def test_what_a_later_room_refuses_has_an_id_too() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 import minicompile as mc
@@ -49,18 +48,6 @@ def test_sizes_zero_and_one_are_compiled_apart(size: int) -> None:
         assert equal(run(torch.ones(n, 3)), function(torch.ones(n, 3)))
     assert graphs(run) == 2
     assert "a.size(0) >= 2 failed: found" in str(explained(run).failures[0])
-
-
-def test_a_batch_dimension_of_a_module() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 5)
-    )
-    run = compiled(model)
-    for size in (4, 7, 2):
-        a = torch.randn(size, 3, 8, 8)
-        mc.mark_dynamic(a, 0)
-        assert torch.allclose(run(a), model(a), atol=1e-6)
-    assert graphs(run) == 1
 
 
 KERNELS: dict[str, Any] = {

@@ -71,9 +71,10 @@ def test_a_script_of_calls_gives_the_timeline_written_by_hand() -> None:
 
 def test_calls_in_eager_say_why_and_the_limit_is_told() -> None:
     run = mc.compile(grow, backend="eager", dynamic=False, options={"recompile_limit": 2})
-    with pytest.warns(UserWarning, match="in eager from here on"):
+    with pytest.warns(UserWarning, match="in eager from here on") as said:
         for size in (1, 2, 3, 4, 1):
             run(torch.ones(size), 1.0)
+    assert len(said) == 1
     [timeline] = mc.timeline(run)
     assert [(miss.call, miss.made) for miss in timeline.misses] == [(1, 1), (2, 2), (3, 0)]
     last, answered = timeline.stretches[-1]

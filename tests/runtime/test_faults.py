@@ -4,8 +4,6 @@ the next call works."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,23 +82,6 @@ def test_memory_that_runs_out_is_an_error_that_changes_nothing(
         assert not left and torch.equal(x, X)
         torch.testing.assert_close(call(x), fn(X.clone()))
     torch.testing.assert_close(x, X + 1)
-
-
-@pytest.mark.long
-def test_without_triton_kernels_for_it_run_in_eager(tmp_path: Path) -> None:
-    text = f"""
-import sys
-sys.modules["triton"] = None
-import torch, minicompile as mc
-fn = lambda x: torch.softmax(x.sin(), -1)
-x = torch.linspace(-2, 2, 24).reshape(4, 6)
-for language in ("triton", "auto"):
-    call = mc.compile(fn, options={{"cache_dir": {str(tmp_path)!r}, "device_codegen": language}})
-    for _ in range(2):
-        torch.testing.assert_close(call(x), fn(x))
-"""
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
