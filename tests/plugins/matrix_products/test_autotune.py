@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.ops.events import Compilation, Watch
 from minicompile.options import Options
 from minicompile.plugins.matrix_products.autotune import candidates, tuned
 from minicompile.runtime.gpu_kernel import Tiles, planned_tiles
@@ -100,24 +99,6 @@ def test_a_damaged_file_is_measured_anew(tmp_path, text) -> None:
     (file,) = (tmp_path / "tiles").iterdir()
     file.write_text(text)
     assert len(tune(Fake(), options).loaded) == len(TRIED)
-
-
-def test_what_is_gained_is_one_line_for_each_kernel(tmp_path) -> None:
-    options, fake = Options(cache_dir=str(tmp_path)), Fake(TRIED[1])
-
-    def measure(launch: Any, arguments: list[Any]) -> float:
-        return {TRIED[0]: 0.5, TRIED[-1]: 0.4}.get(launch.tiles, 0.75)
-
-    out = io.StringIO()
-    with mc.logs("autotuning", file=out):
-        for _ in range(2):
-            tell = Watch(Compilation(3, 0, "fn", Options())).tell
-            tuned(SOURCE, options, fake.load, measure, tell)(X, torch.zeros(4096))
-    first, again = out.getvalue().splitlines()
-    best = f"XBLOCK={TRIED[-1].x}, {TRIED[-1].num_warps} warps"
-    line = f"[3/0] autotuning: {SOURCE.name}: "
-    gained = f"{len(TRIED)} candidates, 0.5000 ms as planned, 0.4000 ms (20% less) with {best}"
-    assert first == line + gained and again == line + f"{best}, as measured earlier"
 
 
 @pytest.mark.long
