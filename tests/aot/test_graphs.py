@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.maxflow import FlowNetwork
 from minicompile.aot.partition import is_heavy
-from minicompile.ops.graph import origins_of
 from minicompile.ops.nodes import is_random, is_view
 from minicompile.options import Options
 from tests.aot.helpers import capture, compile_aot, module_function
@@ -22,23 +21,7 @@ def leaf(*size):
     return torch.randn(*size, requires_grad=True)
 
 
-def lines(node):
-    return {origin.line.line for origin in origins_of(node)}
-
-
 # Origins and phases
-
-
-def test_backward_nodes_take_their_origins_from_the_forward_line():
-    def fn(x):
-        y = x.sin()
-        z = y.exp()
-        return z.sum()
-
-    _, result = compile_aot(fn, [leaf(3)])
-    (cos,) = [n for n in result.level("full").nodes if n.target is aten.cos.default]
-    (sin,) = [n for n in result.level("full").nodes if n.target is aten.sin.default]
-    assert cos.meta["phase"] == "backward" and origins_of(cos) == origins_of(sin)
 
 
 # Partition
@@ -64,13 +47,6 @@ def test_views_are_not_saved():
     assert not [v.name for v in result.partition.saved if is_view(by_name[v.name])]
 
 
-def test_a_library_calls_backward_operand_is_saved_not_recomputed():
-    _, result = compile_aot(
-        lambda x, w, v: (F.gelu(x @ w) @ v).sum(), [torch.randn(8, 8), leaf(8, 8), leaf(8, 8)]
-    )
-    assert any("library call" in v.reason for v in result.partition.saved)
-
-
 def test_minimum_cut_equals_networkx():
     networkx = pytest.importorskip("networkx")
     import random
@@ -92,12 +68,6 @@ def test_minimum_cut_equals_networkx():
 
 
 # Passes
-
-
-def test_merged_calls_keep_both_origins():
-    _, result = compile_aot(lambda x: x.sin() * 2 + x.sin(), [torch.randn(3)])
-    (sin,) = [n for n in result.forward.nodes if n.target is aten.sin.default]
-    assert len(lines(sin)) == 2
 
 
 def test_equal_numbers_of_different_type_are_told_apart():

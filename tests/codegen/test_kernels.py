@@ -18,7 +18,7 @@ from torch import Tensor
 import minicompile as mc
 from minicompile.runtime.gpu_kernel import Tiles
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, float_symbol, size_symbol
-from tests.codegen.fusing import Program, layer_norm, softmax
+from tests.codegen.fusing import Program, softmax
 from tests.codegen.kernels import REFERENCE, Case, Kernel, cpp_kernels, run_cpp
 from tests.codegen.triton_running import DEVICES
 
@@ -63,20 +63,6 @@ def a_number() -> Case:
     p.input("x", ())
     p.pointwise("y", (), lambda o, i: o.add(o.load("x", sympy.Integer(0)), o.constant(1.5, F32)))
     return Case(p, {"x": torch.tensor(2.0)}, {"y": torch.tensor(3.5)})
-
-
-@case()
-def transposed_and_broadcast() -> Case:
-    p = Program()
-    p.input("x", (5, 3, 7))
-    p.input("b", (3,))
-
-    def fn(o: Any, i: Any) -> Any:
-        return o.sub(o.load("x", i[1] * 21 + i[2] * 7 + i[0]), o.load("b", i[2]))
-
-    p.pointwise("y", (7, 5, 3), fn)
-    x, b = random(5, 3, 7), random(3)
-    return Case(p, {"x": x, "b": b}, {"y": x.permute(2, 0, 1) - b}, tiles=Tiles(32))
 
 
 @case((F32, 64, 128), (F64, 70, 45), (BF16, 16, 200), (torch.int8, 70, 45))
@@ -306,16 +292,6 @@ def softmax_rows(rows: int, columns: int, dtype: torch.dtype) -> Case:
 
 
 @case()
-def layer_norm_of_a_sum() -> Case:
-    x, z, w, b = random(5, 200), random(5, 200) * 2, random(200), random(200) + 1
-    out = torch.nn.functional.layer_norm(x + z, (200,), w, b)
-    rstd = 1 / ((x + z).var(1, correction=0) + 1e-5).sqrt()
-    p, inputs = layer_norm(5, 200, residual=True), {"x": x, "z": z, "w": w, "b": b}
-    results = {"out": out, "rstd": rstd}
-    return Case(p, inputs, results, ("sum1", "sum2"), close={}, tiles=Tiles(2, 64))
-
-
-@case()
 def what_lacks_an_axis_counts_for_every_element() -> Case:
     p = Program()
     p.input("b", (7,))
@@ -379,16 +355,6 @@ def scans(dtype: torch.dtype, length: int) -> Case:
         p.scan(kind, (7, length), 1, kind, lambda o, i: o.load("x", i[0] * length + i[1]), dtype)
     signed = ("sum",) if dtype.is_floating_point else ()
     return Case(p, {"x": x}, results, close={}, tiles=Tiles(4, 64), signed=signed)
-
-
-@case(100, 1, 65, 513)
-def a_scan_of_any_length(n: int) -> Case:
-    s0 = size_symbol("s0")
-    p, x = Program(hints={s0: 100}), random(3, n)
-    p.input("x", (3, s0))
-    p.scan("y", (3, s0), 1, "sum", lambda o, i: o.load("x", i[0] * s0 + i[1]))
-    close = {"rtol": 1e-5, "atol": 1e-5}
-    return Case(p, {"x": x}, {"y": x.cumsum(1)}, sizes={"s0": n}, close=close, tiles=Tiles(2, 64))
 
 
 @case((4, 1), (4, 100), (3, 1000))

@@ -118,14 +118,6 @@ def test_shares_kept_in_16_bits_are_rounded_as_well_as_those_of_eager(spread, de
     assert near[~exact.isnan()].all()
 
 
-@pytest.mark.parametrize("kept", ["total", "softmax"])
-def test_shares_whose_parts_are_kept_in_float32_are_divided(kept):
-    dtype, internal = (BF16, ("amax",)) if kept == "total" else (F32, INTERNAL)
-    text = source_of(softmax(64, 3000, dtype), internal).text
-    assert "tl.exp(" not in text and "libdevice.exp(" in text
-    assert ("share_of(" in text) == (kept == "softmax")
-
-
 # Registers -----------------------------------------------------------------------------------------
 
 

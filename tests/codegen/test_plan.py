@@ -12,9 +12,8 @@ from minicompile.codegen.generate import language_of
 from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.codegen.printing import index_dtype
 from minicompile.errors import BackendError, OptionError
-from minicompile.ops.registry import without
 from minicompile.options import Options
-from minicompile.shapes.expr import ModularIndexing, size_symbol
+from minicompile.shapes.expr import ModularIndexing
 from tests.codegen.fusing import Program, softmax
 
 F32, I64 = torch.float32, torch.int64
@@ -28,18 +27,6 @@ def scaled(constant: float) -> Program:
     )
     p.pointwise("out", (64,), lambda ops, i: ops.exp(ops.load("half", i[0])))
     return p
-
-
-def test_small_kernels_run_on_one_thread() -> None:
-    assert not softmax(4, 8).plan().parallel
-    assert softmax(4096, 1024).plan().parallel
-    assert "parallel" not in print_kernel(softmax(4, 8).plan()).text
-
-
-def test_symbolic_sizes_decide_about_threads_when_they_are_known() -> None:
-    s0 = size_symbol("s0")
-    text = print_kernel(softmax(s0, 64, hints={s0: 4}).plan()).text
-    assert "if(parallel: s0*64 >" in text and "int64_t s0" in text
 
 
 def test_int32_indices_only_where_they_fit() -> None:
@@ -63,17 +50,6 @@ def test_a_rule_from_outside_changes_the_kernel() -> None:
 
         assert "parallel for" in print_kernel(scaled(0.5).plan()).text
     assert print_kernel(scaled(0.5).plan()).text == before
-
-
-def test_steps_are_listed_with_results_and_reasons_and_forbidden_by_name() -> None:
-    plan = softmax(4096, 1024).plan(["amax", "total"])
-    steps = {step.name: step for step in plan.steps}
-    assert list(steps)[:3] == ["cpp:vector", "cpp:stash", "cpp:parallel"]
-    assert steps["cpp:vector"].results == {"vector_axis": "r", "vector_width": 16}
-    assert steps["cpp:parallel"].why.startswith("about") and str(steps["cpp:parallel"]) in str(plan)
-    with without("plan:cpp:stash"):
-        other = softmax(4096, 1024).plan(["amax", "total"])
-    assert "cpp:stash" not in [step.name for step in other.steps] and not other.stashed
 
 
 def test_equal_kernels_are_written_once_and_called_by_the_others() -> None:

@@ -114,28 +114,6 @@ def test_training_through_scans(language: str) -> None:
     torch.testing.assert_close(found.grad, want.grad, atol=1e-5, rtol=1e-4)
 
 
-@LANGUAGES
-def test_softmax_and_a_running_sum_are_one_kernel(language: str) -> None:
-    compiled = mc.compile(PROGRAMS["softmax"], options={"device_codegen": language})
-    (kernel,) = mc.trace(compiled, torch.randn(8, 100)).kernels
-    if language == "triton":
-        assert kernel.text.count("tl.load(") == kernel.text.count("tl.associative_scan(") == 1
-
-
-@pytest.mark.parametrize("length", [100, 3000])
-def test_values_around_a_scan_are_eagers(length: int) -> None:
-    def fn(x: Tensor) -> Any:
-        decay = x.sigmoid().log().cumsum(1).exp()
-        return decay, decay.sum(1), x * decay.cumsum(1).tanh(), x.cumprod(1)
-
-    compiled = mc.compile(fn, fullgraph=True)
-    x = special(6, length)
-    assert_same(compiled(x), fn(x), atol=1e-5, rtol=1e-5)
-    compiled = mc.compile(fn, fullgraph=True, dynamic=True)
-    for size in (9, 5000):
-        assert_same(compiled(special(6, size)), fn(special(6, size)), atol=1e-5, rtol=1e-5)
-
-
 def test_a_long_row_is_scanned_by_one_thread() -> None:
     def fn(x: Tensor) -> Any:
         total = x.cumsum(0)

@@ -67,17 +67,6 @@ def test_an_operator_that_was_a_call_gets_loops() -> None:
         assert graph.externs[0].reason == "logit that clamps"
 
 
-def test_an_own_rules_operations_carry_the_nodes_origins() -> None:
-    with scoped():
-
-        @lowering(aten.relu.default)
-        def relu(ctx, x):
-            return ctx.pointwise(x.size, x.device, lambda ops, i: ops.neg(x.load(ops, i)))
-
-        graph = lowered(lambda x: aten.relu(x).sin(), X)
-    assert {o.node for o in graph.operations[0].origins} == {"relu", "sin"}
-
-
 def test_an_operator_whose_rule_mixes_dtypes_is_called_with_the_reason() -> None:
     with scoped():
 

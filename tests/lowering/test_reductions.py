@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from minicompile.lowering.ir import Reduction
-from tests.lowering.conftest import check, check_each, lowered
+from tests.lowering.conftest import check_each, lowered
 
 aten = torch.ops.aten
 DTYPES = [
@@ -53,26 +52,6 @@ def test_reductions_equal_eager(shape: tuple[int, ...], dtype: torch.dtype) -> N
 
 def _over(op, dim, keepdim: bool, x: torch.Tensor):
     return op(x, dim, keepdim)
-
-
-def test_half_sums_accumulate_in_float32() -> None:
-    x = torch.full((4096,), 1.0, dtype=torch.bfloat16)
-    graph = check(lambda x: x.sum(), x)
-    (buffer,) = graph.operations
-    assert isinstance(buffer.loops, Reduction)
-    assert "f32(" in str(buffer)
-    assert buffer.layout.dtype is torch.bfloat16
-
-
-def test_reducing_dimensions_of_size_one_takes_no_loop() -> None:
-    graph = check(lambda x: [x.sum(1), x.amax(1)], torch.randn(3, 1))
-    assert not any(isinstance(op.loops, Reduction) for op in graph.operations)
-
-
-def test_reductions_of_views_read_the_input_in_place() -> None:
-    x = torch.randn(4, 6, 5)
-    graph = check(lambda x: x.permute(2, 0, 1)[1:, ::2].sum((0, 2)), x)
-    assert len(graph.operations) == 1
 
 
 def test_the_extreme_of_no_elements_is_left_to_eager_which_raises() -> None:

@@ -56,12 +56,6 @@ def test_long_sums_are_as_accurate_as_eagers() -> None:
     check(lambda x: [x.cumsum(0)], x, rtol=0, atol=0)
 
 
-def test_running_extrema_and_sums_of_exponentials_are_the_librarys() -> None:
-    calls = lambda x: [*x.cummax(1), *x.cummin(0), x.logcumsumexp(1)]  # noqa: E731
-    graph = check(calls, torch.randn(3, 4), externs=3)
-    assert [kernel.reason for kernel in graph.externs] == ["library scan"] * 3
-
-
 def test_integers_wrap_around() -> None:
     x = torch.tensor([2**62, 2**62, 2**62, 3])
     check(lambda x: [x.cumsum(0), x.cumprod(0), x.to(torch.int32).cumsum(0)], x)

@@ -76,14 +76,6 @@ def test_one_lowering_serves_every_batch_size(name: str) -> None:
             assert_same(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_broadcast_of_a_symbolic_size_prints_as_one_loop() -> None:
-    graph = symbolic(lambda x, y: x.view(-1, 8) + y, torch.randn(5, 6, 8), torch.randn(8))
-    (buffer,) = graph.operations
-    text = str(buffer)
-    assert "//" not in text
-    assert "%" not in text
-
-
 def test_a_size_may_be_an_input_of_its_own() -> None:
     s0, env = size_symbol("s0"), ShapeEnv()
     graph = fx.Graph()

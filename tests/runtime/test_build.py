@@ -342,20 +342,6 @@ def test_a_compiler_may_be_a_command_with_arguments(tmp_path: Path) -> None:
     assert start_build(SOURCE, chosen).result().answer() == 42
 
 
-@pytest.mark.parametrize(
-    ("chosen", "complaint"),
-    [
-        ("/no/such/g++", r"'/no/such/g\+\+' was not found"),
-        ("false", "does not run"),
-    ],
-)
-def test_a_chosen_compiler_that_is_none_is_named(
-    tmp_path: Path, chosen: str, complaint: str
-) -> None:
-    with pytest.raises(BackendError, match=complaint):
-        start_build(SOURCE, options(tmp_path, cpp_compiler=chosen))
-
-
 def test_a_compile_error_shows_the_first_lines_and_keeps_the_source(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="could not compile") as caught:
         start_build("long answer(void) { return oops; }\n", options(tmp_path)).result()

@@ -27,14 +27,6 @@ def test_every_decision_is_a_step(inline: str) -> None:
     assert list(trace.fusion_steps()) == trace.schedule.decisions
 
 
-def test_as_text_every_question_has_its_reason_and_its_numbers() -> None:
-    run = small(inline="never").fusion_steps()
-    told = str(run)
-    assert told.startswith("fusion of forward: 7 questions, 6 fused, 1 kept apart: 2 kernels")
-    for decision in run:
-        assert decision.reason in told and decision.numbers() in told
-
-
 def slides_of(page: str) -> list[str]:
     return re.findall(r"<details(?: open)?><summary>(\d+: [^<]*)<", page)
 

@@ -94,11 +94,6 @@ def a_product_writes_into_planned_memory(b: GraphBuilder) -> T:
     return b.double(b.mm(b.double(b.double(x).t()), x))
 
 
-def chain(length: int) -> Schedule:
-    b = GraphBuilder()
-    return schedule(b.finish(steps(b, b.input((16, 16)), length)), APART)
-
-
 def test_handing_memory_on_never_raises_the_peak_of_random_graphs() -> None:
     handed_on, lower = 0, 0
     for seed in range(120):
@@ -136,19 +131,6 @@ def test_two_waiting_pieces_of_memory_count_together() -> None:
     plain = Liveness(result.graph, result.nodes).live_bytes()
     assert len(reuses(result)) == 1, "a second one would not fit under the peak"
     assert result.memory.peak_bytes == max(plain)
-
-
-def test_the_plan_tells_what_it_saves() -> None:
-    result = chain(3)
-    assert str(result.memory).splitlines() == [
-        "memory plan: peak 2 KiB, 2 buffers in reused memory (2 in place), 0 never in memory",
-        "  without reuse 6 KiB",
-        "  step 0: 2 KiB alive; allocate [buf0], free [in0]",
-        "  step 1: 2 KiB alive; allocate [buf1 in place of buf0], free [buf0]",
-        "  step 2: 2 KiB alive; allocate [buf2 in place of buf1], free [buf1]",
-        "  step 1: buf1 in place of buf0: each element is read where it is written, and never after",
-        "  step 2: buf2 in place of buf1: each element is read where it is written, and never after",
-    ]
 
 
 def test_eager_keeps_a_result_until_its_last_use_and_what_a_view_looks_at() -> None:

@@ -35,21 +35,6 @@ def test_numbers_of_each_kernel(trace: Trace):
     assert [roof.row(point)[-1] for point in roof.points] == ["arithmetic", "memory"]
 
 
-def test_the_text_has_a_line_for_each_kernel(trace: Trace):
-    assert "-> 1 kernel and 1 extern call" in str(trace.schedule)
-    lines = str(trace.roofline(TOY)).split("\n")
-    assert lines[1] == "toy: 1.0 GB/s, 8.0 GFLOP/s (given)"
-    assert len({len(line) for line in lines[2:]}) == 1
-    assert re.match(
-        r"aten.mm.default +80 KiB +1,048,576 +12.80 +8.00 GFLOP/s +131.1 us +88.7%", lines[3]
-    )
-    assert lines[0].endswith(": at least 147.7 us")
-
-
-def test_without_a_device_it_is_this_one(trace: Trace):
-    assert trace.roofline().spec.name.startswith("CPU")
-
-
 def test_the_picture_has_the_roof_and_a_dot_for_each_kernel(trace: Trace):
     html = to_html(trace.roofline(TOY))
     assert html.count("<circle") == 2 and html.count("<polyline") == 1

@@ -13,17 +13,14 @@ import torch
 
 from minicompile.codegen.wrapper import generate_wrapper, solved
 from minicompile.errors import Unsupported
-from minicompile.lowering.ir import ExternKernel, ExternOutput, Layout, View
 from minicompile.options import Options
 from minicompile.runtime.load import load_wrapper
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import size_symbol
 from tests.fuzz.loops import generate
 from tests.scheduling.building import (
-    CPU,
     F64,
     GraphBuilder,
-    T,
     check,
     compiled,
     example_inputs,
@@ -67,25 +64,6 @@ def test_wrappers_say_what_their_rows_have_and_are_right(row: str) -> None:
         check(graph, sizes={S0: 9})
 
 
-@says("s0 = in0.shape[0]", s0=3)
-def a_symbolic_size_of_an_input(b: GraphBuilder) -> Any:
-    return b.double(b.input((S0, 4))), S0 * 2
-
-
-@says("s0, in1 = args", s0=3)
-def a_symbolic_size_that_is_an_argument(b: GraphBuilder) -> Any:
-    b.inputs.append(S0)
-    return b.double(b.input((S0, 4)))
-
-
-@says(
-    "return (buf0, reinterpret(buf0, (8, 4), (1, 8), 0), reinterpret(buf0, (4,), (8,), 3), None, 7)"
-)
-def views_are_reinterpreted_only_where_the_layout_differs(b: GraphBuilder) -> Any:
-    u = b.double(b.input((4, 8)))
-    return u, u.t(), u.viewed((4,), (8,), 3), None, 7
-
-
 @says(
     "buf0 = empty_strided_cpu((8, 8), (8, 1), torch.float64)",
     "torch.mm(buf0, reinterpret(buf0, (8, 8), (1, 8), 0), out=buf1)",
@@ -95,28 +73,9 @@ def a_buffer_is_allocated_the_way_a_library_looks_at_it(b: GraphBuilder) -> Any:
     return b.double(b.mm(u.reshape(8, 8), u.reshape(8, 8).t()))
 
 
-@says("results = aten_sort_default(in0, -1)", "buf0 = results[0]")
-def several_results_of_one_call_are_unpacked(b: GraphBuilder) -> Any:
-    b.input((4, 6))
-    layout = Layout.contiguous(CPU, F64, (4, 6))
-    values = ExternOutput("buf0", layout, index=0)
-    results = values, None
-    given = View("in0", layout), -1
-    b.operations.append(ExternKernel("sort", aten.sort.default, given, {}, results, "sort"))
-    return b.double(T(values, layout))
-
-
 @says("no elements")
 def kernels_without_elements_are_not_called(b: GraphBuilder) -> Any:
     return b.double(b.input((0, 4))), b.reduce(b.input((3, 0)), (1,), "sum")
-
-
-@says("full_default([4], float('-inf'), dtype=torch.float64, device=cpu, pin_memory=False)")
-def special_arguments_of_library_calls_are_written_out(b: GraphBuilder) -> Any:
-    full = b.extern(aten.full.default, ([4], float("-inf")), (4,))
-    kernel = b.operations[-1]
-    kernel.kwargs.update(dtype=torch.float64, device=CPU, pin_memory=False)  # type: ignore[union-attr]
-    return b.add(b.input((4,)), full)
 
 
 @says()

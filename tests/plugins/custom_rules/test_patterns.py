@@ -194,16 +194,6 @@ def test_whatever_is_written_on_the_way_results_and_inputs_are_eagers(fn, stage)
         assert stage != "pre_grad" or not fired(mc.trace(fn, *given).aot) & {"pattern:wave"}
 
 
-def test_patterns_go_by_name():
-    program = (lambda x: F.relu(F.relu(x)).sin(), [rand(3)])
-    with mc.scoped():
-        register("relus", lambda x: F.relu(F.relu(x)), F.relu, [SQUARE])
-        assert fired(run(*program)) == {"pattern:relus"}
-        assert not fired(run(*program, disable_passes=("pattern:relus",)))
-        with mc.without("pass:joint.pattern:relus"):
-            assert not fired(run(*program))
-
-
 def writes(x):
     return x.add_(1) * 2
 

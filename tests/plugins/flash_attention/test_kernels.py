@@ -266,14 +266,6 @@ def test_a_template_from_outside_is_printed_and_run() -> None:
         assert_close_as_the_library(fn, given)
 
 
-def test_without_gradients_no_logarithm_is_kept() -> None:
-    given = [x.detach() for x in made(64, 64, 16)]
-    (text,) = kernel_texts(partial(attention, CASES["causal"]), given)
-    assert "tl.log2" not in text
-    out = compiled(partial(attention, CASES["causal"]))(*given)
-    assert torch.allclose(out, attention(CASES["causal"], *given), atol=1e-5)
-
-
 def test_the_operator_is_its_own_reference() -> None:
     """Where no Triton kernels are made, a library call computes what the operator means."""
     text = "def score(x0, x1):\n    return torch.tanh(x0 * 0.25) + x1"
