@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
@@ -31,7 +32,6 @@ from minicompile.dynamo.result import Capture
 from minicompile.errors import Unsupported
 from minicompile.lowering.lower import lower
 from minicompile.ops import plugins
-from minicompile.ops.bodies import BodyOperator
 from minicompile.ops.graph import Graph
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
@@ -81,18 +81,15 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
 def compile_program(capture: Capture, options: Options) -> Program:
     """Differentiate, lower, schedule, generate and build."""
     aot = differentiate(capture, options)
-    graphs: list[CompiledGraph] = []
+    graphs = []
     for graph in filter(None, (aot.forward, aot.backward)):
         written_back = aot.metadata.written_back if graph is aot.forward else None
         tell = partial(capture.watch.tell, graph=graph.name)
         graphs.append(compile_graph(graph, options, written_back, tell))
-    every = [*graphs]
-    for compiled in every:
-        every += compiled.bodies
-    for plan in (plan for compiled in every for plan in compiled.stages.every_plan):
+    for plan in (plan for graph in graphs for plan in graph.stages.every_plan):
         for fact, why in plan.assumes.items():
             capture.shape_env.evaluate(fact, why)
-    capture.watch.tell("building", [module for one in every for module in one.modules])
+    capture.watch.tell("building", [module for graph in graphs for module in graph.modules])
     calls = [graph.finish() for graph in graphs]
     return Program(aot.metadata, calls, lambda: aot.backward, graphs)
 
@@ -126,15 +123,13 @@ class CompiledGraph:
     modules: list[KernelModule]
     finish: Callable[[], BoxedCallable]
     """Waits for the compilers. Raises BackendError where one is missing or fails."""
-    bodies: list[CompiledGraph] = field(default_factory=list)
-    """The graphs that its operators run."""
 
 
 def compile_graph(
     graph: Graph,
     options: Options,
     written_back: Mapping[int, int] | None = None,
-    tell: Callable[..., None] = lambda *_, **__: None,
+    tell: Callable[[str, Any], None] = lambda kind, made: None,
 ) -> CompiledGraph:
     """From ATen to kernels; the C++ compiler already runs when this returns. `written_back`: the outputs that
     go into inputs, by number; `tell` hears of each stage."""
@@ -154,19 +149,10 @@ def compile_graph(
     tell("kernels", sources)
     wrapper = generate_wrapper(scheduled, kernels)
     tell("wrapper", wrapper)
+    finish = partial(load, wrapper, loops.constants)
     stages = CompiledStages(loops, scheduled, list(plans.values()), sources, wrapper)
     tell("graph", stages)
-    bodies = {
-        f"{extern.name}_{name}": compile_graph(
-            body, options, tell=partial(tell, graph=f"{graph.name}_{extern.name}_{name}")
-        )
-        for extern in loops.externs
-        if isinstance(extern.op, BodyOperator)
-        for name, body in extern.op.bodies(options).items()  # type: ignore[attr-defined]
-    }
-    called = {name: body.finish for name, body in bodies.items()}
-    finish = partial(load, wrapper, loops.constants, called)
-    return CompiledGraph(stages, modules, finish, [*bodies.values()])
+    return CompiledGraph(stages, modules, finish)
 
 
 for _name in Options().plugins:  # at the end of the page: the rules build on every room

@@ -32,7 +32,6 @@ from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.compat import settings
 from minicompile.errors import Unsupported
-from minicompile.ops.bodies import BodyOperator
 from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.nodes import aten_ops, is_inplace_view, writes
 from minicompile.ops.origin import NO_ORIGINS, Origins
@@ -217,8 +216,6 @@ def run_captured(gm: fx.GraphModule, tracer: JointTracer, inputs: list[Any]) -> 
                 function = node.target
                 if node.op == "call_method":
                     function, args = getattr(args[0], node.target), args[1:]
-                elif isinstance(function, BodyOperator):
-                    function = partial(function.trace, tracer)
                 values[node] = function(*args, **kwargs)
             tracer.remember_autograd((values[node], read), tracer.origins)
     raise AssertionError("the graph returns nothing")

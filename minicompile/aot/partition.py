@@ -27,7 +27,6 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
 from minicompile.aot.result import ForwardValue, Partition, RuntimeMetadata
-from minicompile.ops.bodies import BodyOperator
 from minicompile.ops.gates import allowed
 from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
 from minicompile.ops.nodes import (
@@ -252,7 +251,7 @@ def packet_of(node: fx.Node) -> Any:
 
 def does_work(node: fx.Node) -> bool:
     """An operator that isn't a view."""
-    return isinstance(node.target, OpOverload | BodyOperator) and not is_view(node)
+    return isinstance(node.target, OpOverload) and not is_view(node)
 
 
 def is_constant(node: fx.Node) -> bool:

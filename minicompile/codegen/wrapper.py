@@ -33,7 +33,6 @@ import torch
 from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource, size_text
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, Layout, View
-from minicompile.ops.bodies import BodyOperator
 from minicompile.ops.display import count_text
 from minicompile.ops.functional import WRITING
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
@@ -273,17 +272,11 @@ class _Writer:
             self._line(f"torch.{function}({', '.join(arguments)})", origins)
             return
         self.bound.update(o.name for o in outputs)
-        if isinstance(kernel.op, BodyOperator):
-            for line in kernel.op.lines(f"{kernel.name}_", arguments):
-                self._line(line, origins)
-            call = "results"
-        else:
-            call = f"{self._operator(kernel.op)}({', '.join(arguments)})"
+        call = f"{self._operator(kernel.op)}({', '.join(arguments)})"
         if len(outputs) == 1 and outputs[0].index is None:
             self._line(f"{self._name(outputs[0].name)} = {call}", origins)
         elif outputs:
-            if call != "results":
-                self._line(f"results = {call}", origins)
+            self._line(f"results = {call}", origins)
             for output in outputs:
                 self._line(f"{self._name(output.name)} = results[{output.index}]", origins)
             self._line("del results", origins)

@@ -15,7 +15,6 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from minicompile.ops.bodies import BodyOperator
 from minicompile.ops.graph import output_node
 from minicompile.ops.overloads import aten_ops as aten_ops
 from minicompile.ops.writes import arguments
@@ -38,14 +37,9 @@ def is_kept_copy(node: fx.Node, results: Collection[fx.Node]) -> bool:
     return root.op == "placeholder" or root in results
 
 
-def gives_view(op: object) -> bool:
-    """Does the operator return (part of) an argument's memory, and not what it wrote there?"""
-    return isinstance(op, OpOverload) and shows_argument(op)
-
-
 @functools.cache
-def shows_argument(op: OpOverload) -> bool:
-    """The same by an operator's schema."""
+def gives_view(op: OpOverload) -> bool:
+    """Does the operator return (part of) an argument's memory, and not what it wrote there, by its schema?"""
     shown = (result.alias_info for result in op._schema.returns)
     return any(alias is not None and not alias.is_write for alias in shown)
 
@@ -56,7 +50,8 @@ def is_view(node: fx.Node) -> bool:
     if target is operator.getitem:
         whole = node.args[0]
         return isinstance(whole, fx.Node) and is_view(whole)
-    return gives_view(target) or target is aten._unsafe_view.default
+    known = isinstance(target, OpOverload) and gives_view(target)
+    return known or target is aten._unsafe_view.default
 
 
 def alias_root(node: fx.Node) -> fx.Node:
@@ -77,7 +72,7 @@ def has_effect(node: fx.Node) -> bool:
 
 
 def is_tagged(target: object, tag: torch.Tag) -> TypeGuard[OpOverload]:
-    return isinstance(target, OpOverload | BodyOperator) and tag in target.tags
+    return isinstance(target, OpOverload) and tag in target.tags
 
 
 def is_random(node: fx.Node) -> bool:

@@ -94,21 +94,15 @@ def start_modules(modules: Sequence[KernelModule], options: Options) -> Callable
 
 def start_loading(
     modules: Sequence[KernelModule], options: Options
-) -> Callable[..., BoxedCallable]:
-    """Start every compiler that the kernels need. What comes back waits for them and loads a wrapper, which
-    may call other wrappers by the names in `bodies`.
+) -> Callable[[WrapperSource, Sequence[ConstantBuffer]], BoxedCallable]:
+    """Start every compiler that the kernels need. What comes back waits for them and loads a wrapper.
 
     That raises BackendError where a compiler is missing or fails.
     """
     kernels = start_modules(modules, options)
 
-    def finish(
-        wrapper: WrapperSource,
-        constants: Sequence[ConstantBuffer],
-        bodies: Mapping[str, Callable[[], BoxedCallable]] = {},
-    ) -> BoxedCallable:
+    def finish(wrapper: WrapperSource, constants: Sequence[ConstantBuffer]) -> BoxedCallable:
         namespace: dict[str, Any] = {c.name: c.value for c in constants}
-        namespace |= {name: body() for name, body in bodies.items()}
         allocators = plugins.rules(allocator, options.plugins).values()
         keeper = next(iter(allocators), None) if "empty_large" in wrapper.text else None
         if keeper is not None:

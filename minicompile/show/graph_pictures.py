@@ -81,12 +81,10 @@ def graph_parts(graph: Graph, partition: Partition | None = None) -> str:
     while len(parts) == 1 and parts[0].parts:
         parts = list(parts[0].parts)
     drawn = picture(diagram(graph.name, parts, partition))
-    bodies = (body for node in nodes for body in getattr(node.target, "graphs", ()))
-    inside = "".join(map(graph_view, bodies))
     if large:
-        return legend(graph, partition) + code + drawn + code_of(parts, marks) + inside
+        return legend(graph, partition) + code + drawn + code_of(parts, marks)
     code += listing(node_lines(nodes[inputs:], marks))
-    return legend(graph, partition) + columns(code, drawn) + inside
+    return legend(graph, partition) + columns(code, drawn)
 
 
 def legend(graph: Graph, partition: Partition | None) -> str:
