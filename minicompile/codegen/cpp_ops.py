@@ -109,7 +109,6 @@ EXPRESSIONS: dict[str, OpRule] = {
     "rsqrt": by_width("1.0f / sqrtf({0})", "1.0 / sqrt({0})"),
     "reciprocal": by_width("1.0f / {0}", "1.0 / {0}"),
     "sigmoid": by_width("mc_sigmoid({0})", "1.0 / (1.0 + exp(-{0}))"),
-    "isnan": form("{0} != {0}"),
     # not by signbit(): gcc 12 fails on it in vector loops
     "signbit": by_width("mc_bits({0}) < 0", "mc_bits64({0}) < 0"),
     "logical_not": form("!{0}"),

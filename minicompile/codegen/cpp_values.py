@@ -9,7 +9,7 @@ from typing import NamedTuple
 import sympy
 import torch
 
-from minicompile.codegen.cpp_ops import CTYPES, EXPRESSIONS, HALVES, CIndex, conversion, literal
+from minicompile.codegen.cpp_ops import CTYPES, EXPRESSIONS, CIndex, conversion, literal
 from minicompile.codegen.phases import was_float
 from minicompile.codegen.plan import INDEX_ERROR, CppPlan
 from minicompile.codegen.printing import SIGNS, OperationPrinter
@@ -121,13 +121,7 @@ class ValuePrinter(OperationPrinter):
     def _store(self, value: Value) -> None:
         target, source = self.element(value), self.ref(value.inputs[0])
         if value.kind == "atomic_add":
-            dtype = self.arguments[value.buffer].dtype
-            sign = "|" if dtype is torch.bool else "+"
-            if dtype in HALVES:
-                wide = (conversion(text, dtype, torch.float32) for text in (target, source))
-                source = conversion(" + ".join(wide), torch.float32, dtype)
-            else:
-                source = f"{target} {sign} {source}"
+            source = f"{target} + {source}"
         self.line(f"{target} = {source};", value.origins)
 
     def check_index(self, value: Value, name: str, size: str) -> None:

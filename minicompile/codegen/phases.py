@@ -76,13 +76,12 @@ def is_share(value: Value, loop: Collection[Value]) -> bool:
     """exp(v - m), with m the maximum of v, by its sum in the row: a division of a number from 0 to 1 by one
     from 1 on, or of NaN by NaN."""
     term, total = value.inputs
-    if total.op != "reduction" or total.kind != "sum" or total.inputs[0] is not term:
-        return False
     if term.op != "exp" or term.dtype is not torch.float32 or term.inputs[0].op != "sub":
         return False
     apart, most = term.inputs[0].inputs
-    beside = most.op == "reduction" and most.kind == "max" and most.inputs[0] is apart
-    return beside and {term, value} <= set(loop)
+    ends = [(v.op, v.kind, *v.inputs[:1]) for v in (total, most)]
+    softmax = ends == [("reduction", "sum", term), ("reduction", "max", apart)]
+    return softmax and {term, value} <= set(loop)
 
 
 def quick_forms(body: LoopBody, loop: Collection[Value]) -> dict[Value, str]:

@@ -136,7 +136,7 @@ INFIX: Mapping[str, OpRule] = {
         "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
         "logical_and": "&", "logical_or": "|", "logical_xor": "^",
     }.items()
-}  # fmt: skip
+} | {"isnan": form("{0} != {0}")}  # fmt: skip
 """Operators that mean the same in both."""
 
 

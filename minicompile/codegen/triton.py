@@ -210,12 +210,11 @@ class TilePrinter(AddressPrinter):
 
     def _accumulator(self, value: Value) -> None:
         name, riding = f"_{self.names[value]}", self._riding(value)
-        dtype = TRITON_DTYPES[value.inputs[0].dtype]
         self._full(value, "[XBLOCK, 1]" if riding else TILE)
         if value.kind in POSITIONS:
             self.line(f"{name}_at = tl.broadcast_to({self.first_places()}, {TILE})", value.origins)
         for rider in riding:
-            self.line(f"_{self.names[rider]} = tl.full({TILE}, 0.0, {dtype})", rider.origins)
+            self._full(rider, TILE)
 
     def first_places(self) -> str:
         """The first position in the row that each lane has."""
@@ -270,11 +269,11 @@ class TilePrinter(AddressPrinter):
         """A scan of the tile; in a loop it goes on from the last element of the tile before."""
         name, combine = self.names[value], f"scan_{value.kind}"
         text = f"{name} = tl.associative_scan({self._tile(value.inputs[0])}, 1, {combine})"
-        if self.plan.reduction == "persistent":
-            zero = value.kind == "sum" and value.dtype.is_floating_point  # 0 + -0.0 is 0
-            self.line(text + " + 0.0" * zero, value.origins)
+        whole = self.plan.reduction == "persistent"
+        zero = whole and value.kind == "sum" and value.dtype.is_floating_point  # 0 + -0.0 is 0
+        self.line(text + " + 0.0" * zero, value.origins)
+        if whole:
             return
-        self.line(text, value.origins)
         self.line(f"{name} = {combine}(_{name}, {name})", value.origins)
         places = f"tl.broadcast_to({self.position}, {TILE})"
         last = f"tl.reduce(({name}, {places}), 1, latest_combine)[0][:, None]"

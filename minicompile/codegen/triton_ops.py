@@ -23,7 +23,7 @@ The real compiler: torch/_inductor/codegen/triton.py (TritonOverrides).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
@@ -59,13 +59,6 @@ def typed_constant(value: float | int | bool, dtype: torch.dtype) -> str:
     if _is_minus_zero(value):  # the front end reads -0.0 as 0
         return f"({typed_constant(0.0, dtype)} * -1.0)"
     return f"tl.full([], {literal(value)}, {TRITON_DTYPES[dtype]})"
-
-
-def operand(value: Value, names: Mapping[Value, str]) -> str:
-    """A value's name, or a constant of its dtype."""
-    if value.op == "constant":
-        return typed_constant(value.constant, value.dtype)
-    return names[value]
 
 
 def _is_minus_zero(value: float | int | bool) -> bool:
@@ -153,7 +146,6 @@ for _name, _rule in {
     # Triton's own -x is 0 - x, which is +0 for 0.0
     "neg": by_kind(form("{0} * -1.0"), form("0 - {0}")),
     "sign": form("({0} > 0).to(tl.{name}) - ({0} < 0).to(tl.{name})"),
-    "isnan": form("{0} != {0}"),
     "signbit": form("{0}.to(tl.int{bits}, bitcast=True) < 0"),
     "logical_not": form("{0} == 0"),
     # the interpreter has no ~ on uint8

@@ -16,7 +16,6 @@ from sympy import sympify
 from minicompile.codegen.phases import contiguous_uses, quick_forms, riders
 from minicompile.codegen.plan import INT32_END, TritonPlan, plan_rule, power_of_two
 from minicompile.codegen.printing import reach
-from minicompile.errors import Unsupported
 from minicompile.ops.device import Gpu, gpu_of
 from minicompile.options import Options
 from minicompile.scheduling.body import Value, numbers
@@ -60,19 +59,6 @@ def longest_persistent(plan: TritonPlan, gpu: Gpu) -> int:
         return 64
     rows = sum(1 for v in plan.loop if v.op in ("load", "scan"))
     return gpu.registers // 2 // max(rows, 1)
-
-
-ATOMIC_DTYPES = frozenset(
-    {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64}
-)
-
-
-@plan_rule("triton:atomics", needed=True)
-def refuse_atomics(plan: TritonPlan, options: Options) -> None:
-    """Refuse additions that no GPU does atomically."""
-    for store in plan.body.stores:
-        if store.kind == "atomic_add" and store.dtype not in ATOMIC_DTYPES:
-            raise Unsupported(f"no atomic addition of {store.dtype} in Triton")
 
 
 @plan_rule("triton:shares")

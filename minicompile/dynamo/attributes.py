@@ -334,10 +334,6 @@ def module_attribute(world: World, module: types.ModuleType, name: str) -> Any:
     return world.no_attribute(module, name)
 
 
-def is_python_descriptor(definition: Any) -> bool:
-    return isinstance(find(type(definition), "__get__"), types.FunctionType)
-
-
 @operation
 def special(world: World, value: Any, name: str) -> Any:
     cls = type(value)

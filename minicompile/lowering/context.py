@@ -291,6 +291,8 @@ class LoweringContext:
         mode: StoreMode,
     ) -> TensorValue:
         """`base` with elements written or added: loops over `ranges` into a fresh copy of it."""
+        if mode == "atomic_add" and base.dtype not in ADDABLE:
+            raise Unsupported(f"accumulating {base.dtype}: an addition would round or isn't atomic")
         copy = self.copy_of(base)
         target = self.settle(copy.storage, "fresh copy that a scatter writes into")
 
@@ -302,6 +304,10 @@ class LoweringContext:
         where, element = self.body(output_index), self.body(fn)
         loops = Scatter(tuple(ranges), target.name, where, element, mode)
         return self._filled(target.layout, loops, cost, "scatter")
+
+
+ADDABLE = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
+"""What can be added atomically and exactly."""
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:

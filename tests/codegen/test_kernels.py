@@ -229,7 +229,7 @@ def an_index_outside_its_mask() -> Case:
     return Case(p, {"table": table, "index": index}, {"y": y})
 
 
-@case(F32, F64, F16, BF16, I64, I32)
+@case(F32, F64, I64, I32)
 def scattered_additions(dtype: torch.dtype) -> Case:
     p = Program()
     p.input("index", (50,), I64)

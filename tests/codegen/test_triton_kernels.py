@@ -11,7 +11,6 @@ import minicompile as mc
 from minicompile.codegen.phases import barriers
 from minicompile.codegen.plan import KernelArgument, KernelPlan, Phase
 from minicompile.codegen.triton import print_triton
-from minicompile.errors import Unsupported
 from minicompile.ops.registry import scoped
 from minicompile.runtime.gpu_kernel import Tiles, needs_int64
 from minicompile.scheduling.body import LoopBody, Recorder
@@ -81,23 +80,6 @@ def test_more_elements_than_32_bits_count():
         assert torch.equal(y[:1000].flip(0), x[-1000:] + 1)
         assert torch.equal(y[-1000:].flip(0), x[:1000] + 1)
         assert torch.equal(y, x.flip(0) + 1)
-
-
-def test_an_atomic_addition_that_triton_lacks_is_refused():
-    p = Program()
-    p.input("x", (5,), torch.int8)
-    p.input("target", (5,), torch.int8)
-    p.scatter(
-        "y",
-        (5,),
-        (5,),
-        "target",
-        lambda o, i: [i[0]],
-        lambda o, i: o.load("x", i[0]),
-        dtype=torch.int8,
-    )
-    with pytest.raises(Unsupported, match="atomic addition"):
-        source_of(p)
 
 
 # Text --------------------------------------------------------------------------------------------------

@@ -152,13 +152,8 @@ def gather(
 
 # -- writing
 
-ADDABLE = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
-"""What can be added atomically and exactly."""
-
 
 def can_accumulate(ctx: LoweringContext, x: TensorValue) -> None:
-    if x.dtype not in ADDABLE:
-        raise Unsupported(f"accumulating {x.dtype}: each addition would round or isn't atomic")
     if x.dtype.is_floating_point:
         in_any_order(ctx, x)
 

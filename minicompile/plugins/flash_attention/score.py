@@ -32,8 +32,8 @@ from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
     TritonIndex,
     convert,
-    operand,
     pointwise_text,
+    typed_constant,
 )
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, loop_index
@@ -326,7 +326,9 @@ class Scores:
         return lines
 
     def ref(self, value: Value) -> str:
-        return operand(value, self.names)
+        if value.op == "constant":
+            return typed_constant(value.constant, value.dtype)
+        return self.names[value]
 
     def text(self, value: Value) -> str:
         dtype, source = TRITON_DTYPES[value.dtype], value.inputs[0] if value.inputs else value
