@@ -72,8 +72,4 @@ def expected(trace: Trace) -> dict[str, Any]:
         "pair": " + ".join(pair),
         "as decided": costs(trace.schedule),
         "apart": costs(trace.schedule.what_if(forbid=[pair]).after),
-        "changes": [
-            [diff.title, [p.text for row in diff.changes for p in (row.before, row.after) if p]]
-            for diff in trace.steps().steps
-        ],
     }

@@ -81,19 +81,6 @@ def operation(trace: Trace, name: str) -> frozenset[Origin]:
     return next(n.meta["origins"] for n in trace.capture.graph.nodes if n.name == name)
 
 
-def test_pointing_lights_exactly_what_shares_an_operation(show: Open, trace: Trace) -> None:
-    explorer, page = trace.explore(), show(trace)
-    for pane in explorer.open:
-        for number in range(explorer.pane(pane).lines):
-            line(page, pane, number).hover()
-            assert lit(page) == sharing(explorer, pane, number), (pane, number)
-    drawn = {
-        (found.evaluate("e => e.closest('.pane').dataset.p"), int(found.get_attribute("data-n")))
-        for found in page.locator(".ln.hot, .ln.warm").all()
-    }
-    assert drawn == {at for at in lit(page) if at[0] in explorer.open}
-
-
 @pytest.fixture
 def long() -> Trace:
     """A trace whose wrapper has 3,000 lines, the last of which has the operation of source line 13."""

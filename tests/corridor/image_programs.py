@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
@@ -123,33 +122,6 @@ except ImportError:
         x = x.reshape([lengths[name] for name in names])
         x = x.permute([names.index(name) for group in right for name in group])
         return x.reshape([math.prod(lengths[name] for name in group) for group in right])
-
-
-class BasicBlock(nn.Module):
-    """With sums and activations in place, and examples that skip the layers, as in timm."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        conv = lambda i, stride, size=3: nn.Conv2d(i, outputs, size, stride, size // 2, bias=False)  # noqa: E731
-        norm = functools.partial(nn.BatchNorm2d, outputs)
-        self.body = nn.Sequential(conv(inputs, 2), norm(), nn.ReLU(True), conv(outputs, 1), norm())
-        self.down, self.act = nn.Sequential(conv(inputs, 2, 1), norm()), nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.body(x)
-        if self.training:
-            y = y * x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(0.9).div_(0.9)
-        y += self.down(x)
-        return self.act(y)
-
-
-@program
-def resnet(compile: Compile) -> Step:
-    blocks = BasicBlock(3, 16), nn.MaxPool2d(3, 2, 1), BasicBlock(16, 32)
-    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)
-    model = nn.Sequential(*blocks, *head)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-    return supervised(compile(model), optimizer, pictures(3, 16, 16))
 
 
 class Residual(nn.Module):

@@ -11,7 +11,6 @@ import minicompile as mc
 from minicompile.lessons.model import GPT, GPTConfig
 from minicompile.ops.events import observer
 from minicompile.ops.registry import ALL, Registry
-from minicompile.options import Options
 from tests.comparing import assert_as_eager
 
 aten = torch.ops.aten
@@ -72,42 +71,6 @@ def test_a_rule_that_there_is_not_can_not_be_taken_away(name, why):
         pass
 
 
-@pytest.mark.long
-def test_a_gradient(model, batch):
-    """A straight-through gelu: forward as it was, backward as if it were not there."""
-
-    def run():
-        model.zero_grad(set_to_none=True)
-        loss = mc.compile(model, fullgraph=True)(*batch)[1]
-        loss.backward()
-        return loss.detach(), model.blocks[0].mlp.widen.weight.grad
-
-    def straight_through(grad, result, x, approximate="none"):
-        return grad
-
-    expected = run()
-    with mc.scoped():
-        mc.register_vjp(aten.gelu.default)(straight_through)
-        loss, gradient = run()
-        assert "aten.erf" not in str(mc.trace(model, *batch).aot.backward)
-    torch.testing.assert_close(loss, expected[0])
-    assert not torch.allclose(gradient, expected[1], rtol=1e-2)
-    assert_still_right(model, batch)
-
-
-def test_a_kernel_plan(model, batch):
-    from minicompile.codegen.plan import plan_rule
-
-    with mc.scoped():
-
-        @plan_rule("cpp:alone")
-        def alone(plan, options):
-            plan.parallel = False
-
-        assert not any("omp parallel" in kernel.text for kernel in mc.trace(model, *batch).kernels)
-        assert_still_right(model, batch)
-
-
 def test_a_code_generator_and_its_loader(model, batch):
     """A new language: it prints what C++ prints, under its own name, and counts its kernels."""
     from minicompile.codegen.generate import code_generator, generate_cpp
@@ -126,26 +89,6 @@ def test_a_code_generator_and_its_loader(model, batch):
         kernel_loader("mine")(load_cpp)
         assert_still_right(model, batch, device_codegen="mine")
     assert printed and all(name.startswith("mine_") for name in printed)
-
-
-def test_a_backend(model, batch):
-    from minicompile.api import backends
-    from minicompile.pipeline import aot_eager
-
-    seen = []
-    with mc.scoped():
-
-        @backends("mine")
-        def backend(options: Options):
-            def compile_capture(capture):
-                seen.append(capture.graph.op_count)
-                return aot_eager(capture, options)
-
-            return compile_capture
-
-        compiled = mc.compile(model, backend="mine")
-        torch.testing.assert_close(compiled(*batch)[1], model(*batch)[1])
-    assert seen
 
 
 def test_a_rule_stays_that_was_there_before_the_built_in_ones_were_loaded(

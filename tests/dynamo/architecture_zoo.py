@@ -150,8 +150,6 @@ audio = functools.partial(architecture, "audio")
 state_space = functools.partial(architecture, "state-space")
 
 encoder("Bert", "ForMaskedLM", labelled_text, **TINY)
-encoder("Roberta", "ForMaskedLM", labelled_text, **TINY)
-encoder("Electra", "ForMaskedLM", labelled_text, **TINY, embedding_size=16)
 encoder("Albert", "ForMaskedLM", labelled_text, **TINY, embedding_size=16)
 encoder(
     "DistilBert",
@@ -179,7 +177,6 @@ decoder("GPT2", "LMHeadModel", labelled_text, **TOKENS, n_embd=32, n_layer=2, n_
 decoder("GPTNeoX", "ForCausalLM", labelled_text, **TINY)
 decoder("Llama", "ForCausalLM", labelled_text, **GROUPED)
 decoder("Mistral", "ForCausalLM", labelled_text, **GROUPED, sliding_window=4)
-decoder("Qwen2", "ForCausalLM", labelled_text, **GROUPED)
 decoder("Gemma2", "ForCausalLM", labelled_text, **GROUPED, sliding_window=4)
 decoder("Phi", "ForCausalLM", labelled_text, **TINY)
 decoder("OPT", "ForCausalLM", labelled_text, **TINY, ffn_dim=64, word_embed_proj_dim=32)
@@ -199,14 +196,11 @@ encoder_decoder(
     decoder_start_token_id=0,
 )
 encoder_decoder("Bart", "ForConditionalGeneration", two_texts, **TWO_STACKS)
-encoder_decoder("Marian", "MTModel", two_texts, **TWO_STACKS)
-encoder_decoder("Pegasus", "ForConditionalGeneration", two_texts, **TWO_STACKS)
 
 experts("Mixtral", "ForCausalLM", labelled_text, **GROUPED, num_local_experts=4)
 experts("Qwen2Moe", "ForCausalLM", labelled_text, **GROUPED, **EXPERTS, num_experts=4)
 
 vision("ViT", "ForImageClassification", images, **TINY, **IMAGE)
-vision("DeiT", "ForImageClassification", images, **TINY, **IMAGE)
 vision("Beit", "ForImageClassification", images, **TINY, **IMAGE)
 vision(
     "Swin",

@@ -14,8 +14,7 @@ from torch import nn
 
 import minicompile as mc
 from minicompile.dynamo.interpreter import bytecode
-from minicompile.dynamo.world import call_rules
-from minicompile.errors import OptionError, Unsupported, VerifyError
+from minicompile.errors import OptionError, VerifyError
 from tests.dynamo.helpers import compiled, equal, explained, graphs
 
 x = torch.randn(3, 4)
@@ -95,18 +94,6 @@ def test_a_bytecode_handler_plugged_in_from_outside_changes_the_result() -> None
 
         assert equal(compiled(lambda a: -a + 1)(x), x + 1)
     assert equal(compiled(lambda a: -a + 1)(x), -x + 1)
-
-
-def test_a_call_rule_plugged_in_from_outside_makes_a_call_known() -> None:
-    def function(a: torch.Tensor) -> torch.Tensor:
-        print("quiet")
-        return a + 1
-
-    with pytest.raises(Unsupported, match="print"):
-        compiled(function)(x)
-    with mc.scoped():
-        call_rules(print)(lambda tracer, args, kwargs: None)
-        assert equal(compiled(function)(x), x + 1)
 
 
 def test_compiled_functions_and_modules_inside_a_captured_function_join_its_graph() -> None:

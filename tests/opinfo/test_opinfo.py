@@ -92,42 +92,6 @@ def scaled(rule: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
 
 PLANTED: dict[str, tuple[str, Any, Callable[..., Any], str]] = {
     "values": ("exp", aten.exp.default, scaled, "result 0: values"),
-    "branches": (
-        "where",
-        aten.where.self,
-        lambda rule, ctx, c, a, b: rule(ctx, c, b, a),
-        "result 0",
-    ),
-    "rounding": (
-        "floor",
-        aten.floor.default,
-        lambda rule, ctx, x: lowering[aten.trunc.default](ctx, x),
-        "result 0: values",
-    ),
-    "dimension": (
-        "flip",
-        aten.flip.default,
-        lambda rule, ctx, x, dims: rule(ctx, x, dims[:-1]),
-        "result 0: values",
-    ),
-    "positions": (
-        "argmax",
-        aten.argmax.default,
-        lambda rule, ctx, *args: lowering[aten.argmin.default](ctx, *args),
-        "result 0: values",
-    ),
-    "gradient": (
-        "gather",
-        aten.scatter_add.default,
-        lambda rule, ctx, x, *rest: ctx.copy_of(x),
-        "gradient 0: values",
-    ),
-    "size": (
-        "amax",
-        aten.amax.default,
-        lambda rule, ctx, x, dims=(), keep=False: rule(ctx, x, dims, not keep),
-        "internal-error",
-    ),
     "raises": ("tanh", aten.tanh.default, lambda rule, ctx, x: {}[x], "internal-error"),
 }
 """What is wrong: an operator of the database, the one that is lowered wrongly, how, and what is told."""
