@@ -1,21 +1,14 @@
-"""`python -m tests.aot.peak_memory`: the most memory that a step has live at once, beside eager's.
+"""Models, and the most memory that a step of each has live at once, by compiler.
 
 A training step is a forward and a backward pass with no gradients before it, inference a forward pass; only
-what is allocated during the step counts. On the CPU torch.profiler writes down each allocation and each
-release (the generated code's too: they go through the same allocator); on CUDA the allocator's own peak is
-read. The loss stands inside of the compiled function or outside: then the gradient of the model's output
-comes from eager. "inductor" must not be above eager; "aot_eager" may be: it runs decomposed operators one by
-one, and a gelu of five operators has more intermediates than eager's single one.
+what is allocated during the step counts. The loss stands inside of the compiled function or outside: then
+the gradient of the model's output comes from eager.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,13 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import minicompile as mc
-from minicompile.bench.machine import table_text
 from minicompile.bench.timing import peak_bytes
 
 ROUNDING = 1 << 10
 """Bytes by which a step may be above eager's: scalars on the CPU."""
-BLOCK = 512
-"""Bytes of which CUDA's allocator gives multiples."""
 
 
 class Layer(nn.Module):
@@ -109,18 +99,11 @@ def gpt2(device: str, scale: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor
 MODELS = {"MLP": mlp, "GPT-2": gpt2, "ResNet": resnet}
 COMPILERS: dict[str, Callable[[Any], Any]] = {
     "eager": lambda fn: fn,
-    "aot_eager": lambda fn: mc.compile(fn, fullgraph=True, backend="aot_eager"),
     "inductor": lambda fn: mc.compile(fn, fullgraph=True),
-    "torch.compile": lambda fn: torch.compile(fn, fullgraph=True),
 }
 
-
-KINDS = {
-    "inside": "training, loss inside",
-    "outside": "training, loss outside",
-    "none": "inference",
-}
-"""Where the loss is, and what the table calls it."""
+KINDS = ("inside", "outside", "none")
+"""Where the loss is; "none": inference."""
 
 
 def one_step(
@@ -151,27 +134,8 @@ def one_step(
     return infer if where == "none" else step
 
 
-@dataclass(frozen=True)
-class Peaks:
-    """Bytes by compiler of one model's step."""
-
-    name: str
-    bytes: dict[str, int]
-
-    def above(self, compiler: str) -> int:
-        """Bytes above eager's."""
-        return self.bytes[compiler] - self.bytes["eager"]
-
-    def row(self) -> list[str]:
-        eager = self.bytes["eager"]
-        return [
-            self.name,
-            f"{eager:,}",
-            *(f"{n:,} ({n / eager:.3f})" for c, n in self.bytes.items() if c != "eager"),
-        ]
-
-
-def measure(name: str, where: str, compilers: list[str], device: str, scale: int) -> Peaks:
+def measure(name: str, where: str, compilers: list[str], device: str, scale: int) -> dict[str, int]:
+    """Return the peak bytes of a step of a model, by compiler."""
     found = {}
     for compiler in compilers:
         torch.manual_seed(0)
@@ -179,24 +143,4 @@ def measure(name: str, where: str, compilers: list[str], device: str, scale: int
         for _ in range(2):
             step()
         found[compiler] = peak_bytes(step, device)
-    return Peaks(f"{name}, {KINDS[where]}", found)
-
-
-def main(device: str, scale: int, compilers: list[str]) -> int:
-    """Print the table; 1 if the default backend needs more than eager."""
-    warnings.simplefilter("ignore")
-    chosen = ["eager", *(name for name in compilers if name != "eager")]
-    found = [measure(name, where, chosen, device, scale) for name in MODELS for where in KINDS]
-    allowed = ROUNDING if device == "cpu" else 64 * BLOCK
-    print(f"peak bytes of a step on {device} (beside eager's)")
-    print(table_text(("step", *chosen), [peaks.row() for peaks in found]))
-    return int("inductor" in chosen and any(peaks.above("inductor") > allowed for peaks in found))
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tests.aot.peak_memory", description=__doc__)
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--scale", type=int, default=1, help="how many times wider the models are")
-    parser.add_argument("--compilers", nargs="*", default=[*COMPILERS])
-    given = parser.parse_args()
-    sys.exit(main(given.device, given.scale, given.compilers))
+    return found

@@ -6,12 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.maxflow import FlowNetwork
 from minicompile.aot.partition import is_heavy
 from minicompile.ops.nodes import is_random, is_view
-from minicompile.options import Options
-from tests.aot.helpers import capture, compile_aot, module_function
+from tests.aot.helpers import compile_aot, module_function
 from tests.aot.peak_memory import Layer
 
 aten = torch.ops.aten
@@ -73,11 +71,3 @@ def test_minimum_cut_equals_networkx():
 def test_equal_numbers_of_different_type_are_told_apart():
     call, _ = compile_aot(lambda i: (i * 2, i * 2.0, i * True), [torch.arange(3)])
     assert [o.dtype for o in call([torch.arange(3)])] == [torch.int64, torch.float32, torch.int64]
-
-
-def test_constants_met_while_tracing_become_full_or_attributes():
-    graph, fakes, _ = capture(
-        lambda x: x + torch.tensor([1.0, 2.0]) + torch.tensor(3.0), [torch.randn(2)]
-    )
-    result = ahead_of_time(graph, fakes, Options(), training=False)
-    assert [n.op for n in result.forward.nodes].count("get_attr") == 1

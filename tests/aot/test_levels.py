@@ -98,13 +98,6 @@ def test_a_custom_operator_is_an_extern_and_counted():
             verify(graph)
 
 
-def test_an_operator_that_no_table_knows_is_an_extern():
-    _, result = compile_aot(lambda x: torch.tril_indices(3, 3) * x, [torch.randn(2, 6)])
-    graph = result.level("prims")
-    verify(graph)
-    assert family(graph, aten.tril_indices.default) == "extern"
-
-
 def test_the_option_verifies_what_passes_leave():
     def spoil(gm, mode):
         node = next(n for n in gm.graph.nodes if n.op == "call_function")

@@ -20,6 +20,7 @@ from minicompile.runtime.gpu_kernel import Tiles
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, float_symbol, size_symbol
 from tests.codegen.fusing import Program, softmax
 from tests.codegen.kernels import REFERENCE, Case, Kernel, cpp_kernels, run_cpp
+from tests.codegen.kernels import special as random
 from tests.codegen.triton_running import DEVICES
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -39,11 +40,6 @@ def case(*rows: Any) -> Callable[[Callable[..., Case]], Callable[..., Case]]:
         return make
 
     return add
-
-
-def random(*size: int, dtype: torch.dtype = F32) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(size))
-    return torch.randn(*size, generator=generator).to(dtype)
 
 
 # Loops -------------------------------------------------------------------------------------------

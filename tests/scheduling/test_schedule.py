@@ -85,11 +85,6 @@ def test_each_program_becomes_what_its_row_says(row: str) -> None:
 # -- reductions, and what is around them
 
 
-@becomes(1, [8], [64])
-def softmax(b: GraphBuilder) -> T:
-    return b.softmax(b.input((8, 64)))
-
-
 @becomes(1)
 def a_row_value_is_broadcast_inside_the_kernel(b: GraphBuilder) -> T:
     scaled = b.mul(b.input((8, 64)), b.relu(b.input((8, 1))))
