@@ -87,9 +87,9 @@ def share(plan: CppPlan) -> str:
 @plan_rule("cpp:double_sums", needed=True)
 def choose_double_sums(plan: CppPlan, options: Options) -> None:
     """Accumulate sums of float32 as doubles, since their rounding errors would pile up."""
-    if plan.reduction == "looped":
-        sums = (v for v in float_sums(plan.body.values) if v.dtype is torch.float32)
-        plan.double_sums = frozenset(sums)
+    sums = frozenset(v for v in float_sums(plan.body.values) if v.dtype is torch.float32)
+    if sums and plan.reduction == "looped":
+        plan.double_sums = sums
 
 
 def vectorised(

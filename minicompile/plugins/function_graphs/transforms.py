@@ -211,7 +211,7 @@ def functional_call(
         with without_effects(world, "a module under torch.func.functional_call"):
             return world.call(module, tuple(world.inside(args)), dict(world.inside(kwargs or {})))
     finally:
-        for table, contents, writes in reversed(before):
-            table.contents = contents
-            table.writes.clear()
-            table.writes.update(writes)
+        for changed, contents, writes in reversed(before):
+            changed.contents = contents
+            changed.writes.clear()
+            changed.writes.update(writes)

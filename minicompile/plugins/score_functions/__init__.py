@@ -6,7 +6,7 @@ Without this plug-in the graph ends at such a call.
 from minicompile.ops.plugins import Plugin
 
 PLUGIN = Plugin(
-    "flex_attention",
+    "score_functions",
     "Captures torch's flex_attention as products, scores and a softmax, at which the graph would end.",
     (f"{__name__}.written_out",),
 )
