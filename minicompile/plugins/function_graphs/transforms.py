@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -58,7 +58,7 @@ def filled(leaves: list[Any], structure: Any, places: list[int], tensors: Any) -
     return compat.tree_unflatten(leaves, structure)
 
 
-def refuse(world: World, what: str) -> Any:
+def refuse(world: World, what: str) -> NoReturn:
     world.unsupported("function-transform", what)
 
 
