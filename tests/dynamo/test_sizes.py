@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 import minicompile as mc
+from minicompile.dynamo.sizes import any_marked
 from minicompile.errors import OptionError
 from tests.dynamo.helpers import compiled, equal, explained, graphs
 
@@ -81,3 +82,11 @@ def test_a_dimension_that_does_not_exist() -> None:
         mc.mark_dynamic(w, 2)
     with pytest.raises(OptionError, match="not from 100 to 200"):
         mc.mark_dynamic(w, 0, min=100, max=200)
+
+
+def test_a_mark_counts_in_nested_containers_to_a_depth_of_four() -> None:
+    value: Any = torch.zeros(3)
+    mc.mark_dynamic(value, 0)
+    for depth in range(1, 6):
+        value = [value] if depth % 2 else {"k": value}
+        assert any_marked(value) == (depth <= 4)

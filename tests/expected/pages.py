@@ -61,7 +61,7 @@ def parts(name: str) -> Iterator[str]:
         if language == "cpp":
             yield from early(trace)
         for which, graph in trace.graphs.items():
-            for stage in LATE:
+            for stage in LATE if language == "cpp" else LATE[:-1]:  # Triton's wrapper says the same
                 found = getattr(graph, stage)
                 texts = found if isinstance(found, list) else [found]
                 yield from (f"==== {which}.{stage}, {language}", *map(str, texts))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
+import torch
 
 from minicompile.lowering import ir
 
@@ -42,3 +43,10 @@ def test_no_class_is_left_out() -> None:
     assert own - set(CLASSES) == {"Buffer", "ExternOutput"}, (
         "what others share, and what a call fills"
     )
+
+
+def test_what_a_buffer_is_the_result_of_is_where_it_is_from_unless_said() -> None:
+    layout = ir.Layout(torch.device("cpu"), torch.float32, (2,), (1,))
+    of: Any = ("relu",)
+    assert ir.ComputedBuffer("a", layout, of).made_by == of
+    assert ir.ComputedBuffer("a", layout, of, made_by=("add",)).made_by == ("add",)
