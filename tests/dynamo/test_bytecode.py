@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from minicompile.dynamo import opcodes  # noqa: F401 registers what the instructions do
-from minicompile.dynamo.bytecode import decode
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("3.11", "3.12", "3.13")
@@ -35,26 +34,3 @@ def test_the_machine_runs_programs_as_cpython_does(version: str) -> None:
         [python, str(script), str(ROOT)], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def sample(items: list[int], flag: bool) -> str:
-    for item in items:
-        if flag and item is None:
-            return f"{item!r:>3}"
-    return "".join(sorted(map(str, items), key=lambda s: s, reverse=True))
-
-
-def test_normalised_code_has_no_version_specific_instructions() -> None:
-    names = {instruction.opname for instruction in decode(sample.__code__).instructions}
-    gone = {
-        "PRECALL",
-        "KW_NAMES",
-        "CALL_KW",
-        "RETURN_CONST",
-        "END_FOR",
-        "LOAD_FAST_LOAD_FAST",
-        "FORMAT_SIMPLE",
-    }
-    assert not names & gone and not any("FORWARD" in name or "BACKWARD" in name for name in names)
-    calls = [i for i in decode(sample.__code__).instructions if i.opname == "CALL" and i.value]
-    assert calls[0].value == ("key", "reverse")

@@ -6,7 +6,6 @@ import re
 import subprocess
 from pathlib import Path
 from types import FunctionType
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from minicompile.dynamo.continuation import (
     bind,
     continuation,
 )
-from minicompile.errors import Unsupported
 from tests.dynamo.plain_machine import start
 from tests.dynamo.test_bytecode import ROOT, VERSIONS, find_python
 
@@ -35,14 +33,6 @@ def test_every_break_point_of_every_program(version: str) -> None:
     )
     functions, points, nested, differences = counts
     assert functions >= 48 and points >= 3_000 and nested >= 300 and differences == 0
-
-
-def test_what_cannot_be_cut_says_so() -> None:
-    def generator() -> Any:
-        yield 1
-
-    with pytest.raises(Unsupported, match="generator"):
-        continuation(generator.__code__, start(generator.__code__))
 
 
 def test_functions_keep_their_names_and_lines() -> None:

@@ -10,7 +10,6 @@ import torch
 import minicompile as mc
 from minicompile.debug.history import Timeline
 from minicompile.errors import OptionError
-from minicompile.ops.display import to_html
 
 
 def grow(x: torch.Tensor, k: float) -> torch.Tensor:
@@ -61,10 +60,6 @@ def test_a_script_of_calls_gives_the_timeline_written_by_hand() -> None:
     assert without_lines(timeline) == WRITTEN
     assert all(0 < miss.seconds < 60 for miss in timeline.misses)
     assert "\ntimeline of grow: 11 calls" in str(mc.explain(run)(torch.ones(3), 1.0))
-    page = to_html(timeline)
-    for words in ("from call 6", "version 4", "symbolic x.size(0)", "3 calls"):
-        assert words in page
-    assert page.count("✗") == 6 and page.count("●") == 4 and "<script" not in page
     mc.reset()
     assert str(mc.timeline(run)[0]) == "timeline of grow: 0 calls, 0 versions, 0 in eager"
 
