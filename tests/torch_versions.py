@@ -60,6 +60,11 @@ DIFFERENCES: dict[str, Difference] = {
     "a saved tensor is had without the others": Difference(
         (2, 12), NEVER, "2.11 unpacks all saved tensors of a function, or none"
     ),
+    "jacrev of several results has a fake": Difference(
+        (2, 12),
+        NEVER,
+        "2.11's jacrev keeps positions in tensors, whose values a fake lacks: a break",
+    ),
     "one_hot is checked where it is traced": Difference(
         (2, 12), NEVER, "2.11's one_hot of a fake tensor doesn't look whether there is such a class"
     ),

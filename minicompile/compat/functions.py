@@ -35,7 +35,7 @@ module_call_impl = take("torch.nn.Module._call_impl", "capture")
 
 CONTROL_FLOW = [
     take(f"torch._higher_order_ops.{name}", "recognition", otherwise=None)
-    for name in ("cond", "while_loop", "scan", "associative_scan", "map")
+    for name in ("cond", "while_loop", "scan", "map")
 ]
 """Functions that call other functions once, often, or not at all, as tensors say."""
 

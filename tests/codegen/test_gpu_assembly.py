@@ -23,7 +23,7 @@ def kernels_of(name: str, dtype: torch.dtype) -> Iterator[KernelSource]:
     """What the generator writes for a pattern. Its tensors are never touched, so they cost nothing."""
     base, training = name.partition(",")[::2]
     made, pattern = [], PATTERNS[base]
-    for given in pattern.inputs:
+    for given in pattern.make_inputs.args[0]:
         size = shape_of(given.dims, "gpu")
         made.append(torch.empty(size, dtype=torch.int64 if given.below else dtype))
         made[-1].requires_grad_(bool(training) and not (given.below or given.constant))

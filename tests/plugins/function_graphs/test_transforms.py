@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, j
 
 import minicompile as mc
 from minicompile.compat import tree_leaves
+from tests.torch_versions import torch_has
 
 X, Y = torch.tensor([0.3, -1.1, 0.7]), torch.tensor([1.2, 0.4, -0.5])
 LINEAR = torch.nn.Linear(3, 3)
@@ -77,10 +78,10 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "same tensor twice": lambda x, y: grad(lambda a, b: (a * b).sum())(x, x),
     "asks requires_grad": lambda x, y: jacfwd(lambda t: t * (2 if t.requires_grad else 3))(x),
     "jvp": lambda x, y: jvp(field, (x,), (y,)),
-    "jacrev": lambda x, y: jacrev(lambda t: (field(t), t.sum()))(x),
+    "jacrev": lambda x, y: jacrev(field)(x),
     "jacrev in chunks": lambda x, y: jacrev(field, chunk_size=2)(x),
     "jacfwd": lambda x, y: jacfwd(field)(x) @ y,
-    "hessian": lambda x, y: hessian(lambda a, b: (a * b).pow(3).sum(), (0, 1))(x, y),
+    "hessian": lambda x, y: hessian(lambda a: (a * y).pow(3).sum())(x),
     "Hessian-vector product": lambda x, y: jvp(grad(loss), (x,), (y,))[1],
     "per-sample gradients": lambda x, y: vmap(grad(squared), (None, 0))(
         dict(LINEAR.named_parameters()), torch.stack([x, y])
@@ -93,6 +94,13 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 INNER, MODULE = mc.compile(loss), torch.nn.Sequential(mc.compile(LINEAR), torch.nn.ReLU())
 REGION = torch.compiler.nested_compile_region(field)
 THEIRS = torch.compile(loss, backend="eager")
+if torch_has("jacrev of several results has a fake"):
+    PROGRAMS |= {
+        "jacrev of two results": lambda x, y: jacrev(lambda t: (field(t), t.sum()))(x),
+        "hessian of two arguments": lambda x, y: hessian(lambda a, b: (a * b).pow(3).sum(), (0, 1))(
+            x, y
+        ),
+    }
 REGIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "region": lambda x, y: REGION(x) * y,
     "equal regions": lambda x, y: REGION(REGION(REGION(x))) + y,
