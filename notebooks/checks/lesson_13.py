@@ -10,7 +10,7 @@ import sympy
 import torch
 
 import minicompile as mc
-from minicompile.codegen import cpp
+from minicompile.codegen.helpers import c_prelude
 from minicompile.codegen.plan import KernelSource
 from minicompile.debug.reference import ReferenceOps
 from minicompile.lessons.assembly import cpp_assembly
@@ -187,14 +187,17 @@ ONE_BY_ONE = """static inline float mc_row_sum(const float* x, int64_t n) {
 @contextmanager
 def row_sums_by(run: Run, text: str) -> Iterator[None]:
     """Kernels' `mc_row_sum` is this text for a while."""
-    built_in = cpp.prelude
 
     def prelude(kernel: str) -> str:
-        found = built_in(kernel.replace("mc_row_sum", "row_sum"))
-        return found + f"\n{text}\n" * ("mc_row_sum" in kernel)
+        built_in = c_prelude(kernel.replace("mc_row_sum", "row_sum"))
+        return built_in + f"\n{text}\n" * ("mc_row_sum" in kernel)
 
     mc.reset()
-    with run.replaced("minicompile.codegen.cpp:prelude", prelude):
+    module = "minicompile.codegen.cpp"
+    with (
+        run.replaced(f"{module}:c_prelude", prelude),
+        run.replaced(f"{module}_units:c_prelude", prelude),
+    ):
         yield
     mc.reset()
 

@@ -15,12 +15,15 @@ Source: Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models (202
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from minicompile import compat
 from minicompile.ops.graph import Rewrite, origins_of, statement, target_name
 from minicompile.ops.nodes import bytes_of
 from minicompile.passes.manager import graph_pass
@@ -34,6 +37,8 @@ ROWS = {"view", "reshape", "flatten", "contiguous", "float"}
 """Methods after which the last dimension is still the vocabulary, and rows follow each other as before."""
 LABELS = {torch.int64, torch.uint8}
 """Eager takes no others; real numbers would be likelihoods."""
+VECTOR = 8
+"""Elements of 16 bytes: tensor cores are faster where each row of logits is whole vectors."""
 PRECISE = {torch.float32, torch.float64, torch.bfloat16}
 """Gradients wait for their scale as sums over rows: float16 could overflow."""
 
@@ -46,30 +51,74 @@ class ChunkedLoss(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, size: int,
         dtype: torch.dtype, ignore: int, mean: bool,
     ) -> Tensor:  # fmt: skip
-        wide = torch.promote_types(dtype, torch.float32)
-        total, by_x = x.new_zeros((), dtype=wide), list[Tensor]()
-        shared = [y for y in (weight, bias) if y is not None]
-        sums = [y.new_zeros(y.shape, dtype=wide) for y in shared]
+        wide, classes = torch.promote_types(dtype, torch.float32), len(weight)
+        if isinstance(classes, int) and runs_on_tensor_cores(weight):
+            more = -classes % VECTOR  # whole vectors in rows of logits
+            weight = F.pad(weight, (0, 0, 0, more))
+            bias = None if bias is None else F.pad(bias, (0, more))
+        by_x = []
+        by_weight = weight.new_zeros(weight.shape, dtype=wide)
+        by_bias = None if bias is None else bias.new_zeros(bias.shape, dtype=wide)
+        nothing = x.new_zeros((), dtype=wide).expand(len(x), classes)
+        total = F.nll_loss(nothing, target, ignore_index=ignore, reduction="sum")  # checks classes
         for rows, labels in zip(x.split(size), target.split(size)):
-            with torch.enable_grad():
-                leaves = [y.detach().requires_grad_() for y in (rows, *shared)]
-                logits = F.linear(*leaves).to(wide)
-                loss = F.cross_entropy(logits, labels, ignore_index=ignore, reduction="sum")
-                first, *others = torch.autograd.grad(loss, leaves)
-            by_x.append(first)
-            sums = [a + b.to(wide) for a, b in zip(sums, others)]
-            total = total + loss.detach()
+            logits = F.linear(rows, weight, bias).to(wide)
+            if len(weight) != classes:
+                columns = torch.arange(len(weight), device=x.device)
+                logits = torch.where(columns < classes, logits, -torch.inf)
+            losses, down = losses_and_slopes(logits, labels, ignore)
+            total = total + losses
+            by_bias = None if by_bias is None else by_bias + down.sum(0)
+            down = down.to(x.dtype)
+            by_x.append(down @ weight)
+            by_weight = add_product(by_weight, down.t(), rows)
         count = (target != ignore).sum() if mean else None
-        ctx.save_for_backward(torch.cat(by_x), count, *sums)
+        by_bias = None if by_bias is None else by_bias[:classes]
+        ctx.save_for_backward(torch.cat(by_x), by_weight[:classes], by_bias, count)
         return (total if count is None else total / count).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        by_x, count, *sums = ctx.saved_tensors
-        scale = gradient.to(sums[0].dtype)
+        by_x, by_weight, by_bias, count = ctx.saved_tensors
+        scale = gradient.to(by_weight.dtype)
         scale = scale if count is None else scale / count.clamp(min=1)
-        scaled = [(g * scale).to(by_x.dtype) for g in (by_x, *sums)]
-        return *scaled, *[None] * (8 - len(scaled))
+        scaled = ((g * scale).to(by_x.dtype) for g in (by_x, by_weight))
+        return *scaled, None if by_bias is None else (by_bias * scale).to(by_x.dtype), *[None] * 5
+
+
+def runs_on_tensor_cores(value: Tensor) -> bool:
+    return value.device.type == "cuda" and value.dtype is torch.bfloat16
+
+
+def losses_and_slopes(logits: Tensor, labels: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
+    """The sum of the losses of rows, and its gradient by the logits. Rows labelled `ignore` don't count."""
+    logs = torch.log_softmax(logits, -1)
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    right, counts = classes == labels.unsqueeze(1), labels != ignore
+    losses = torch.where(counts, -torch.where(right, logs, 0).sum(1), 0)
+    slopes = (logs.exp() - right.to(logs.dtype)) * counts.unsqueeze(1).to(logs.dtype)
+    return losses.sum(), slopes
+
+
+@functools.cache
+def adds_products_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Can a product of half types be added to a float32 matrix in place, without rounding it?"""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    with compat.no_dispatch_modes(), contextlib.suppress(RuntimeError, TypeError):
+        total, factor = (torch.ones(16, 16, device=device, dtype=d) for d in (torch.float32, dtype))
+        torch.addmm(total, factor, factor, torch.float32, out=total)  # type: ignore[call-overload]
+        return bool((total == 17).all())
+    return False
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """total + a @ b, not rounded in between."""
+    if total.dtype is a.dtype:
+        return torch.addmm(total, a, b)
+    if adds_products_in_float32(a.device, a.dtype):
+        return torch.addmm(total, a, b, out_dtype=total.dtype)  # type: ignore[call-overload, no-any-return]
+    return total + (a @ b).to(total.dtype)
 
 
 def chunked_loss(

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import minicompile as mc
+from minicompile import compat
 from minicompile.bench.timing import peak_bytes
 from minicompile.plugins.chunked_loss import cross_entropy
 from tests.comparing import assert_near, in_double
@@ -29,6 +30,14 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 3 rows, the last of one."""
     monkeypatch.setattr(cross_entropy, "LEAST_BYTES", 0)
     monkeypatch.setattr(cross_entropy, "LEAST_ROWS", 3)
+
+
+@pytest.fixture(params=["40 classes", "48 columns"])
+def columns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of logits: as many as classes, or whole vectors, as tensor cores like them."""
+    if request.param == "48 columns":
+        monkeypatch.setattr(cross_entropy, "VECTOR", 16)
+        monkeypatch.setattr(cross_entropy, "runs_on_tensor_cores", lambda _: True)
 
 
 def plain(x: Tensor, w: Tensor, b: Tensor, t: Tensor) -> Tensor:
@@ -87,6 +96,7 @@ def check(fn: Callable[..., Tensor], given: list[Tensor]) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize("fn", [plain, with_bias, shifted, sliced, autocast])
 def test_losses_and_gradients_are_eagers(fn: Callable[..., Tensor]) -> None:
     check(fn, make())
@@ -105,7 +115,15 @@ def test_sums_on_a_gpu_are_float32(fn: Callable[..., Tensor], dtype: torch.dtype
     check(fn, [t.detach().cuda().requires_grad_(t.requires_grad) for t in make(dtype)])
 
 
+def test_a_product_that_is_added_to_float32_is_known_when_compiling() -> None:
+    with compat.fake_mode():
+        total, a = torch.empty(4, 4), torch.empty(4, 4, dtype=torch.bfloat16)
+        found = torch.addmm(total, a, a, out_dtype=torch.float32)  # type: ignore[call-overload]
+    assert found.dtype is torch.float32 and found.shape == (4, 4)
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("columns")
 def test_rows_without_a_class_count_for_nothing() -> None:
     given = make()
     given[-1].fill_(-100)
@@ -115,6 +133,7 @@ def test_rows_without_a_class_count_for_nothing() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_none_spread_as_in_eager(value: float) -> None:
     given = make()
@@ -204,9 +223,14 @@ def test_few_logits_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 def test_memory_is_a_fraction_of_eagers() -> None:
+    """The weight's gradient grows in place: each chunk's product is added where the sum lies."""
     x, w = torch.randn(1024, 16).requires_grad_(), torch.randn(8192, 16).requires_grad_()
     given = [x, w, torch.empty(0), torch.randint(8192, (1024,))]
     compiled = mc.compile(plain)
     results(compiled, given)
     ours, eager = (peak_bytes(lambda fn=fn: results(fn, given)) for fn in (compiled, plain))
     assert ours * 3 < eager
+    lines = str(mc.trace(plain, *given).graphs["forward"].wrapper).splitlines()
+    sums = [line.split("addmm(")[1] for line in lines if "addmm(" in line]
+    assert len(sums) == cross_entropy.CHUNKS
+    assert all(line.split(",")[0] == line.split("out=")[1].rstrip(")") for line in sums[1:])
