@@ -89,6 +89,8 @@ def for_each_score(function: Callable[..., Tensor], given: tuple[Tensor, ...]) -
 def checked(world: World, function: Any, given: tuple[Tensor, ...]) -> Any:
     """Record the call, and refuse it if one of its operations isn't elementwise."""
     recorder = world.recorder
+    if not SIZES.isdisjoint(getattr(function, "__code__", checked.__code__).co_names):
+        refuse(world, "a function asks for sizes: torch's have single numbers, ours all of them")
     before = len(recorder.graph.nodes)
     result = world.call(function, world.deep(given), {})
     own = {recorder.node_of(x) for x in world.deep(given)}
@@ -128,6 +130,7 @@ def is_elementwise(node: fx.Node, own: set[fx.Node]) -> bool:
 PYTHON = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
 PYTHON |= {"and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
 """Operators of Python that ATen calls otherwise."""
+SIZES = {"shape", "size", "numel", "ndim", "dim"}
 OTHERS = {"zeros_like", "ones_like", "full_like", "to", "float", "bool", "int", "long"}
 OTHERS |= {"floordiv", "mod", "floor_divide", "remainder"}
 
