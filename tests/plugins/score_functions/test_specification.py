@@ -111,7 +111,7 @@ def test_scores_that_need_others_end_the_graph(score: Mod) -> None:
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flex.flex_attention(q, k, v, score)
 
-    with pytest.raises(mc.errors.MinicompileError, match="elementwise|sizes"):
+    with pytest.raises(mc.errors.MinicompileError, match=r"elementwise|sizes"):
         mc.compile(fn, fullgraph=True)(*(x.detach() for x in made(2)[:3]))
 
 
