@@ -237,7 +237,7 @@ class Counter(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor, log: Tensor) -> dict[str, Any]:
-        self.total += x
+        self.total.add_(x)
         self.calls.add_(1)
         log.copy_(self.total)
         return {"total": self.total.clone(), "same": [x, x.t()], "calls": self.calls + 0, "k": 7}
