@@ -253,12 +253,6 @@ HOPPER = {
 }  # fmt: skip
 """The fastest of some for half types and heads up to this size, on an H100 or H200 (with heads of 128 the
 forward's spills 72 bytes, and yet is)."""
-OTHERS = {
-    ("forward", 64): AttentionTiles(128, 64, 8, 3), ("forward", 128): AttentionTiles(64, 64, 4, 2),
-    ("queries", 64): AttentionTiles(64, 32, 4, 2), ("queries", 128): AttentionTiles(64, 32, 4, 2),
-    ("keys", 64): AttentionTiles(64, 64, 8, 2), ("keys", 128): AttentionTiles(64, 32, 8, 2),
-}  # fmt: skip
-"""What finds its registers on an A100; not measured."""
 MARGIN = 4096
 """Bytes for numbers of rows."""
 
@@ -268,7 +262,7 @@ def block_for(
 ) -> AttentionTiles:
     """Choose tiles: small where products take plain registers, or scores take some of their own. What scores
     read is loaded ahead, too, so with it less fits into shared memory."""
-    block = (HOPPER if gpu.capability == (9, 0) else OTHERS)[part, max(width, 64)]
+    block = HOPPER[part, max(width, 64)]
     if scores.read or not scores.scale:
         block = replace(block, r=min(block.r, 64))
     if dtype not in HALF_TYPES:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn.attention import flex_attention as flex
 
+from minicompile.compat import tree_leaves
 from minicompile.dynamo.builtins import means
 from minicompile.dynamo.world import World, call_rules
 from minicompile.ops.graph import target_name
@@ -87,21 +88,40 @@ def for_each_score(function: Callable[..., Tensor], given: tuple[Tensor, ...]) -
 
 @means(for_each_score)
 def checked(world: World, function: Any, given: tuple[Tensor, ...]) -> Any:
-    """Record the call, and refuse it if one of its operations isn't elementwise."""
-    recorder = world.recorder
-    if not SIZES.isdisjoint(getattr(function, "__code__", checked.__code__).co_names):
-        refuse(world, "a function asks for sizes: torch's have single numbers, ours all of them")
-    before = len(recorder.graph.nodes)
-    result = world.call(function, world.deep(given), {})
-    own = {recorder.node_of(x) for x in world.deep(given)}
-    for node in [*recorder.graph.nodes][before:]:
+    """Record the call, and refuse it if one of its operations isn't elementwise.
+
+    It is called with single numbers first, as torch calls it: a function that asks for shapes differs then.
+    """
+    given = world.deep(given)
+    numbers = tuple(world.torch_call(Tensor.new_zeros, (x, 1), {}) for x in given)
+    _, alone = calls_in(world, function, numbers)
+    result, nodes = calls_in(world, function, given)
+    if [*map(constants, alone)] != [*map(constants, nodes)]:
+        refuse(world, "a function asks for the shape of what it is given")
+    own = {world.recorder.node_of(x) for x in given}
+    for node in nodes:
         if not own.isdisjoint(node.all_input_nodes):
             own.add(node)
             if not is_elementwise(node, own):
                 refuse(world, f"{target_name(node.target)} is not elementwise")
-    if not isinstance(result, Tensor) or (result.dim() and recorder.node_of(result) not in own):
+    if not isinstance(result, Tensor) or (
+        result.dim() and world.recorder.node_of(result) not in own
+    ):
         refuse(world, "a result is no number for each score")
     return result
+
+
+def calls_in(world: World, function: Any, args: tuple[Tensor, ...]) -> tuple[Any, list[fx.Node]]:
+    """Call a function; return its result and the calls that are recorded meanwhile."""
+    before = {*world.recorder.graph.nodes}
+    result = world.call(function, args, {})
+    return result, [n for n in world.recorder.graph.nodes if n not in before and "call" in n.op]
+
+
+def constants(node: fx.Node) -> list[str]:
+    """What is called, and with which arguments that are no values of the graph."""
+    leaves = tree_leaves((node.target, node.args, node.kwargs))
+    return [repr(leaf) for leaf in leaves if not isinstance(leaf, fx.Node)]
 
 
 def is_elementwise(node: fx.Node, own: set[fx.Node]) -> bool:
@@ -130,7 +150,6 @@ def is_elementwise(node: fx.Node, own: set[fx.Node]) -> bool:
 PYTHON = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
 PYTHON |= {"and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
 """Operators of Python that ATen calls otherwise."""
-SIZES = {"shape", "size", "numel", "ndim", "dim"}
 OTHERS = {"zeros_like", "ones_like", "full_like", "to", "float", "bool", "int", "long"}
 OTHERS |= {"floordiv", "mod", "floor_divide", "remainder"}
 
